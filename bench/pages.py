@@ -16,7 +16,7 @@ from mosaic.cost.interference import FORMS
 from mosaic.hardware import HARDWARE_NAMES
 from mosaic.models import MODELS
 from mosaic.pipelining.baselines import BASELINES
-from mosaic.pipelining.partition.methods import PARTITION_METHODS
+from mosaic.pipelining.cuts import PARTITION_METHODS
 from mosaic.solver.methods import METHODS
 
 NOT_YET = "not measured yet\n"

@@ -27,7 +27,7 @@ from bench.record import Study
 from bench.sweep import tables as sweep_tables
 from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
-from mosaic.backends.cuda.sm_targets import SM_TARGETS
+from mosaic.backends.cuda.backend import SM_TARGETS
 from mosaic.demo.record import MEASURED, PREDICTED, RunRecord, summary_rows
 from mosaic.device import Device
 from mosaic.errors import MosaicError

@@ -23,7 +23,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 import mosaic
 from mosaic.demo.data import Batch, DigitTriples, batches, load
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 IMAGE, AUDIO = 30, 31
 """Placeholders, beyond the vocabulary of letters."""
@@ -32,7 +32,7 @@ PATCHES, SOUNDS = 12, 12
 SENSES = ("sees", "hears")
 
 
-def make_model() -> Glue:
+def make_model() -> MultimodalModel:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     siglip = SiglipVisionConfig(**sizes, num_channels=1, image_size=8, patch_size=4, vision_use_head=False)
     whisper = WhisperConfig(
@@ -44,7 +44,7 @@ def make_model() -> Glue:
         max_source_positions=48,
     )
     qwen3 = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=16, vocab_size=IMAGE)
-    return Glue(
+    return MultimodalModel(
         language_model=Qwen3ForCausalLM(qwen3),
         vision=Tower(SiglipVisionModel(siglip), projector="mlp", token=IMAGE),
         audio=Tower(WhisperEncoder(whisper), projector="linear", token=AUDIO, after=four_by_four, width=4 * 64),
@@ -97,13 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, torch.optim
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rows", type=int, default=32, help="of a batch")
     parser.add_argument("--freeze", nargs="*", default=[], help="modules that do not train, such as vision.model")
-    parser.add_argument("--cache", type=Path, default=Path("mosaic-demo/cache"), help="folder of the prepared data")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
-    data = load(args.cache)
+    data = load()
     model = make_model().freeze(*args.freeze).to(args.device)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=2e-3)
     sample = next(make_batches(data, args.rows, 1, args.device))

@@ -38,7 +38,7 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
     for way, (method, exchange) in WAYS.items():
         plan = plan_context(mask, size, method=method)
         draw = torch.Generator().manual_seed(rank)
-        shapes = [(1, heads, plan.layout.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
+        shapes = [(1, heads, plan.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
         made[way] = Attend(plan, exchange=exchange), [torch.randn(shape, generator=draw) for shape in shapes]
     times: dict[str, list[float]] = {way: [] for way in made}
     cores: dict[str, list[float]] = {way: [] for way in made}

@@ -9,7 +9,7 @@ import torch
 
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
-from mosaic.context.attention.block_mask import block_mask
+from mosaic.context.attention.kernels import block_mask
 from mosaic.context.distribute import distribute
 from mosaic.context.plan import ContextPlan
 from mosaic.context.tiles import MaskBlocks
@@ -25,7 +25,7 @@ def planning(kind: str, tokens: int, ranks: tuple[int, ...]) -> Iterator[Figure]
         name = f"{of}, {count} ranks: whole distribution with its chunk, ms"
         yield _timed(name, lambda count=count: distribute(work, count))
     plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=distribute(work, ranks[0]))
-    columns, fetched = plan.layout.column_of(), ranks[0] * plan.distribution.slots
+    columns, fetched = plan.column_of(), ranks[0] * plan.distribution.slots
     at = f"{of}, one of {ranks[0]} ranks"
     yield _timed(f"{at}: tiles, ms", lambda: plan.tiles(0), rounds=3)
     yield _timed(f"{at}: BlockMask, ms", lambda: block_mask(plan, 0, columns, fetched, torch.device("cpu")), rounds=3)

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.gpu.bench import Bench
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
-from mosaic.context.attention.kernels import KERNELS, Kernel
+from mosaic.context.attention.kernels import KERNELS, BlockRows, FlexKernel
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128
@@ -49,7 +49,7 @@ def _against_dense(bench: Bench, block: int) -> Iterator[Figure]:
     local = _Local(bench, plan, 0, dtype=torch.float32)
     found = local.step(backward=True)
     q, k, v = (one.detach().clone().requires_grad_() for one in local.whole())
-    order = torch.from_numpy(plan.layout.order_of(0)).to(q.device)
+    order = torch.from_numpy(plan.order_of(0)).to(q.device)
     there = order >= 0
     seen = torch.from_numpy(mask.dense()).to(q.device)[order.clamp_min(0)][:, order.clamp_min(0)]
     out = scaled_dot_product_attention(
@@ -85,7 +85,7 @@ def _times_ms(bench: Bench, local: _Local, *, backward: bool) -> list[float]:
 class _Local:
     """One rank's queries over the keys and values of all."""
 
-    kernel: Kernel
+    kernel: BlockRows | FlexKernel
     q: torch.Tensor
     kv: torch.Tensor
     gradient: torch.Tensor
@@ -93,9 +93,9 @@ class _Local:
     def __init__(self, bench: Bench, plan: ContextPlan, rank: int, *, dtype: torch.dtype) -> None:
         device, blocks = bench.torch_device, plan.ranks * plan.distribution.slots
         name = "flex" if bench.on_gpu else "block_rows"
-        self.kernel = KERNELS[name](plan, rank, plan.layout.column_of(), blocks, device)
+        self.kernel = KERNELS[name](plan, rank, plan.column_of(), blocks, device)
         draw = torch.Generator(device).manual_seed(rank)
-        shape = (1, QUERY_HEADS, plan.layout.local_tokens, WIDTH)
+        shape = (1, QUERY_HEADS, plan.local_tokens, WIDTH)
         self.q = torch.randn(shape, generator=draw, device=device, dtype=dtype)
         self.gradient = torch.randn(shape, generator=draw, device=device, dtype=dtype)
         block = plan.blocks.block

@@ -23,11 +23,11 @@ from bench.record import Figure, median_figure
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
 from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.executing.executor import Executor

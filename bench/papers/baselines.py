@@ -28,12 +28,9 @@ from mosaic.pipelining.baselines import (
     one_f_one_b_of,
     orders_of,
 )
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.backward import sources_of
-from mosaic.pipelining.partition.mixed import separate_by_time
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request, backbone_of
-from mosaic.pipelining.tasks import Orders, TaskGraph
+from mosaic.pipelining.cuts import separate_by_time
+from mosaic.pipelining.partition import Partition, Request, backbone_of, sources_of
+from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
 MAX_CLUSTERS = 4
 """Of microbatches, whose every order is tried: 24 of them."""

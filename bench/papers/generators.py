@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.papers.data_sets import DATA_SETS, DataSample, DataSet
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.layers import Microbatch
 
 MAX_CLIPS = 8
 """In a microbatch."""

@@ -17,11 +17,17 @@ from torch.nn import functional
 
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
+from mosaic.pipelining.layers import Layer, Microbatch, Strategy
 from mosaic.pipelining.rank_hardware import Collective, RankHardware
-from mosaic.pipelining.workload.layers import Layer, Strategy
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.rank_layer import ContextCosts, RankShare, context_costs, rank_layer, rank_share
-from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
+from mosaic.pipelining.rank_layer import (
+    PLAIN_SHARING,
+    ContextCosts,
+    ContextSharing,
+    RankShare,
+    context_costs,
+    rank_layer,
+    rank_share,
+)
 
 ITEM_BYTES = 2
 """Of a number in bfloat16."""

@@ -25,10 +25,9 @@ from bench.papers.pipeline_layers import Intake, LayerStack
 from bench.papers.pipeline_shapes import KNOWN_SHAPES
 from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
+from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing
 
 IMAGE_TOKENS = 169
 """Of an image in PipeWeaver's backbones."""

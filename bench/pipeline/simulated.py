@@ -9,13 +9,11 @@ from bench.pipeline.steps import Job, options, own_options, ratios, simulated
 from bench.record import Figure, missing_figure
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.baselines import one_f_one_b
-from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
-from mosaic.pipelining.tasks import Timed
+from mosaic.pipelining.tasks import Timed, simulate
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
 """Those that PipeWeaver compares with; Optimus knows no decoders."""

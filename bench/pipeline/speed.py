@@ -12,10 +12,9 @@ from bench.pipeline.steps import Job, options
 from bench.record import Figure, missing_figure
 from mosaic import _search
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.order.simulate import roll_out, simulate
-from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.planner import pair_layers
-from mosaic.pipelining.rank_memory import rank_timelines
+from mosaic.pipelining.tasks import rank_timelines, roll_out, simulate
 from mosaic.pipelining.tuning import Candidates, RankPairs, pairs_of, tune
 
 

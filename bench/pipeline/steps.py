@@ -13,13 +13,12 @@ from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
-from mosaic.pipelining.compare import Contender, contend
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.baselines import Contender, contend
+from mosaic.pipelining.layers import Microbatch, PipelineModel
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.workload.layers import PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.task_graph import RankSpace
 
 STEPS_FOR_PARTITION = 4
 """Steps of other seeds that stand for those to come when a partition is made: none sees the step that it runs."""

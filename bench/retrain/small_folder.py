@@ -13,7 +13,7 @@ from typing import Any
 from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import DayFolder, Folder
-from mosaic.train.records import Trained
+from mosaic.retrain.records import Trained
 
 PROGRAM = Path(__file__).with_name("towers.py")
 NUM_STEPS = 40

@@ -1,1 +1,1 @@
-"""Where modules run: one protocol, one module a backend."""
+"""Backends: one protocol, and a package for each backend."""

@@ -1,9 +1,8 @@
-"""The protocols of a backend: what a device is, and lanes that run work on partitions of it.
+"""The protocols of a backend: a device, and lanes that run work on partitions of it.
 
 A *lane* is ordered work on one partition: a pinned thread on the host, a green-context stream on CUDA. Work is
-handed over with ``submit`` and answered by a *ticket*. ``tests/contract`` holds every backend of the table to these
-promises. What only some backends can do has an answer here that says no: a new backend derives from the protocols and
-writes what it can do.
+submitted and represented by a *ticket*. ``tests/contract`` holds every backend of the table to these promises. What
+only some backends can do is refused here: a new backend derives from the protocols and overrides what it can do.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 if TYPE_CHECKING:
     from mosaic.backends.cuda.driver import SmPlacement
     from mosaic.backends.streams.api import StreamApi
-    from mosaic.backends.streams.lanes import StreamLanes
-    from mosaic.backends.streams.memory import LaneMemory
+    from mosaic.backends.streams.lanes import LaneMemory, StreamLanes
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -32,13 +30,13 @@ class Ticket(Protocol[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether the work has ended, well or not."""
+        """True once the work has ended, with a result or an error."""
 
     @property
     def interval_ns(self) -> tuple[int, int]:
         """Start and end of the work on its lane, in nanoseconds of one clock.
 
-        Waits for the end on CUDA; elsewhere it is to be asked for once the work is done.
+        Waits for the end on CUDA; on the host it is valid once the work is done.
         """
 
     def wait(self) -> Result:
@@ -47,7 +45,7 @@ class Ticket(Protocol[Result]):
         On the host this blocks until the work has ended. On CUDA it makes the caller's stream wait, not the thread.
 
         Raises:
-            BaseException: Whatever the work raised, each time.
+            BaseException: The error of the work, each time.
         """
 
 
@@ -67,30 +65,30 @@ class Lane(Protocol):
 
     @property
     def num_sms(self) -> int | None:
-        """SMs that its work may use; None where nobody confines it, or nobody tells."""
+        """SMs that its work may use; None if it is not confined or the number is unknown."""
         return None
 
     @property
     def num_threads(self) -> int | None:
-        """Intra-op threads of its own thread; None where the caller's thread launches."""
+        """Intra-op threads of its own thread; None if the caller's thread launches."""
         return None
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> Ticket[T]:
-        """Hands over work that starts when all earlier work of this lane and all of ``after`` has ended.
+        """Submits work that starts when all earlier work of this lane and all of ``after`` has ended.
 
         It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
         that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
 
         On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; it is launched
-        by the calling thread before ``submit`` returns, behind what the caller's own stream was given so far. Two
-        things follow that threads do better. Work that blocks its thread blocks the caller. And work on lanes
-        with a slot in common runs in the order of submission, even if the earlier one still waits for its inputs: what
-        a stream was told to wait for cannot be taken back. A backward that autograd launches on a lane's stream
-        later on is ordered by autograd; it takes no turns with lanes that share its slots.
+        by the calling thread before ``submit`` returns, behind what the caller's own stream was given so far. So work
+        that blocks its thread blocks the caller, and work on lanes with a slot in common runs in the order of
+        submission, even if the earlier one still waits for its inputs: a wait that a stream was told cannot be taken
+        back. A backward that autograd launches on a lane's stream later is ordered by autograd; it takes no turns with
+        lanes that share its slots.
         """
 
     def mark(self) -> Mark:
-        """Notes the point that the lane has come to; to be called from work that runs on it."""
+        """Marks the present point of the lane; call it from work that runs on it."""
 
 
 @runtime_checkable
@@ -99,42 +97,35 @@ class Lanes(Protocol):
 
     @property
     def launches_inline(self) -> bool:
-        """Whether the caller's thread launches the work, so that lanes overlap only while no work blocks it."""
+        """True if the caller's thread launches the work: lanes then overlap only while no work blocks it."""
 
     @property
     def streams(self) -> StreamLanes | None:
-        """Themselves where they are streams, with their events and graphs; None where they are not."""
+        """Itself if the lanes are streams, with their events and graphs; otherwise None."""
         return None
 
     def lane(self, slots: tuple[int, ...]) -> Lane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
 
     def aside(self, name: str) -> Lane:
-        """Opens a lane that holds no slots, or returns it, for work that waits for other processes.
+        """Returns a lane that holds no slots, opened at the first call, for work that waits for other processes.
 
         Raises:
             BackendUnavailableError: Lanes have no threads that could wait.
         """
-        raise BackendUnavailableError(
-            f"no lane without slots can be opened for {name!r}", found=type(self).__name__, needed="lanes with threads"
-        )
 
     def has(self, lane: Lane) -> bool:
-        """Whether a lane is one of these."""
-        try:
-            return self.lane(lane.slots) is lane
-        except KeyError:
-            return False
+        """Returns True if a lane is one of these."""
 
     def measure_memory(self) -> tuple[LaneMemory, ...]:
-        """Measures what each lane costs in device memory before any module runs on it; nothing where it costs none."""
+        """Measures the device memory of each lane before any module runs on it; empty if lanes cost none."""
         return ()
 
     def drain(self) -> None:
-        """Waits until everything submitted so far has ended; raises nothing that the work raised."""
+        """Waits until everything submitted so far has ended; raises none of its errors."""
 
     def close(self) -> None:
-        """Drains, then gives threads, streams and contexts back. Calling it again does nothing."""
+        """Drains, then releases threads, streams and contexts. Calling it again does nothing."""
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -156,20 +147,20 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device:
-        """What it runs on."""
+        """The device and its slots."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the tensors of its modules live."""
+        """The device of its modules' tensors."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about it here, one sentence each; empty when all is well."""
+        """Conditions here that the user should know, a sentence each; empty when all is well."""
         return ()
 
     @property
     def api(self) -> StreamApi | None:
-        """The runtime whose streams its lanes are; None where they are no streams, and nothing can be captured."""
+        """The runtime whose streams its lanes are; None if they are not streams, and nothing can be captured."""
         return None
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> Lanes:
@@ -180,7 +171,7 @@ class Backend(Protocol):
         """
 
     def open_plain_lanes(self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None) -> Lanes:
-        """Opens lanes under the names of partitions that nothing confines to these: to compare with.
+        """Opens lanes under the names of partitions that nothing confines to these, for comparisons.
 
         Raises:
             BackendUnavailableError: Its lanes are confined.
@@ -202,9 +193,8 @@ class Backend(Protocol):
         Raises:
             BackendUnavailableError: Its partitions have no such settings.
         """
-        asked = {"fine_slots": fine_slots, "sm_placement": sm_placement != "merged", "sm_target": sm_target}
-        names = [name for name, is_asked in asked.items() if is_asked]
-        if names:
+        settings = {"fine_slots": fine_slots, "sm_placement": sm_placement != "merged", "sm_target": sm_target}
+        if names := [name for name, is_set in settings.items() if is_set]:
             raise BackendUnavailableError(
                 f"{' and '.join(names)} cannot be had on the {self.name} backend; leave them out of Options",
                 found=self.device.name,
@@ -213,7 +203,7 @@ class Backend(Protocol):
         return self
 
     def sm_target_pays(self) -> bool:
-        """Returns whether giving libraries the SM count of a lane was measured to pay on this device."""
+        """Returns True if a measurement on this device showed a gain from libraries that know a lane's SM count."""
         return False
 
     def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
@@ -221,7 +211,7 @@ class Backend(Protocol):
         return {}
 
     def read_units(self) -> tuple[int, ...]:
-        """Returns the sorted ids of the SMs or cores that work runs on; to be called from work on a lane.
+        """Returns the sorted ids of the SMs or cores that work runs on; call it from work on a lane.
 
         Raises:
             BackendUnavailableError: They cannot be read here.
@@ -231,7 +221,7 @@ class Backend(Protocol):
         )
 
     def other_processes(self) -> frozenset[int]:
-        """Returns the processes besides this one that compute on the device, as far as somebody tells."""
+        """Returns the known processes besides this one that compute on the device."""
         return frozenset()
 
 
@@ -241,11 +231,11 @@ def checked_partitions(device: Device, partitions: Iterable[tuple[int, ...]]) ->
     Raises:
         InvalidPlanError: A partition is empty or asks for a slot that the device does not have.
     """
-    wanted = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))
-    for slots in wanted:
+    distinct = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))
+    for slots in distinct:
         if not slots or slots[0] < 0 or slots[-1] >= device.num_slots or len(set(slots)) != len(slots):
             raise InvalidPlanError(
                 f"partition {slots} cannot be opened on {device.name}; use distinct slots from 0 to "
                 f"{device.num_slots - 1}, at least one"
             )
-    return wanted
+    return distinct

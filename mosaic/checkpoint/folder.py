@@ -1,16 +1,13 @@
-"""The folder of a run's checkpoints: its files, their manifest, which are complete, which are dropped, and disk space.
+"""The folder of a run's checkpoints: files, manifest, complete and removed checkpoints, disk space. Needs no torch.
 
-A checkpoint is written in a hidden folder beside its place and renamed once it is on the disk. No pointer to the newest
-one exists that could be behind or ahead. Names carry a number that grows with every save: a run that went back to an
-earlier step and saves the same step again replaces nothing::
+A checkpoint is written in a hidden folder and renamed once it is on the disk, so no pointer to the newest one can be
+stale. Names carry a number that grows with every save: a run that went back to an earlier step replaces nothing::
 
     checkpoints/
         00000007-step-700/      complete: manifest.json, state.json, rank-00000.safetensors, ...
         00000008-step-800/
         .saving-00000009-3f2a/  being written, or left by a killed run: never read
         .dropped-00000006-...   being removed: never read
-
-This file needs no torch.
 """
 
 from __future__ import annotations
@@ -41,43 +38,7 @@ MODEL, COMPANION, OPTIMIZER, RANDOM = "model.", "companion.", "optimizer.", "ran
 """Prefixes of the names of tensors."""
 
 _COMPLETE = re.compile(r"(\d{8,})-step-(\d+)")
-_ASIDE = re.compile(r"\.(?:saving|dropped)-(\d{8,})-.*")
-
-
-def is_full(error: BaseException) -> bool:
-    """Returns True if an error reports a full disk or an exhausted quota."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def write_error(path: Path, error: OSError) -> MosaicError:
-    """Returns the error of a file or folder that cannot be written."""
-    return (NoRoomError if is_full(error) else MosaicError)(
-        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
-    )
-
-
-def write_flushed(content: bytes, path: Path) -> str:
-    """Writes a new file, flushes it to the disk, and returns its SHA-256."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return hashlib.sha256(content).hexdigest()
-
-
-def flush_folder(path: Path) -> None:
-    """Flushes the names in a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+_HIDDEN = re.compile(r"\.(?:saving|dropped)-(\d{8,})-.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,20 +179,18 @@ def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, 
         manifest = Manifest.read(checkpoint)
     except InvalidCheckpointError as error:
         return (str(error),)
-    return tuple(filter(None, (_damage(checkpoint, file) for file in manifest.files[part::parts])))
-
-
-def _damage(checkpoint: Path, file: FileEntry) -> str | None:
-    path = checkpoint / file.name
-    try:
-        length = path.stat().st_size
-        if length != file.num_bytes:
-            return f"{path} has {length} bytes, and {file.num_bytes} were written"
-        if sha256_of(path) != file.sha256:
-            return f"{path} was changed: its SHA-256 is not the one in {MANIFEST}"
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror or error}"
-    return None
+    defects = []
+    for file in manifest.files[part::parts]:
+        path = checkpoint / file.name
+        try:
+            length = path.stat().st_size
+            if length != file.num_bytes:
+                defects.append(f"{path} has {length} bytes, and {file.num_bytes} were written")
+            elif sha256_of(path) != file.sha256:
+                defects.append(f"{path} was changed: its SHA-256 is not the one in {MANIFEST}")
+        except OSError as error:
+            defects.append(f"{path} cannot be read: {error.strerror or error}")
+    return tuple(defects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,19 +230,16 @@ class SavingPlace:
 
 
 def make_room(folder: Path) -> tuple[Checkpoint, ...]:
-    """Removes all checkpoints except the newest intact one, and remains of killed saves.
+    """Removes all checkpoints except the newest intact one, and remains of killed saves; returns the removed ones.
 
     Call it after a save ran into a full disk, while no save is in progress. If none is intact, all stay.
-
-    Returns:
-        The removed checkpoints.
     """
     complete = checkpoints_in(folder)
     intact = next((checkpoint for checkpoint in complete if not damage_of(checkpoint.path)), None)
     others = [checkpoint for checkpoint in complete if intact is not None and checkpoint != intact]
     _drop(folder, others)
-    left = checkpoints_in(folder)
-    return tuple(checkpoint for checkpoint in others if checkpoint not in left)
+    remaining = checkpoints_in(folder)
+    return tuple(checkpoint for checkpoint in others if checkpoint not in remaining)
 
 
 def _drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
@@ -296,7 +252,7 @@ def _drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | Non
         for old in checkpoints:
             old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
         for path in folder.iterdir():
-            match = _ASIDE.fullmatch(path.name)
+            match = _HIDDEN.fullmatch(path.name)
             if match is not None and (through is None or int(match[1]) <= through):
                 shutil.rmtree(path)
     except OSError as error:
@@ -315,11 +271,8 @@ def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: i
     Raises:
         NoRoomError: The disk has less space; the message has both sizes and a remedy.
     """
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
-    num_new = max(0, count - len(checkpoints_in(folder)))
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free, num_new = shutil.disk_usage(existing).free, max(0, count - len(checkpoints_in(folder)))
     needed = num_new * checkpoint_bytes + more_bytes
     if free < needed:
         raise NoRoomError(
@@ -331,3 +284,39 @@ def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: i
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def write_flushed(content: bytes, path: Path) -> str:
+    """Writes a new file, flushes it to the disk, and returns its SHA-256."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def flush_folder(path: Path) -> None:
+    """Flushes the names in a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_full(error: BaseException) -> bool:
+    """Returns True if an error reports a full disk or an exhausted quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_error(path: Path, error: OSError) -> MosaicError:
+    """Returns the error of a file or folder that cannot be written."""
+    return (NoRoomError if is_full(error) else MosaicError)(
+        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+    )

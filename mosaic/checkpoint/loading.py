@@ -7,41 +7,23 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mosaic.checkpoint.folder import (
-    MODEL,
-    RANDOM,
-    STATE,
-    Checkpoint,
-    Manifest,
-    TensorEntry,
-    choose,
-    damage_of,
-)
-from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.state import (
-    OptimizerState,
-    SavedState,
-    fitting_state,
-    from_plain,
-    restore_optimizer,
-    set_random_state,
-    some,
-    to_plain,
-)
+from mosaic.checkpoint.folder import MODEL, RANDOM, STATE, Checkpoint, Manifest, TensorEntry, choose, damage_of
+from mosaic.checkpoint.ranks import Ranks, run_on_all
+from mosaic.checkpoint.state import OptimizerState, SavedState, from_plain, set_random_state, some
 from mosaic.checkpoint.tensors import ModelTensors, Overlap, dtype_of, open_tensors
-from mosaic.errors import InvalidCheckpointError, MosaicError
+from mosaic.errors import InvalidCheckpointError
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(Overlap):
     """Content of a checkpoint beside the model's state, and the differences after a partial load."""
 
     step: int
@@ -50,12 +32,6 @@ class Loaded:
     """``extra`` of rank 0."""
     path: Path
     """Its folder."""
-    new: tuple[str, ...] = ()
-    """Tensors that only the model has, unchanged."""
-    gone: tuple[str, ...] = ()
-    """Tensors that only the checkpoint has."""
-    changed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Shape and dtype of differing tensors in the checkpoint and in the model, which stay unchanged."""
     notes: tuple[str, ...] = ()
     """A sentence for each object beside the model that stays unchanged because nothing in the checkpoint fits it."""
     random: dict[str, Any] | None = field(default=None, repr=False)
@@ -88,30 +64,20 @@ def load(
 
     With ``draws_alike`` all ranks draw the same random numbers: a new rank continues from the state of rank 0.
     """
+    if partial and (state.schedulers or state.scaler is not None):
+        raise ValueError(
+            "partial=True loads a changed model, to which the state of a scheduler or scaler may not fit; leave "
+            "scheduler= and scaler= out"
+        )
     checkpoint = _choose(folder, step, ranks, fall_back=fall_back)
-    reader: _Reader | None = None
-    random = None
-    error: Exception | None = None
     with ExitStack() as files:
-        try:
-            reader = _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run)
-            reader.fit()
-        except (MosaicError, ValueError, OSError) as failure:
-            error = failure
-        ranks.raise_if_any_failed(error)
-        assert reader is not None
-        try:
-            random = reader.restore((ranks.rank, 0) if draws_alike else (ranks.rank,))
-        except Exception as failure:  # of any kind, from the user's objects
-            error = failure
-        ranks.raise_if_any_failed(error)
+        reader = run_on_all(ranks, lambda: _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run))
+        random = run_on_all(ranks, lambda: reader.restore((ranks.rank, 0) if draws_alike else (ranks.rank,)))
     return Loaded(
         step=checkpoint.step,
         extra=from_plain(reader.saved["extra"]),
         path=checkpoint.path,
-        new=reader.overlap.new,
-        gone=reader.overlap.gone,
-        changed=reader.overlap.changed,
+        **{each.name: getattr(reader.overlap, each.name) for each in fields(reader.overlap)},
         notes=tuple(reader.notes),
         random=random,
     )
@@ -119,16 +85,8 @@ def load(
 
 def _choose(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) -> Checkpoint:
     """Returns the newest intact checkpoint, the same on all ranks, each of which verifies some files."""
-    checkpoints: tuple[Checkpoint, ...] = ()
-    error = None
-    if ranks.rank == 0:
-        try:
-            checkpoints = choose(folder, step)
-        except MosaicError as failure:
-            error = failure
-    ranks.raise_if_any_failed(error)
     damaged: list[str] = []
-    for checkpoint in ranks.broadcast(checkpoints):
+    for checkpoint in ranks.broadcast(run_on_all(ranks, lambda: () if ranks.rank else choose(folder, step))):
         reports = ranks.all_gather(damage_of(checkpoint.path, part=ranks.rank, parts=ranks.size))
         # Every rank reads the manifest: several may report the same sentence.
         damage = list(dict.fromkeys(sentence for report in reports for sentence in report))
@@ -149,46 +107,28 @@ def _choose(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) ->
 class _Reader:
     """The state in a checkpoint that fits the objects of a run.
 
-    ``fit`` compares and changes nothing; ``restore`` then changes the objects.
+    The constructor compares and changes nothing; ``restore`` then changes the objects.
+
+    Raises:
+        InvalidCheckpointError: The checkpoint differs from the objects, and the load is not partial.
     """
 
     def __init__(self, path: Path, state: SavedState, files: ExitStack, *, partial: bool, new_run: bool) -> None:
-        self._path = path
-        self._state = state
-        self._files = files
-        self._partial = partial
-        self._new_run = new_run
+        self._path, self._state, self._files = path, state, files
+        self._partial, self._new_run = partial, new_run
         manifest = Manifest.read(path)
         self._tied = manifest.tied
         self._stored = {tensor.name: tensor for tensor in manifest.tensors}
         self._open: dict[str, Any] = {}
+        self._restores: list[Callable[[], object]] = []
         self.saved: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
         self.notes: list[str] = []
-        self._restores: list[Callable[[], object]] = []
-
-    def fit(self) -> None:
-        """Finds the fitting state.
-
-        Raises:
-            InvalidCheckpointError: The checkpoint differs from the objects, and the load is not partial.
-        """
-        modules = self._state.modules()
-        self._model = modules.pop(MODEL)
-        saved = self._saved_tensors(MODEL)
-        if self._partial:
-            saved |= {name: saved[first] for name, first in self._tied.items()}
-        self.overlap = self._fit_module(self._model, saved, partial=self._partial)
-        self._match("companions", self._state.companions, self.saved.get("companions", []))
-        for prefix, module in modules.items():
-            if saved := self._saved_tensors(prefix):
-                overlap = self._fit_module(module, saved, partial=None if self._partial else False)
-                if unchanged := [*overlap.new, *overlap.changed]:
-                    self.notes.append(f"{prefix.removesuffix('/')}: {some(unchanged)} as they were")
+        self._fit_modules()
         self._fit_optimizers()
-        self._fit_plain("scheduler", self._state.schedulers)
-        self._fit_plain("scaler", {} if self._state.scaler is None else {"": self._state.scaler})
-        if not self._new_run:
-            self._match("generators", self._state.generators, self.saved.get("generators", []))
+        self._fit_plain("scheduler", state.schedulers)
+        self._fit_plain("scaler", {} if state.scaler is None else {"": state.scaler})
+        if not new_run:
+            self._match("generators", state.generators, self.saved.get("generators", []))
 
     def restore(self, random_ranks: tuple[int, ...]) -> dict[str, Any] | None:
         """Changes the objects; returns this rank's random state, of the first of ``random_ranks`` that has one."""
@@ -218,15 +158,29 @@ class _Reader:
         device = parameter.device if entry.shape == tuple(parameter.shape) else torch.device("cpu")
         return torch.empty(entry.shape, dtype=dtype_of(entry.dtype), device=device).copy_(self._tensor(name))
 
+    def _fit_modules(self) -> None:
+        modules = self._state.modules()
+        self._model = modules.pop(MODEL)
+        saved = self._saved_tensors(MODEL)
+        if self._partial:
+            saved |= {name: saved[first] for name, first in self._tied.items()}
+        self.overlap = self._fit_module(self._model, saved, aliases=self._partial)
+        self.overlap.check(self._path, "checkpoint", partial=self._partial)
+        self._match("companions", self._state.companions, self.saved.get("companions", []))
+        for prefix, module in modules.items():
+            if saved := self._saved_tensors(prefix):
+                overlap = self._fit_module(module, saved, aliases=False)
+                if not self._partial:
+                    overlap.check(self._path, "checkpoint", partial=False)
+                elif unchanged := [*overlap.new, *overlap.changed]:
+                    self.notes.append(f"{prefix.removesuffix('/')}: {some(unchanged)} as they were")
+
     def _saved_tensors(self, prefix: str) -> dict[str, TensorEntry]:
         return {name.removeprefix(prefix): entry for name, entry in self._stored.items() if name.startswith(prefix)}
 
-    def _fit_module(self, module: ModelTensors, saved: Mapping[str, TensorEntry], *, partial: bool | None) -> Overlap:
-        """Compares a module; ``partial`` is None if nothing needs to fit."""
+    def _fit_module(self, module: ModelTensors, saved: Mapping[str, TensorEntry], *, aliases: bool) -> Overlap:
         shapes = {name: (entry.dtype, entry.shape) for name, entry in saved.items()}
-        overlap = Overlap.of(module, shapes, aliases=bool(partial))
-        if partial is not None:
-            overlap.check(self._path, "checkpoint", partial=partial)
+        overlap = Overlap.of(module, shapes, aliases=aliases)
         here = module.here
         pairs = [(saved[source].name, here[name]) for name, source in overlap.sources.items() if name in here]
         self._restores += [functools.partial(self._copy_into, tensor, name) for name, tensor in pairs]
@@ -234,32 +188,23 @@ class _Reader:
 
     def _fit_optimizers(self) -> None:
         saved = {label: OptimizerState(**each) for label, each in _by_label(self.saved, "optimizer").items()}
-        optimizers = self._state.optimizers
-        if not self._partial or not saved:
-            optimizers = self._match("optimizer", optimizers, saved)
-        sources = {name: self._tied.get(source, source) for name, source in self.overlap.sources.items()}
-        for label, optimizer in optimizers.items():
-            own, _ = OptimizerState.of(optimizer, self._model)
-            candidates = saved
-            if not self._partial:  # no other one: two may have states of one parameter
-                saved[label].check_fits(own, self._model)
-                candidates = {label: saved[label]}
-            fitting = fitting_state(candidates, label, own, sources, with_settings=not self._new_run)
-            trained = [name for name in own.group_of if self._model.tensors[name].requires_grad]
-            bare = [name for name in trained if name not in fitting.states]
-            if self._partial and bare and any(each.states for each in saved.values()):
-                self.notes.append(f"{f'optimizer {label}'.strip()}: {some(bare)} without a state")
-            self._restores.append(functools.partial(restore_optimizer, optimizer, fitting, self._model, self._copy_of))
+        for label, optimizer in self._match("optimizer", self._state.optimizers, saved).items():
+            state, (own, _) = saved[label], OptimizerState.of(optimizer, self._model)
+            try:
+                state.check_fits(own, self._model, changed=self.overlap.changed)
+            except InvalidCheckpointError as error:
+                if not self._partial:
+                    raise
+                self.notes.append(f"{f'optimizer {label}'.strip()}: as it was; {error}")
+                continue
+            arguments = optimizer, own, self._model, self._copy_of
+            self._restores.append(functools.partial(state.restore, *arguments, with_settings=not self._new_run))
 
-    def _fit_plain(self, what: str, targets: Mapping[str, Any]) -> None:
+    def _fit_plain(self, kind: str, targets: Mapping[str, Any]) -> None:
         """Fits the schedulers or the scaler."""
-        saved = _by_label(self.saved, what)
-        for label, target in self._match(what, targets, saved).items():
-            if self._partial and not _has_same_form(saved[label], to_plain(target.state_dict(), what)):
-                self.notes.append(f"{f'{what} {label}'.strip()}: as it was; the saved state is of another form")
-            else:
-                state = from_plain(saved[label])
-                self._restores.append(functools.partial(target.load_state_dict, state))
+        saved = _by_label(self.saved, kind)
+        for label, target in self._match(kind, targets, saved).items():
+            self._restores.append(functools.partial(target.load_state_dict, from_plain(saved[label])))
 
     def _match(self, argument: str, objects: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
         """Returns the objects that have a saved state under their name.
@@ -282,16 +227,7 @@ class _Reader:
         )
 
 
-def _by_label(state: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _by_label(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Returns the saved optimizers or schedulers by name; a single one has the name ``""``."""
-    single = state.get(what)
-    return {**({} if single is None else {"": single}), **state.get(f"{what}s", {})}
-
-
-def _has_same_form(saved: Any, own: Any) -> bool:
-    """Returns True if two plain states have the same keys and list lengths."""
-    if isinstance(saved, dict) and isinstance(own, dict):
-        return saved.keys() == own.keys() and all(_has_same_form(saved[key], own[key]) for key in saved)
-    if isinstance(saved, list) and isinstance(own, list):
-        return len(saved) == len(own) and all(map(_has_same_form, saved, own))
-    return isinstance(saved, list | dict) == isinstance(own, list | dict)
+    single = state.get(kind)
+    return {**({} if single is None else {"": single}), **state.get(f"{kind}s", {})}

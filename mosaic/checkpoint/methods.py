@@ -79,21 +79,17 @@ class KeepsCheckpoints(ABC):
             MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
             TypeError: A checkpoint cannot hold one of the values; names it.
         """
-        state = self._saved_state(optimizer, scheduler, scaler, companions, generators)
+        from mosaic.checkpoint.saving import Saver
+        from mosaic.checkpoint.state import SavedState
+
+        state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
+        if self._saver is None:
+            self._saver = Saver(self._the_ranks())
         self._settle()
         with self._made_whole(state):
-            return self._the_saver().save(
+            return self._saver.save(
                 state, Path(folder), step=step, extra=extra or {}, keep=keep, plan=self._plan_name()
             )
-
-    def prepare_saving(
-        self, *, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
-    ) -> None:
-        """Allocates memory for the copies: the first ``save`` then delays the loop no longer than later ones.
-
-        Call it before the first step; fresh memory takes several times as long as a copy.
-        """
-        self._the_saver().prepare(self._saved_state(optimizer, companions=companions))
 
     def finish_saving(self) -> None:
         """Waits until the pending checkpoint, if any, is on the disk.
@@ -136,9 +132,8 @@ class KeepsCheckpoints(ABC):
             fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
                 an error, which names the intact one.
             missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.
-            partial: Load the state that fits a changed model: tensors of the same name, shape and dtype, the state of
-                each such parameter from any optimizer of the same class, settings of groups whose parameters were in
-                one group, and schedulers and scalers of the same form.
+            partial: Load what fits a changed model: tensors of the same name, shape and dtype, and optimizers of the
+                same class over the same parameters. The others stay as they are, and ``notes`` names them.
             new_run: Begin another run: optimizers keep their current settings, such as learning rates, and random
                 generators keep their state. Leave out the scheduler, too, if the run has a new one.
 
@@ -147,16 +142,18 @@ class KeepsCheckpoints(ABC):
 
         Raises:
             InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
+            ValueError: ``partial`` with a scheduler or scaler.
         """
         from mosaic.checkpoint.folder import checkpoints_in
         from mosaic.checkpoint.loading import load
+        from mosaic.checkpoint.state import SavedState
 
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
         if missing_ok and ranks.broadcast(not checkpoints_in(Path(folder))):
             return None
-        state = self._saved_state(optimizer, scheduler, scaler, companions, generators)
+        state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
         with self._made_whole(state):
             loaded = load(
                 state,
@@ -235,34 +232,8 @@ class KeepsCheckpoints(ABC):
             self._ranks = self._make_ranks()
         return self._ranks
 
-    def _the_saver(self) -> Saver:
-        from mosaic.checkpoint.saving import Saver
-
-        if self._saver is None:
-            self._saver = Saver(self._the_ranks())
-        return self._saver
-
     def _make_ranks(self) -> Ranks:
         return OneRank()
-
-    def _saved_state(
-        self,
-        optimizer: OneOrSeveral[Optimizer] = None,
-        scheduler: OneOrSeveral[Any] = None,
-        scaler: Any = None,
-        companions: Mapping[str, nn.Module] | None = None,
-        generators: Mapping[str, torch.Generator] | None = None,
-    ) -> SavedState:
-        from mosaic.checkpoint.state import SavedState
-
-        return SavedState(
-            model=self._model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            companions=companions,
-            generators=generators,
-        )
 
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         """Returns a context in which the tensors of the model and its optimizers are unsharded."""

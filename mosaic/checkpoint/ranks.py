@@ -1,12 +1,13 @@
-"""The group of processes that saves and loads: one process, or the ranks of a run."""
+"""The processes that save and load together: one process, or the ranks of a run."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-Told = TypeVar("Told")
+T = TypeVar("T")
 
 
 class Ranks(Protocol):
@@ -20,10 +21,10 @@ class Ranks(Protocol):
     def size(self) -> int:
         """Number of ranks."""
 
-    def all_gather(self, value: Told) -> list[Told]:
+    def all_gather(self, value: T) -> list[T]:
         """Returns the values of all ranks."""
 
-    def broadcast(self, value: Told) -> Told:
+    def broadcast(self, value: T) -> T:
         """Returns the value of rank 0."""
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
@@ -39,10 +40,10 @@ class OneRank:
     rank = 0
     size = 1
 
-    def all_gather(self, value: Told) -> list[Told]:
+    def all_gather(self, value: T) -> list[T]:
         return [value]
 
-    def broadcast(self, value: Told) -> Told:
+    def broadcast(self, value: T) -> T:
         return value
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
@@ -53,10 +54,21 @@ class OneRank:
         """Returns None: a single process has no group."""
 
 
-def tell_in(group: dist.ProcessGroup | None, value: Told) -> list[Told]:
+def run_on_all(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Runs ``work`` on every rank; if it fails on one, all ranks raise."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as failure:  # of any kind, also from the user's objects: all ranks have to raise
+        error = failure
+    ranks.raise_if_any_failed(error)
+    return cast(T, result)
+
+
+def gather_objects(group: dist.ProcessGroup | None, value: T) -> list[T]:
     """Returns the value of each rank of a group, or of the only process."""
     if group is None:
         return [value]
-    values: list[Told] = [value] * dist.get_world_size(group)
+    values: list[T] = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

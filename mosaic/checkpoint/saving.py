@@ -11,12 +11,12 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from mosaic.checkpoint.folder import (
     is_full,
     write_flushed,
 )
-from mosaic.checkpoint.ranks import Ranks, tell_in
+from mosaic.checkpoint.ranks import Ranks, gather_objects, run_on_all
 from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, SavedState, random_state, to_plain
 from mosaic.checkpoint.tensors import SUFFIX, describe, write_tensors
 from mosaic.errors import MosaicError, NoRoomError
@@ -43,10 +43,7 @@ _LOG = logging.getLogger(__name__)
 NICENESS = 10
 """Of the writing thread: beside a computing thread on the same core it gets a tenth of the core."""
 
-_BYTES_BESIDE = 1 << 16
-"""Allowance for data other than tensors (names, settings, ``extra``), and again for each 100 tensors."""
-
-_Layout = tuple[dict[str, TensorEntry], list[str], dict[str, tuple[list[list[str]], dict[str, Any]]]]
+_Layout: TypeAlias = tuple[dict[str, TensorEntry], list[str], dict[str, tuple[list[list[str]], dict[str, Any]]]]
 """A rank's tensors, the names of all tensors on any rank, and each optimizer's groups and states."""
 
 
@@ -59,15 +56,9 @@ class Saver:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._copies = _Copies()
-        self._merged: tuple[list[str], _Merged] | None = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._layouts: tuple[list[str], list[_Layout]] | None = None
         self._pending: tuple[SavingPlace, Future[None]] | None = None
-
-    def prepare(self, state: SavedState) -> None:
-        """Allocates memory for the copies: the first save then takes no longer than later ones."""
-        pinned = any(tensor.is_cuda for tensor in state.model.parameters())
-        num_bytes = room_needed(state.model, state.optimizer, state.companions) // self._ranks.size
-        self._copies.reserve(num_bytes, pinned=pinned)
 
     def save(
         self, state: SavedState, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int = 3, plan: str = ""
@@ -78,24 +69,19 @@ class Saver:
             raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
-        part, error = None, None
-        try:
-            part = _Part.of(state, extra)
-        except Exception as failure:  # of any kind, from the user's objects: all ranks have to raise
-            error = failure
-        self._ranks.raise_if_any_failed(error)
-        assert part is not None
-        merged = self._agree(step, str(folder), part)
-        place = self._make_place(folder, step)
-        rank = self._ranks.rank
-        tensors = self._copies.of({name: part.tensors[name] for name in part.tensors if merged.writer[name] == rank})
+        ranks, rank = self._ranks, self._ranks.rank
+        part = run_on_all(ranks, lambda: _Part.of(state, extra))
+        layouts = self._agree(step, str(folder), part)
+        writer = _writers(layouts)
+        place = ranks.broadcast(run_on_all(ranks, lambda: None if rank else SavingPlace.make(folder, step)))
+        assert place is not None
+        tensors = self._copies({name: part.tensors[name] for name in part.tensors if writer[name] == rank})
         text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
         tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        contents = _contents(step, part, merged, self._ranks.size, plan) if rank == 0 else None
+        contents = None if rank else _contents(step, part, layouts, plan)
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
-        group = self._ranks.background_group()
-        self._pending = place, thread.submit(_write, tensors, place, rank, group, contents, keep)
+        self._pending = place, thread.submit(_write, tensors, place, rank, ranks.background_group(), contents, keep)
         thread.shutdown(wait=False)
         return place.final
 
@@ -112,32 +98,38 @@ class Saver:
             kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
             raise kind(_failure(place, error)) from error
 
-    def _agree(self, step: int, folder: str, part: _Part) -> _Merged:
+    def _agree(self, step: int, folder: str, part: _Part) -> list[_Layout]:
         """Checks that all ranks save the same; gathers their layouts only where one differs from the last save's."""
         settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
         digest = hashlib.sha256(repr(part.layout).encode()).hexdigest()
         requests = self._ranks.all_gather((step, folder, part.labels, settings, digest))
         subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
-        for index, what in enumerate(subjects):
+        for index, subject in enumerate(subjects):
             if any(request[index] != requests[0][index] for request in requests):
                 each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(requests))
-                raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+                raise ValueError(f"the ranks save different {subject} ({each}); save the same on all ranks")
         digests = [request[-1] for request in requests]
-        if self._merged is None or self._merged[0] != digests:
-            self._merged = digests, _Merged(self._ranks.all_gather(part.layout))
-        return self._merged[1]
+        if self._layouts is None or self._layouts[0] != digests:
+            self._layouts = digests, self._ranks.all_gather(part.layout)
+        return self._layouts[1]
 
-    def _make_place(self, folder: Path, step: int) -> SavingPlace:
-        place, error = None, None
-        if self._ranks.rank == 0:
-            try:
-                place = SavingPlace.make(folder, step)
-            except MosaicError as failure:
-                error = failure
-        self._ranks.raise_if_any_failed(error)
-        place = self._ranks.broadcast(place)
-        assert place is not None
-        return place
+    def _copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns copies that training does not touch, valid until the next call; pinned for tensors on a GPU.
+
+        Later copies reuse the memory: fresh memory takes several times as long as copying into it.
+        """
+        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        if self._memory.numel() < starts[-1] or (devices and not self._memory.is_pinned()):
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._memory = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=bool(devices))
+        copies = {}
+        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
+            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
+            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,19 +138,13 @@ class _Part:
 
     tensors: dict[str, torch.Tensor]
     """Not copied yet."""
+    layout: _Layout
+    optimizers: dict[str, OptimizerState]
     rest: dict[str, Any]
     """Everything except tensors and optimizers, as plain data."""
-    specs: dict[str, TensorEntry]
-    names: list[str]
-    """All tensors of the model and its companions, on any rank."""
     tied: dict[str, str]
-    optimizers: dict[str, OptimizerState]
     labels: tuple[list[str], ...]
     """Names of optimizers, companions and generators."""
-
-    @property
-    def layout(self) -> _Layout:
-        return self.specs, self.names, {label: (each.groups, each.states) for label, each in self.optimizers.items()}
 
     @staticmethod
     def of(state: SavedState, extra: Mapping[str, Any]) -> _Part:
@@ -174,6 +160,12 @@ class _Part:
         companions, generators = list(state.companions or {}), list(state.generators or {})
         return _Part(
             tensors=tensors,
+            layout=(
+                {name: describe(name, tensor) for name, tensor in tensors.items()},
+                [f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
+                {label: (each.groups, each.states) for label, each in optimizers.items()},
+            ),
+            optimizers=optimizers,
             rest={
                 **_by_label("scheduler", schedulers),
                 "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
@@ -181,115 +173,63 @@ class _Part:
                 "generators": generators,
                 "extra": to_plain(dict(extra), "extra"),
             },
-            specs={name: describe(name, tensor) for name, tensor in tensors.items()},
-            names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
             tied=modules[MODEL].tied,
-            optimizers=optimizers,
             labels=([*optimizers], companions, generators),
         )
 
 
-class _Merged:
-    """The layouts of all ranks: their optimizers' states, and the rank that writes each tensor.
+def _writers(layouts: Sequence[_Layout]) -> dict[str, int]:
+    """Returns the rank that writes each tensor: ranks that have the same tensors take turns, the largest first.
 
     Raises:
         MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
     """
-
-    def __init__(self, layouts: Sequence[_Layout]) -> None:
-        holders: dict[str, list[int]] = defaultdict(list)
-        specs: dict[str, TensorEntry] = {}
-        for rank, (own, _, _) in enumerate(layouts):
-            for name, spec in own.items():
-                if specs.setdefault(name, spec) != spec:
-                    raise MosaicError(
-                        f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
-                        f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
-                    )
-                holders[name].append(rank)
-        if missing := [name for name in layouts[0][1] if name not in specs]:
-            raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(layouts))
-        self.optimizers: dict[str, dict[str, Any]] = {}
-        for label in layouts[0][2]:
-            by_rank = [optimizers[label] for _, _, optimizers in layouts]
-            groups = zip(*(own for own, _ in by_rank), strict=True)
-            self.optimizers[label] = {
-                "groups": [list(dict.fromkeys(itertools.chain(*same))) for same in groups],
-                "states": {name: state for _, states in by_rank for name, state in states.items()},
-            }
+    holders: dict[str, list[int]] = defaultdict(list)
+    entries: dict[str, TensorEntry] = {}
+    for rank, (own, _, _) in enumerate(layouts):
+        for name, entry in own.items():
+            if (first := entries.setdefault(name, entry)) != entry:
+                raise MosaicError(
+                    f"{name} is {entry.dtype} {list(entry.shape)} on rank {rank} and {first.dtype} {list(first.shape)} "
+                    f"on rank {holders[name][0]}; all ranks have to hold the same"
+                )
+            holders[name].append(rank)
+    if missing := [name for name in layouts[0][1] if name not in entries]:
+        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
+    largest_first = sorted(holders, key=lambda name: (-entries[name].num_bytes, name))
+    return {name: holders[name][index % len(holders[name])] for index, name in enumerate(largest_first)}
 
 
-def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Returns the rank that writes each tensor, one that has it, such that all ranks write about as much.
-
-    Tensors on a single rank come first, then the largest first, each to the rank with the least load so far.
-    """
-    load, writer = [0] * num_ranks, {}
-    for name in sorted(holders, key=lambda name: (len(holders[name]) > 1, -num_bytes[name], name)):
-        writer[name] = min(holders[name], key=lambda rank: (load[rank], rank))
-        load[writer[name]] += num_bytes[name]
-    return writer
-
-
-def _contents(step: int, part: _Part, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
-    """Returns the manifest, still without files and tensors, and the state file."""
+def _contents(step: int, part: _Part, layouts: Sequence[_Layout], plan: str) -> tuple[Manifest, bytes]:
+    """Returns the manifest, still without files and tensors, and the state file with the optimizers of all ranks."""
     from mosaic import __version__
 
-    states = {label: {**each.to_json(), **merged.optimizers[label]} for label, each in part.optimizers.items()}
+    optimizers = {}
+    for label, own in part.optimizers.items():
+        by_rank = [optimizers_of_rank[label] for _, _, optimizers_of_rank in layouts]
+        groups = zip(*(groups for groups, _ in by_rank), strict=True)
+        optimizers[label] = replace(
+            own,
+            groups=[list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+            states={name: state for _, states in by_rank for name, state in states.items()},
+        ).to_json()
     manifest = Manifest(
         step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         mosaic=__version__,
         torch=torch.__version__,
-        num_ranks=num_ranks,
+        num_ranks=len(layouts),
         plan=plan,
         files=(),
         tensors=(),
         tied=part.tied,
     )
-    return manifest, (json.dumps({**_by_label("optimizer", states), **part.rest}) + "\n").encode()
+    return manifest, (json.dumps({**_by_label("optimizer", optimizers), **part.rest}) + "\n").encode()
 
 
-def _by_label(what: str, states: dict[str, Any]) -> dict[str, Any]:
+def _by_label(kind: str, states: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of a state file for optimizers or schedulers: a single one, or several by name."""
-    return {what: states.get(""), f"{what}s": {label: state for label, state in states.items() if label}}
-
-
-class _Copies:
-    """Copies of tensors in memory that training does not touch.
-
-    Later copies reuse the memory: fresh memory takes several times as long as copying into it. It is pinned for tensors
-    on a GPU.
-    """
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def reserve(self, num_bytes: int, *, pinned: bool) -> None:
-        """Allocates the memory and touches its pages."""
-        if self._grow(num_bytes, pinned=pinned):
-            self._memory.zero_()
-
-    def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns copies, valid until the next call."""
-        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
-        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
-        self._grow(starts[-1], pinned=bool(devices))
-        copies = {}
-        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
-            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
-            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        return copies
-
-    def _grow(self, num_bytes: int, *, pinned: bool) -> bool:
-        is_short = self._memory.numel() < num_bytes or (pinned and not self._memory.is_pinned())
-        if is_short:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        return is_short
+    return {kind: states.get(""), f"{kind}s": {label: state for label, state in states.items() if label}}
 
 
 def _lower_priority() -> None:
@@ -308,25 +248,28 @@ def _write(
     keep: int,
 ) -> None:
     """Writes this rank's file, and on rank 0 the rest; a failure is logged at once, even if the loop never waits."""
+
+    def write_own() -> tuple[FileEntry, list[TensorEntry]]:
+        if not place.aside.is_dir():
+            raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
+        name = f"rank-{rank:05d}{SUFFIX}"
+        entries = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
+        num_bytes, sha256 = write_tensors(place.aside / name, entries, tensors.__getitem__)
+        return FileEntry(name=name, num_bytes=num_bytes, sha256=sha256), entries
+
+    def complete() -> None:
+        if contents is None:
+            return
+        manifest, state = contents
+        sha256 = write_flushed(state, place.aside / STATE)
+        files = [FileEntry(name=STATE, num_bytes=len(state), sha256=sha256), *(file for file, _ in written)]
+        entries = sorted((entry for _, own in written for entry in own), key=lambda entry: entry.name)
+        replace(manifest, files=tuple(files), tensors=tuple(entries)).write(place.aside)
+        place.commit(keep)
+
     try:
-        file, specs, failure = None, [], None
-        try:
-            if not place.aside.is_dir():
-                raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-            name = f"rank-{rank:05d}{SUFFIX}"
-            specs = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
-            num_bytes, sha256 = write_tensors(place.aside / name, specs, tensors.__getitem__)
-            file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
-        except Exception as error:  # of any kind: all ranks have to raise
-            failure = error
-        written, failure = _gather(group, failure, (file, specs)), None
-        try:
-            if contents is not None:
-                _finish(place, *contents, written)
-                place.commit(keep)
-        except Exception as error:  # of any kind: all ranks have to raise
-            failure = error
-        _gather(group, failure, None)
+        written = _gather(group, write_own)
+        _gather(group, complete)
     except Exception as error:  # of any kind: it is raised again
         _LOG.error(_failure(place, error))
         if rank == 0:
@@ -334,26 +277,17 @@ def _write(
         raise
 
 
-def _gather(group: Any, failure: Exception | None, value: Any) -> list[Any]:
-    """Gathers values from all ranks; raises on all if one failed: NoRoomError if its disk was full."""
-    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
-    reports = tell_in(group, (reason, failure is not None and is_full(failure), value))
-    if failed := [f"{report[0]} (rank {rank})" for rank, report in enumerate(reports) if report[0] is not None]:
-        raise (NoRoomError if any(report[1] for report in reports) else MosaicError)("; ".join(failed))
-    return [report[2] for report in reports]
-
-
-def _finish(
-    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorEntry]]]
-) -> None:
-    """Writes the state and the manifest."""
-    state_file = FileEntry(name=STATE, num_bytes=len(state), sha256=write_flushed(state, place.aside / STATE))
-    files, tensors = [state_file], []
-    for file, specs in written:
-        files.append(file)
-        tensors += specs
-    tensors.sort(key=lambda tensor: tensor.name)
-    replace(manifest, files=tuple(files), tensors=tuple(tensors)).write(place.aside)
+def _gather(group: Any, work: Any) -> list[Any]:
+    """Gathers the results of all ranks; raises on all if one failed: NoRoomError if its disk was full."""
+    report: tuple[str | None, bool, Any]
+    try:
+        report = None, False, work()
+    except Exception as error:  # of any kind: all ranks have to raise
+        report = f"{type(error).__name__}: {error}", is_full(error), None
+    reports = gather_objects(group, report)
+    if failures := [f"{reason} (rank {rank})" for rank, (reason, _, _) in enumerate(reports) if reason is not None]:
+        raise (NoRoomError if any(full for _, full, _ in reports) else MosaicError)("; ".join(failures))
+    return [result for _, _, result in reports]
 
 
 def _failure(place: SavingPlace, error: BaseException) -> str:
@@ -381,9 +315,8 @@ def room_needed(
             if isinstance(inner, torch.optim.SGD):
                 numbers = int(group["momentum"] != 0)
             for parameter in group["params"]:
-                own = inner.state.get(parameter)
-                if own:
+                if own := inner.state.get(parameter):
                     sizes += [value.nbytes for value in own.values() if hasattr(value, "nbytes")]
                 elif parameter.requires_grad:
                     sizes.append(numbers * parameter.nbytes + 8)  # and its count of steps
-    return sum(sizes) + _BYTES_BESIDE * (2 + len(sizes) // 100)
+    return sum(sizes) + (2 + len(sizes) // 100) * 2**16  # names, settings and ``extra``

@@ -1,4 +1,4 @@
-"""The state of a training run: the objects that hold it, as JSON with tensors apart, and as one JSON can say again.
+"""The state of a training run: the objects that hold it, and their state as JSON with tensors apart.
 
 JSON has no tuples, counters, number keys or tensors; these become objects with a ``$`` key, and reading returns equal
 values. Reading constructs these types only and never looks up a class by name. The state of an optimizer goes by the
@@ -8,8 +8,9 @@ names of parameters, because their numbers differ between ranks and plans.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -32,7 +33,7 @@ MAX_TENSOR_BYTES = 1 << 20
 """Size limit of a tensor inside JSON."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SavedState:
     """The objects that a run saves and loads; see ``KeepsCheckpoints.save``."""
 
@@ -55,11 +56,9 @@ class SavedState:
 
     def modules(self) -> dict[str, ModelTensors]:
         """Returns the tensors of the model and its companions, by the prefix of their names in a checkpoint."""
-        companions = _named(self.companions or {}, "companions").items()
-        return {
-            MODEL: ModelTensors.of(self.model),
-            **{f"{COMPANION}{name}/": ModelTensors.of(module) for name, module in companions},
-        }
+        companions = _named(self.companions or {}, "companions")
+        prefixes = {MODEL: self.model, **{f"{COMPANION}{name}/": module for name, module in companions.items()}}
+        return {prefix: ModelTensors.of(module) for prefix, module in prefixes.items()}
 
 
 def _named(objects: Any, argument: str) -> dict[str, Any]:
@@ -108,16 +107,16 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
 
 
 def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
-    spec = describe(where, tensor)
+    entry = describe(where, tensor)
     if tensor.is_meta:
         raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
-    if spec.num_bytes > MAX_TENSOR_BYTES:
+    if entry.num_bytes > MAX_TENSOR_BYTES:
         raise TypeError(
-            f"{where} is a tensor of {spec.num_bytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
+            f"{where} is a tensor of {entry.num_bytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
             "checkpoint; make it a buffer of the model"
         )
     content = base64.b64encode(bytes_of(tensor)).decode()
-    return {"$": "tensor", "dtype": spec.dtype, "shape": list(spec.shape), "base64": content}
+    return {"$": "tensor", "dtype": entry.dtype, "shape": list(entry.shape), "base64": content}
 
 
 def from_plain(value: Any, stored: Callable[[str], torch.Tensor] | None = None) -> Any:
@@ -209,10 +208,10 @@ class OptimizerState:
         """The group of each parameter."""
         return {name: index for index, names in enumerate(self.groups) for name in names}
 
-    def check_fits(self, own: OptimizerState, model: ModelTensors) -> None:
+    def check_fits(self, own: OptimizerState, model: ModelTensors, *, changed: Collection[str] = ()) -> None:
         """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.
 
-        Parameters on other ranks only may be missing.
+        Parameters on other ranks only may be missing. Those of ``changed`` have another shape or dtype now.
         """
         remedy = "give it the same parameters, or load without an optimizer"
         if self.kind != own.kind:
@@ -220,71 +219,50 @@ class OptimizerState:
                 f"the checkpoint has the state of {self.kind} and the optimizer is {own.kind}; use the saved "
                 "optimizer's class, or load without one"
             )
-        missing = [name for name in self.group_of if name not in own.group_of and not model.tensors[name].is_meta]
-        if missing:
+        saved, present = self.group_of, own.group_of
+        here = {name for name, tensor in model.tensors.items() if not tensor.is_meta}
+        if missing := [name for name in saved if name not in present and (name in here or name not in model.tensors)]:
             raise InvalidCheckpointError(f"the optimizer that was saved had {some(missing)}; {remedy}")
-        if new := [name for name in own.group_of if name not in self.group_of]:
+        if new := [name for name in present if name not in saved or name in changed]:
             raise InvalidCheckpointError(f"the optimizer that was saved did not have {some(new)}; {remedy}")
         for index, names in enumerate(own.groups):
-            if len({self.group_of[name] for name in names}) > 1:
+            if len({saved[name] for name in names}) > 1:
                 raise InvalidCheckpointError(
                     f"group {index} of the optimizer has parameters that were in several groups when it was saved; "
                     "make the same groups"
                 )
 
+    def restore(
+        self,
+        optimizer: Optimizer,
+        own: OptimizerState,
+        model: ModelTensors,
+        stored: Callable[[torch.Tensor, str], torch.Tensor],
+        *,
+        with_settings: bool,
+    ) -> None:
+        """Loads this saved state into an optimizer with the same parameters.
 
-def fitting_state(
-    saved: Mapping[str, OptimizerState],
-    label: str,
-    own: OptimizerState,
-    sources: Mapping[str, str],
-    *,
-    with_settings: bool,
-) -> OptimizerState:
-    """Returns the state of saved optimizers of the same class that an optimizer continues from.
-
-    Args:
-        saved: The saved optimizers by name; a parameter may have been in any of them.
-        label: The optimizer's name.
-        own: Its current state; new parameters begin without one.
-        sources: The saved name of each unchanged parameter.
-        with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
-    """
-    alike = {name: each for name, each in saved.items() if each.kind == own.kind}
-    homes = {name: (home, index) for home, each in alike.items() for name, index in each.group_of.items()}
-    saved_states = {name: state for each in alike.values() for name, state in each.states.items()}
-    states = {name: saved_states[sources[name]] for name in own.group_of if sources.get(name) in saved_states}
-    if own.kind == "LBFGS" and homes.keys() ^ own.group_of.keys():
-        states = {}  # it keeps the state of all parameters with the first one
-    settings, more = list(own.settings), own.more
-    if with_settings:
-        for index, names in enumerate(own.groups):
-            groups = {homes[sources[name]] for name in names if sources.get(name) in homes}
-            if len(groups) == 1:
-                ((home, group),) = groups
-                settings[index] = alike[home].settings[group]
-        if label in alike and alike[label].more.keys() == own.more.keys():
-            more = alike[label].more
-    return OptimizerState(kind=own.kind, groups=own.groups, settings=settings, states=states, more=more)
-
-
-def restore_optimizer(
-    optimizer: Optimizer,
-    fitting: OptimizerState,
-    model: ModelTensors,
-    stored: Callable[[torch.Tensor, str], torch.Tensor],
-) -> None:
-    """Loads a fitting state into an optimizer; ``stored`` returns a tensor of a parameter's state by its key."""
-    current = optimizer.state_dict()
-    states, param_groups = {}, []
-    names = [name for group in fitting.groups for name in group]
-    for index, name in enumerate(names):
-        parameter = model.tensors[name]
-        if name in fitting.states and not parameter.is_meta:
-            states[index] = from_plain(fitting.states[name], partial(stored, parameter))
-    for group, settings in zip(current["param_groups"], fitting.settings, strict=True):
-        param_groups.append({**group, **from_plain(settings)})
-    optimizer.load_state_dict({**current, **from_plain(fitting.more), "state": states, "param_groups": param_groups})
+        Args:
+            optimizer: The optimizer.
+            own: Its current state.
+            model: The model whose parameters it has.
+            stored: Returns a tensor of a parameter's state by its key.
+            with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
+        """
+        current, saved_group = optimizer.state_dict(), self.group_of
+        states = {
+            index: from_plain(self.states[name], partial(stored, model.tensors[name]))
+            for index, name in enumerate(itertools.chain(*own.groups))
+            if name in self.states and not model.tensors[name].is_meta
+        }
+        if not with_settings:
+            optimizer.load_state_dict({**current, "state": states})
+            return
+        groups = [dict(group) for group in current["param_groups"]]
+        for group, names in zip(groups, own.groups, strict=True):
+            group |= from_plain(self.settings[saved_group[names[0]]]) if names else {}
+        optimizer.load_state_dict({**current, **from_plain(self.more), "state": states, "param_groups": groups})
 
 
 def some(names: Sequence[str]) -> str:

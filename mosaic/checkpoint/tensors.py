@@ -1,8 +1,7 @@
-"""Tensors by name: those of a model, on this rank or others, and those in a safetensors file.
+"""Tensors by name, of a model and of a safetensors file.
 
 The library reads files. Its writer needs all tensors of a file at once, and an export of a large model has one at a
-time, so this module has its own. The layout is public: eight bytes with the length of the header, the header in JSON,
-the tensors' bytes without gaps.
+time, so this module has its own: eight bytes with the length of the header, the header in JSON, the tensors' bytes.
 """
 
 from __future__ import annotations

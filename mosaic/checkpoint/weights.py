@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.checkpoint.folder import MODEL, Manifest, TensorEntry, damage_of
-from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.ranks import Ranks, run_on_all
 from mosaic.checkpoint.tensors import (
     SUFFIX,
     ModelTensors,
@@ -38,46 +38,40 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     Raises:
         MosaicError: The file cannot be written, and does not exist.
     """
-    own, specs, error = None, [], None
-    try:
-        own = ModelTensors.of(model)
-        specs = in_order(describe(name, own.tensors[first]) for name, first in own.names.items())
-    except Exception as failure:  # of any kind: all ranks have to raise
-        error = failure
-    ranks.raise_if_any_failed(error)
-    assert own is not None
+    own = run_on_all(ranks, lambda: ModelTensors.of(model))
+    names = own.names.items()
+    entries = run_on_all(ranks, lambda: in_order(describe(name, own.tensors[first]) for name, first in names))
     names_by_rank = ranks.all_gather(sorted(own.here))
     source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
     if missing := [name for name in own.tensors if name not in source]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
     group = ranks.background_group()
     memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
-    specs_left = iter(specs)
+    remaining = iter(entries)
 
-    def next_tensor(spec: TensorEntry) -> torch.Tensor:
+    def next_tensor(entry: TensorEntry) -> torch.Tensor:
         """Sends the tensor to rank 0, which receives its bytes; valid until the next call."""
         nonlocal memory
-        first = own.names[spec.name]
-        if source[first] == ranks.rank:
-            if ranks.rank and spec.num_bytes:
-                dist.send(raw(own.tensors[first]), dst=0, group=group)
-            return own.tensors[first]
-        if ranks.rank == 0:
-            if memory.numel() < spec.num_bytes:
-                memory = torch.empty(spec.num_bytes, dtype=torch.uint8)
-            if spec.num_bytes:
-                dist.recv(memory[: spec.num_bytes], src=source[first], group=group)
-        return memory[: spec.num_bytes]
+        tensor, owner = own.tensors[own.names[entry.name]], source[own.names[entry.name]]
+        if owner == ranks.rank:
+            if ranks.rank and entry.num_bytes:
+                dist.send(raw(tensor), dst=0, group=group)
+            return tensor
+        if ranks.rank == 0 and entry.num_bytes:
+            if memory.numel() < entry.num_bytes:
+                memory = torch.empty(entry.num_bytes, dtype=torch.uint8)
+            dist.recv(memory[: entry.num_bytes], src=owner, group=group)
+        return memory[: entry.num_bytes]
 
-    error = None
-    if ranks.rank == 0:
+    def write() -> None:
         try:
-            replace_with_tensors(path, specs, lambda _: next_tensor(next(specs_left)))
-        except MosaicError as failure:
-            error = failure
-    for spec in specs_left:  # on the other ranks all; on rank 0 those behind an error, which are sent all the same
-        next_tensor(spec)
-    ranks.raise_if_any_failed(error)
+            if ranks.rank == 0:
+                replace_with_tensors(path, entries, lambda _: next_tensor(next(remaining)))
+        finally:  # on the other ranks all; on rank 0 those behind an error, which are sent all the same
+            for entry in remaining:
+                next_tensor(entry)
+
+    run_on_all(ranks, write)
 
 
 def extract_weights(checkpoint: Path, path: Path) -> int:
@@ -97,13 +91,11 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
     stored = {tensor.name: tensor for tensor in manifest.tensors}
     names = {name.removeprefix(MODEL): name for name in stored if name.startswith(MODEL)}
     names |= {name: f"{MODEL}{first}" for name, first in manifest.tied.items()}
-    specs = [replace(stored[key], name=name) for name, key in names.items()]
+    entries = [replace(stored[key], name=name) for name, key in names.items()]
     with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in stored.values()}
-        }
-        replace_with_tensors(path, specs, lambda name: files[stored[names[name]].file].get_tensor(names[name]))
-    return len(specs)
+        files = {name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in entries}}
+        replace_with_tensors(path, entries, lambda name: files[stored[names[name]].file].get_tensor(names[name]))
+    return len(entries)
 
 
 def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = False) -> Overlap:
@@ -113,19 +105,15 @@ def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = 
     ``load_state_dict``. See ``KeepsCheckpoints.load_weights``.
     """
     with ExitStack() as stack:
-        own, overlap, stored, error = None, None, {}, None
-        try:
-            own = ModelTensors.of(model)
-            stored = _open_all(path, stack)
+
+        def compare() -> tuple[dict[str, torch.Tensor], Overlap, dict[str, Any]]:
+            own, stored = ModelTensors.of(model), _open_all(path, stack)
             shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
             overlap = Overlap.of(own, shapes, aliases=True)
             overlap.check(path, "file", partial=partial)
-        except Exception as failure:  # of any kind: all ranks have to raise
-            error = failure
-        ranks.raise_if_any_failed(error)
-        assert own is not None
-        assert overlap is not None
-        here = own.here
+            return own.here, overlap, stored
+
+        here, overlap, stored = run_on_all(ranks, compare)
         for name, source in overlap.sources.items():
             if name in here:
                 here[name].copy_(stored[source].get_tensor(source))

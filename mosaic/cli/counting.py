@@ -24,10 +24,9 @@ from mosaic.graph import ModuleGraph
 from mosaic.profiler import Subject, traffic_of
 
 if TYPE_CHECKING:
+    from mosaic.pipelining.layers import CountedMicrobatch, PipelineModel
     from mosaic.pipelining.rank_hardware import RankHardware
-    from mosaic.pipelining.workload.counted import CountedMicrobatch
-    from mosaic.pipelining.workload.layers import PipelineModel
-    from mosaic.pipelining.workload.sequence_share import ContextSharing
+    from mosaic.pipelining.rank_layer import ContextSharing
 
 _LOW = torch.bfloat16
 """Number format of mixed precision."""

@@ -15,17 +15,15 @@ from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipelining.compare import contend
-from mosaic.pipelining.order.search import DEFAULT_METHOD, METHODS, OrderLimits
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.baselines import contend
+from mosaic.pipelining.check import check_pipeline_schedule
+from mosaic.pipelining.layers import Microbatch, PipelineModel
+from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.rank_memory import gradient_sums_ns
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.workload.layers import PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.sequence_share import ContextSharing
+from mosaic.pipelining.rank_layer import ContextSharing
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns
 from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
 from mosaic.user_file import import_file
 

@@ -5,8 +5,7 @@
 
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.items import ItemShare, share_items
-from mosaic.context.plan import ContextPlan, plan_context
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextPlan, ContextSettings, plan_context
 from mosaic.context.words import MaskWords, causal, from_bam, gemma, packed, token_words
 
 __all__ = [

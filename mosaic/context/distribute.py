@@ -1,7 +1,7 @@
 """Assignment of the blocks of a sequence to ranks: one table of methods.
 
 Every rank computes the same distribution from the mask, without communication. To add a method, write a function from
-``Pieces`` to the rank of each piece, and name it in the table.
+work to ranks, and name it in the table.
 """
 
 from __future__ import annotations
@@ -24,23 +24,6 @@ IMBALANCE_KEPT = 1.01
 """Largest ratio of the highest load to the mean that coarse chunks may have to save bytes."""
 FINENESS = 10_000
 """Ranks trade until the highest load is within this part of the mean."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pieces:
-    """Pieces of work, and the number of ranks that share them."""
-
-    work: Work
-    """Visible pairs of each piece; at least as many pieces as ranks."""
-    ranks: int
-    """Ranks of the context group."""
-    seed: int = 0
-    """Seed of random methods."""
-
-    @property
-    def cap(self) -> int:
-        """Largest number of pieces of a rank with equal counts."""
-        return math.ceil(len(self.work) / self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +54,40 @@ class Distribution:
 
     def imbalance(self, work: Work) -> float:
         """Returns the highest load over the mean, 1 without work."""
-        return _imbalance(self.sums(work))
+        sums = self.sums(work)
+        total = int(sums.sum())
+        return int(sums.max()) * self.ranks / total if total else 1.0
+
+
+def longest_first(work: Work, ranks: int, seed: int) -> RankOf:
+    """Assigns the largest piece first to the rank with the least load, with equal counts; then trades pieces."""
+    search = load_search()
+    assigned = search.longest_first(work, ranks=ranks, cap=math.ceil(len(work) / ranks))
+    traded: RankOf = search.traded(work, assigned, ranks=ranks, fineness=FINENESS)
+    return traded
+
+
+def ring(work: Work, ranks: int, seed: int) -> RankOf:
+    """Assigns each rank a contiguous range."""
+    return np.repeat(np.arange(ranks, dtype=np.int32), np.diff(np.arange(ranks + 1) * len(work) // ranks))
+
+
+def headtail(work: Work, ranks: int, seed: int) -> RankOf:
+    """Assigns each rank a contiguous range from the front and its mirror from the back.
+
+    With fewer blocks than ranges the last ranges are empty, and every rank still has a block.
+    """
+    count = len(work)
+    stretch = np.arange(count, dtype=np.int32) if count < 2 * ranks else ring(work, 2 * ranks, seed)
+    return np.minimum(stretch, 2 * ranks - 1 - stretch)
+
+
+def random(work: Work, ranks: int, seed: int) -> RankOf:
+    """Assigns random blocks, as many to each rank (section 5.3)."""
+    order = np.random.RandomState(seed).permutation(len(work))  # the same in every version of numpy
+    rank_of = np.empty(len(order), np.int32)
+    rank_of[order] = np.arange(len(order)) % ranks
+    return rank_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,41 +96,8 @@ class ContextMethod:
 
     name: str
     description: str
-    share: Callable[[Pieces], RankOf]
-    """Assigns each piece a rank."""
-    chooses_chunk: bool = False
-    """True if it chooses the coarsest chunks that keep ranks even by default."""
-
-
-def longest_first(pieces: Pieces) -> RankOf:
-    """Assigns the largest piece first to the rank with the least load, with equal counts; then trades pieces."""
-    search = load_search()
-    assigned = search.longest_first(pieces.work, ranks=pieces.ranks, cap=pieces.cap)
-    traded: RankOf = search.traded(pieces.work, assigned, ranks=pieces.ranks, fineness=FINENESS)
-    return traded
-
-
-def ring(pieces: Pieces) -> RankOf:
-    """Assigns each rank a contiguous range."""
-    return _ranges(len(pieces.work), pieces.ranks)
-
-
-def headtail(pieces: Pieces) -> RankOf:
-    """Assigns each rank a contiguous range from the front and its mirror from the back.
-
-    With fewer blocks than ranges the last ranges are empty, and every rank still has a block.
-    """
-    count = len(pieces.work)
-    stretch = np.arange(count) if count < 2 * pieces.ranks else _ranges(count, 2 * pieces.ranks)
-    return np.minimum(stretch, 2 * pieces.ranks - 1 - stretch).astype(np.int32)
-
-
-def random(pieces: Pieces) -> RankOf:
-    """Assigns random blocks, as many to each rank (section 5.3)."""
-    order = np.random.RandomState(pieces.seed).permutation(len(pieces.work))  # the same in every version of numpy
-    rank_of = np.empty(len(order), np.int32)
-    rank_of[order] = np.arange(len(order)) % pieces.ranks
-    return rank_of
+    share: Callable[[Work, int, int], RankOf]
+    """Assigns each piece of work a rank, given the number of ranks and a seed."""
 
 
 _ALL = (
@@ -122,7 +105,6 @@ _ALL = (
         name="lpt",
         description="longest first with equal counts, then trades; the coarsest chunks that keep ranks even",
         share=longest_first,
-        chooses_chunk=True,
     ),
     ContextMethod(name="headtail", description="a stretch from the front and its mirror from the back", share=headtail),
     ContextMethod(name="ring", description="a stretch each", share=ring),
@@ -168,10 +150,11 @@ def distribute(
         raise ValueError(
             f"chunk={chunk} does not cut {len(loads)} blocks into a chunk for each of {ranks} ranks; use 1 to {most}"
         )
-    balancer = CONTEXT_METHODS[method]
-    chunks = _chunks(len(loads), ranks) if chunk is None and balancer.chooses_chunk else (chunk or 1,)
+    chunks = _chunks(len(loads), ranks) if chunk is None and method == "lpt" else (chunk or 1,)
     for size in chunks:  # from coarse to fine; the last always counts
-        distribution = _in_chunks(balancer, loads, ranks, size, seed)
+        sums = np.add.reduceat(loads, np.arange(0, len(loads), size)) if size > 1 else loads
+        rank_of = np.repeat(CONTEXT_METHODS[method].share(sums, ranks, seed), size)[: len(loads)]
+        distribution = Distribution(rank_of=rank_of, ranks=ranks, chunk=size, method=method)
         if size == chunks[-1] or distribution.imbalance(loads) <= IMBALANCE_KEPT:
             break
     return distribution
@@ -184,24 +167,8 @@ def sums_by_rank(work: Work, rank_of: RankOf, ranks: int) -> npt.NDArray[np.int6
     return sums
 
 
-def _imbalance(sums: npt.NDArray[np.int64]) -> float:
-    total = int(sums.sum())
-    return int(sums.max()) * len(sums) / total if total else 1.0
-
-
 def _chunks(blocks: int, ranks: int) -> tuple[int, ...]:
     """Returns the chunk sizes that need no more padding than single blocks, from coarse to fine."""
     slots = math.ceil(blocks / ranks)
     sizes = [1 << power for power in range(slots.bit_length())]
     return tuple(size for size in reversed(sizes) if math.ceil(math.ceil(blocks / size) / ranks) * size == slots)
-
-
-def _in_chunks(balancer: ContextMethod, work: Work, ranks: int, chunk: int, seed: int) -> Distribution:
-    sums = np.add.reduceat(work, np.arange(0, len(work), chunk)) if chunk > 1 else work
-    rank_of = balancer.share(Pieces(work=sums, ranks=ranks, seed=seed))
-    return Distribution(rank_of=np.repeat(rank_of, chunk)[: len(work)], ranks=ranks, chunk=chunk, method=balancer.name)
-
-
-def _ranges(pieces: int, count: int) -> RankOf:
-    edges = np.arange(count + 1) * pieces // count
-    return np.repeat(np.arange(count, dtype=np.int32), np.diff(edges))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mosaic.context.distribute import Distribution, distribute
-from mosaic.context.layout import Layout
+from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.tiles import MaskBlocks, Tiles, Work
 from mosaic.context.words import MaskWords
+from mosaic.errors import unknown
 
 MAX_TILED_BLOCKS = 1024
 """Most blocks of a sequence whose tiles are counted, in a few milliseconds."""
@@ -20,7 +21,11 @@ MAX_TILED_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextPlan:
-    """Assignment of blocks to ranks, and the keys and values that each rank needs."""
+    """Assignment of blocks to ranks, the places of their tokens, and the keys and values that each rank needs.
+
+    A rank's blocks lie in the order of the sequence, and all ranks have as many places. A rank with fewer blocks than
+    another ends with empty places, and so does the last block of a sequence if it is short.
+    """
 
     blocks: MaskBlocks
     """The mask in blocks."""
@@ -42,9 +47,25 @@ class ContextPlan:
         return self.distribution.ranks
 
     @property
-    def layout(self) -> Layout:
-        """Places of the tokens."""
-        return Layout(num_tokens=self.mask.num_tokens, block=self.blocks.block, distribution=self.distribution)
+    def local_tokens(self) -> int:
+        """Places of each rank, empty ones included."""
+        return self.distribution.slots * self.blocks.block
+
+    def column_of(self) -> npt.NDArray[np.int32]:
+        """Returns the place of each block among the blocks of all ranks; shape (blocks,)."""
+        columns = np.empty(len(self.distribution.rank_of), np.int32)
+        for rank in range(self.ranks):
+            own = self.distribution.blocks_of(rank)
+            columns[own] = rank * self.distribution.slots + np.arange(len(own))
+        return columns
+
+    def order_of(self, rank: int) -> npt.NDArray[np.int64]:
+        """Returns the position in the sequence of each place of a rank, -1 if empty; shape (local_tokens,)."""
+        own = self.distribution.blocks_of(rank)
+        starts = np.full((self.distribution.slots, 1), -self.blocks.block, np.int64)
+        starts[: len(own), 0] = own * self.blocks.block
+        positions = (starts + np.arange(self.blocks.block)).ravel()
+        return np.where((positions < 0) | (positions >= self.mask.num_tokens), -1, positions)
 
     @property
     def pairs(self) -> npt.NDArray[np.int64]:
@@ -131,3 +152,41 @@ def plan_context(
     load = blocks.tile_pairs() if by_tiles else work
     distribution = distribute(load, ranks, method, chunk=chunk, seed=seed)
     return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextSettings:
+    """Ranks that share each sequence of a pipeline's language model.
+
+    Raises:
+        ValueError: A number is below 1, or the method is unknown.
+    """
+
+    ranks: int
+    """Ranks that share each sequence."""
+    mask: Callable[[Mapping[str, Any]], MaskWords]
+    """Returns the mask of a microbatch, equal for all rows, such as
+    ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
+    method: str = "lpt"
+    """Name in ``CONTEXT_METHODS``."""
+    exchange: str = "gather"
+    """Name in ``EXCHANGES``: ``gather`` for all keys and values, ``needed`` for those in use."""
+    heads: int = 1
+    """Number of key heads gathered at once."""
+    block: int = 128
+    """Tokens of a block."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "heads", "block"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
+        if self.method not in CONTEXT_METHODS:
+            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
+
+    def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
+        """Plans a microbatch's attention.
+
+        Raises:
+            ValueError: The sequence has fewer blocks than ranks.
+        """
+        return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method)

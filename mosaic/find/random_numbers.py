@@ -1,4 +1,4 @@
-"""States of random generators: captured, compared, restored, and forked for a block.
+"""States of random generators: captured, compared, restored, forked for a block, and replaced for a thread.
 
 A process has a default generator of torch for the CPU and for each GPU, one of Python and one of numpy. All of Mosaic
 reads and restores them here.
@@ -10,10 +10,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 """A generator that a user made."""
@@ -150,3 +154,92 @@ def advance(generator: torch.Generator, draws: int) -> None:
     if draws:
         torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
         torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
+
+
+# Drawing from another generator than the default one.
+
+OVERLOADS = {
+    "aten.rand.default": "generator",
+    "aten.rand.out": "generator_out",
+    "aten.randn.default": "generator",
+    "aten.randint.default": "generator",
+    "aten.randint.out": "generator_out",
+    "aten.randint.low": "low_generator",
+    "aten.randint.low_out": "low_generator_out",
+    "aten.randperm.default": "generator",
+    "aten.randperm.out": "generator_out",
+    "aten.rand_like.default": "generator",
+    "aten.randn_like.default": "generator",
+    "aten.randint_like.default": "generator",
+    "aten.randint_like.low_dtype": "low_generator_dtype",
+    "aten.randint_like.Tensor": "Tensor_generator",
+}
+"""Operators that take no generator, each with its overload that does; all others take one, or none of theirs does."""
+
+_NAMES = frozenset(
+    (
+        *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
+        *("stochastic_depth", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"),
+        *("random_", "uniform_", "normal", "normal_", "log_normal_", "bernoulli", "bernoulli_", "binomial"),
+        *("multinomial", "poisson", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "rrelu"),
+    )
+)
+"""Functions that draw random numbers, as code names them."""
+_DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+class LaneRandomness(TorchDispatchMode):
+    """Makes random operators of this thread draw from a lane's own generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Passes the generator to an operator that draws, by its overload that takes one."""
+        kwargs = kwargs or {}
+        if draws_numbers(func) and kwargs.get("generator") is None:
+            overload = with_generator(func)
+            if overload is not None:
+                return overload(*args, **{**kwargs, "generator": self._generator})
+        return func(*args, **kwargs)
+
+
+def draws_numbers(func: Any) -> bool:
+    """Returns whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def with_generator(func: Any) -> Any:
+    """Returns the overload of an operator that takes a generator and draws the same numbers, or None."""
+    if any(argument.name == "generator" for argument in func._schema.arguments):
+        return func
+    overloads = func.overloadpacket
+    name = OVERLOADS.get(str(func), "")
+    return getattr(overloads, name) if name in overloads.overloads() else None
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Returns whether a part of a module may draw random numbers in some calls: a dropout, or one whose code says so.
+
+    The code is that of methods of classes other than torch's, without the functions that they call.
+    """
+    return any(part.training and _may_draw(part) for part in module.modules())
+
+
+def _may_draw(part: nn.Module) -> bool:
+    if isinstance(part, _DRAWING):
+        return getattr(part, "p", 1.0) > 0
+    kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
+    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))
+
+
+@lru_cache(maxsize=1000)
+def _random_names(kind: Any) -> frozenset[str]:
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
+            for value in vars(base).values():
+                if isinstance(value, FunctionType):
+                    names.update(_NAMES & frozenset(value.__code__.co_names))
+    return frozenset(names)

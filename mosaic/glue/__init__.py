@@ -1,7 +1,10 @@
-"""Multimodal models out of unimodal ones: towers that see and hear, glued in front of a language model."""
+"""Multimodal models out of unimodal ones: towers that see and hear, in front of a language model."""
 
-from mosaic.glue.glue import Glue
+from mosaic.glue.model import MultimodalModel
 from mosaic.glue.parallel import Parallel, parallelize
 from mosaic.glue.tower import Tower
 
-__all__ = ["Glue", "Parallel", "Tower", "parallelize"]
+Glue = MultimodalModel
+"""The earlier name of ``MultimodalModel``."""
+
+__all__ = ["Glue", "MultimodalModel", "Parallel", "Tower", "parallelize"]

@@ -1,4 +1,4 @@
-"""Glued models as folders that other tools can read: a Hugging Face folder for each model, and ``glue.json``.
+"""Multimodal models as folders that other tools can read: a Hugging Face folder for each model, and ``glue.json``.
 
 ::
 
@@ -14,9 +14,10 @@ caller passes. ``glue.json`` is written last: a folder without it is incomplete.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
@@ -24,11 +25,62 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
-from mosaic.glue.record import LANGUAGE_MODEL, GlueRecord, HandedOver, TowerRecord
 from mosaic.glue.tower import CALLBACKS, PROJECTORS, Tower
 
+LANGUAGE_MODEL = "language_model"
 RECORD = "glue.json"
 PROJECTOR = "projector.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerRecord:
+    """A tower, without its weights."""
+
+    name: str
+    """Name of the child."""
+    model: str
+    """Class of its model, ``module:name``; empty for one that the caller passes."""
+    projector: str
+    """Name of its projector, ``own`` or ``none``."""
+    token: int | None
+    """Its placeholder."""
+    width: int | None
+    """Width of the projector's input."""
+    callbacks: tuple[str, ...]
+    """Names of its callbacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """Content of ``glue.json``."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = 1
+    language_model: str
+    """Class, as in a tower."""
+    has_before: bool
+    """True if a function of the user puts features into the text."""
+    towers: tuple[TowerRecord, ...]
+    frozen: tuple[str, ...]
+    still: tuple[str, ...]
+    """Names of parameters that never train; transformers forgets them when it loads."""
+
+    def check(self, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]) -> None:
+        """Raises ValueError if a module or callback that the folder does not hold is missing, or one is unneeded."""
+        own_callbacks = {f"{tower.name}.{callback}" for tower in self.towers for callback in tower.callbacks}
+        own_callbacks |= {"before"} if self.has_before else set()
+        own_modules = {f"{tower.name}.model" for tower in self.towers if not tower.model}
+        own_modules |= {f"{tower.name}.projector" for tower in self.towers if tower.projector == "own"}
+        own_modules |= set() if self.language_model else {LANGUAGE_MODEL}
+        for kind, needed, objects in (("callbacks", own_callbacks, callbacks), ("modules", own_modules, modules)):
+            if missing := sorted(needed - objects.keys()):
+                raise ValueError(
+                    f"the model was saved with its own {kind}, which a folder does not hold: pass "
+                    f"{kind}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+                )
+            if unneeded := sorted(objects.keys() - needed):
+                raise ValueError(f"{kind} has {', '.join(unneeded)}, and the model was saved without; leave them out")
 
 
 def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, Tower], **about: Any) -> None:
@@ -43,7 +95,7 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
     Raises:
         UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
     """
-    record = GlueRecord(
+    record = ModelRecord(
         language_model=_class_of(LANGUAGE_MODEL, language_model),
         towers=tuple(
             TowerRecord(
@@ -60,38 +112,44 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).unlink(missing_ok=True)
-    _save(language_model, record.language_model, folder / LANGUAGE_MODEL)
-    for entry in record.towers:
-        _save(towers[entry.name].model, entry.model, folder / entry.name)
-        projector = towers[entry.name].projector
-        if projector is not None:
-            weights = {name: value.contiguous() for name, value in projector.state_dict().items()}
-            save_file(weights, folder / entry.name / PROJECTOR)
+    models = [(LANGUAGE_MODEL, language_model, record.language_model)]
+    models += [(entry.name, towers[entry.name].model, entry.model) for entry in record.towers]
+    for name, model, kind in models:
+        (folder / name).mkdir(exist_ok=True)
+        if kind:
+            model.save_pretrained(folder / name)  # type: ignore[operator]
+        else:
+            save_model(model, str(folder / name / "model.safetensors"))
+    for name, tower in towers.items():
+        if tower.projector is not None:
+            weights = {key: value.contiguous() for key, value in tower.projector.state_dict().items()}
+            save_file(weights, folder / name / PROJECTOR)
     save(record, folder / RECORD)
 
 
-def load_folder(folder: Path, handed: HandedOver) -> tuple[GlueRecord, nn.Module, dict[str, Tower]]:
+def load_folder(
+    folder: Path, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]
+) -> tuple[ModelRecord, nn.Module, dict[str, Tower]]:
     """Reads the record, and the models without their projectors.
 
     Raises:
         InvalidFileError: ``glue.json`` is missing or damaged.
         InvalidCheckpointError: Weights are missing, or do not fit the class.
         UnsupportedModelError: A class is not from transformers.
-        ValueError: A module or callback that the folder does not hold is missing.
+        ValueError: A module or callback that the folder does not hold is missing, or one is unneeded.
     """
-    record: GlueRecord = load(GlueRecord, folder / RECORD)
-    handed.check(record)
-    language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, handed)
+    record: ModelRecord = load(ModelRecord, folder / RECORD)
+    record.check(modules, callbacks)
+    language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, modules)
     towers = {}
     for entry in record.towers:
-        towers[entry.name] = Tower(
-            _load(f"{entry.name}.model", entry.model, folder / entry.name, handed),
-            projector={"none": None, "own": handed.modules.get(f"{entry.name}.projector")}.get(
-                entry.projector, entry.projector
-            ),
+        name, projectors = entry.name, {"none": None, "own": modules.get(f"{entry.name}.projector")}
+        towers[name] = Tower(
+            _load(f"{name}.model", entry.model, folder / name, modules),
+            projector=projectors.get(entry.projector, entry.projector),
             token=entry.token,
             width=entry.width,
-            **{callback: handed.callbacks[f"{entry.name}.{callback}"] for callback in entry.callbacks},  # type: ignore[arg-type]
+            **{callback: callbacks[f"{name}.{callback}"] for callback in entry.callbacks},  # type: ignore[arg-type]
         )
     return record, language_model, towers
 
@@ -136,43 +194,36 @@ def _class_of(name: str, model: nn.Module) -> str:
     return f"{own.__module__}:{own.__qualname__}" if from_transformers else ""
 
 
-def _save(model: nn.Module, kind: str, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    if kind:
-        model.save_pretrained(folder)  # type: ignore[operator]
-    else:
-        save_model(model, str(folder / "model.safetensors"))
-
-
-def _load(name: str, kind: str, folder: Path, handed: HandedOver) -> nn.Module:
+def _load(name: str, kind: str, folder: Path, modules: Mapping[str, nn.Module]) -> nn.Module:
     problems: Mapping[str, Any] = {}
     try:
         if kind:
             options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
             model, problems = _find(name, kind).from_pretrained(folder, **options)
         else:
-            model = handed.modules[name]
+            model = modules[name]
             load_model(model, folder / "model.safetensors")
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InvalidCheckpointError(f"{folder} does not hold {name!r}: {error}; save it anew") from error
-    if mismatches := {what: sorted(map(str, keys)) for what, keys in problems.items() if keys}:
+    if mismatches := {problem: sorted(map(str, keys)) for problem, keys in problems.items() if keys}:
         raise InvalidCheckpointError(f"{folder} does not hold the weights of {kind}: {mismatches}; save it anew")
     return cast(nn.Module, model)
 
 
 def _find(name: str, kind: str) -> Any:
+    """Returns a model's class in transformers, and nothing else that a record may name."""
     from transformers import PreTrainedModel
 
     module, _, own = kind.partition(":")
-    cls = None
-    if module.startswith("transformers.models."):
-        try:
-            cls = getattr(importlib.import_module(module), own, None)
-        except ImportError:
-            cls = None
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
+    try:
+        model_class = (
+            getattr(importlib.import_module(module), own) if module.startswith("transformers.models.") else None
+        )
+    except (ImportError, AttributeError):
+        model_class = None
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise UnsupportedModelError(
             f"{name} was saved as {kind}, which is not a model of this version of transformers; install the version "
             "that saved it"
         )
-    return cls
+    return model_class

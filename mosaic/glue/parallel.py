@@ -1,4 +1,4 @@
-"""Ranks of each module of a glued model (Cornstarch, section 3.2), as arguments of ``mosaic.pipeline``.
+"""Ranks of each module of a multimodal model (Cornstarch, section 3.2), as arguments of ``mosaic.pipeline``.
 
 ::
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,10 @@ from torch.distributed import ProcessGroup
 from mosaic.context import CONTEXT_METHODS, ContextSettings, MaskWords, plan_context
 from mosaic.context.attention import Attend, ContextBatch
 from mosaic.errors import unknown
-from mosaic.glue.glue import Glue
-from mosaic.glue.record import LANGUAGE_MODEL
-from mosaic.pipelining.partition.parallel import on_own_ranks
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.glue.folder import LANGUAGE_MODEL
+from mosaic.glue.model import MultimodalModel
+from mosaic.pipelining.cuts import on_own_ranks
+from mosaic.pipelining.partition import Partition, Request
 
 MaskOf = Callable[[Mapping[str, Any]], MaskWords]
 
@@ -62,7 +62,7 @@ class Parallel:
     def sequence(
         self, mask: MaskWords, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu"
     ) -> ContextBatch:
-        """Distributes a sequence over the context ranks of a group; see ``Glue.mask`` and ``Glue.embed``.
+        """Distributes a sequence over the context ranks of a group; see ``MultimodalModel.mask`` and ``embed``.
 
         ``device`` is the model's.
 
@@ -75,12 +75,12 @@ class Parallel:
 
 
 def parallelize(
-    model: Glue, specs: Mapping[str, Parallel] | None = None, *, mask: MaskOf | None = None
+    model: MultimodalModel, specs: Mapping[str, Parallel] | None = None, *, mask: MaskOf | None = None
 ) -> dict[str, Any]:
     """Returns the arguments with which ``mosaic.pipeline`` puts each module on ranks of its own.
 
     Args:
-        model: A glued model.
+        model: The model.
         specs: By child, such as ``vision`` and ``language_model``; None: chosen by the planner.
         mask: Returns the attention mask of a microbatch whose sequence ranks share; by default ``model.mask`` of its
             ``input_ids``, causal.
@@ -89,7 +89,7 @@ def parallelize(
         ValueError: A child is missing, a name is unknown, or a pipeline cannot do this.
     """
     if specs is None:
-        return {"plan": OwnRanks(pipeline={}, data=1, tensor=1)}
+        return {"plan": partial(_on_own_ranks, pipeline={}, data=1)}
     children = [*model.tower_names, LANGUAGE_MODEL]
     for name in (*children, *specs):
         if name not in children:
@@ -106,8 +106,8 @@ def parallelize(
     if data is None and len(pipeline) < len(children):
         data = 1
     own = specs[LANGUAGE_MODEL]
-    plan = OwnRanks(pipeline=pipeline, data=data, tensor=tensor or 1, context=own.context)
-    arguments = {"plan": plan, "data": data, "tensor": plan.tensor}
+    degrees: dict[str, Any] = {"data": data, "tensor": tensor or 1}
+    arguments = {"plan": partial(_on_own_ranks, pipeline=pipeline, context=own.context, **degrees), **degrees}
     if own.context == 1:
         return arguments
     mask = mask or (lambda microbatch: model.mask(microbatch["input_ids"]))
@@ -115,43 +115,38 @@ def parallelize(
     return arguments | {"context": settings}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnRanks:
-    """Makes a partition that puts modules on their own ranks."""
+def _on_own_ranks(
+    request: Request, pipeline: Mapping[str, int], *, data: int | None, tensor: int = 1, context: int = 1
+) -> Partition:
+    """Returns the partition of one replica, whose modules have ranks of their own.
 
-    pipeline: Mapping[str, int]
-    """Ranks of modules with a fixed number."""
-    data: int | None
-    """Replicas; None: a replica has as many ranks as ``pipeline`` says."""
-    tensor: int
-    """Ranks that share each layer."""
-    context: int = 1
-    """Ranks that share each sequence."""
+    Args:
+        request: The request of ``mosaic.pipeline``.
+        pipeline: Ranks of modules with a fixed number.
+        data: Replicas; None: a replica has as many ranks as ``pipeline`` says.
+        tensor: Ranks that share each layer.
+        context: Ranks that share each sequence.
 
-    def __call__(self, request: Request) -> Partition:
-        """Returns the partition of one replica.
-
-        Raises:
-            ValueError: The number of ranks differs from the request, or a module cannot be split.
-        """
-        layers = {module.name: len(module.trains) for module in request.model.modules}
-        for name, count in self.pipeline.items():
-            if name not in layers:
-                raise ValueError(
-                    f"{name!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
-                    f"pass modules={{{name!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
-                )
-            if count > layers[name]:
-                raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
-        fixed, shared = sum(self.pipeline.values()), self.tensor * self.context
-        num_ranks = fixed if self.data is None else request.num_ranks // (self.data * shared)
-        if len(self.pipeline) == len(layers) and fixed != num_ranks:
+    Raises:
+        ValueError: The number of ranks differs from the request, or a module cannot be split.
+    """
+    layers = {module.name: len(module.trains) for module in request.model.modules}
+    for name, count in pipeline.items():
+        if name not in layers:
             raise ValueError(
-                f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, "
-                f"data={self.data}, tensor={self.tensor}, context={self.context}); give one of them pipeline=None, "
-                "and it has the rest"
+                f"{name!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
+                f"pass modules={{{name!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
             )
-        return on_own_ranks(replace(request, num_ranks=num_ranks), self.pipeline)
+        if count > layers[name]:
+            raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
+    fixed = sum(pipeline.values())
+    num_ranks = fixed if data is None else request.num_ranks // (data * tensor * context)
+    if len(pipeline) == len(layers) and fixed != num_ranks:
+        raise ValueError(
+            f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, data={data}, "
+            f"tensor={tensor}, context={context}); give one of them pipeline=None, and it has the rest"
+        )
+    return on_own_ranks(replace(request, num_ranks=num_ranks), pipeline)
 
 
 def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:

@@ -15,7 +15,7 @@ import torch
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
-from mosaic.backends.cuda.records import Slots
+from mosaic.backends.cuda.pool import Slots
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.pictures import Picture
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured

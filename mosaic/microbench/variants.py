@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Backend, Lane, Lanes, Mark, Ticket
-from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.profiler import Subject
@@ -87,7 +87,7 @@ def _open_torch_contexts(backend: Backend, split: QuotaPair) -> tuple[Lanes, str
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
     _, torch_streams, note = _torch_streams(sms, ordinal)
     streams = dict(zip(parts_of(split), zip(torch_streams, sms, strict=True), strict=True))
-    return StreamLanes(TorchStreams(ordinal), streams, lambda: None), note
+    return StreamLanes(StreamApi(ordinal), streams, lambda: None), note
 
 
 @cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process

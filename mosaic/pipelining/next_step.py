@@ -31,14 +31,12 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_shares, plan_step, shares_of
+from mosaic.pipelining.schedule import PipelineSchedule
+from mosaic.pipelining.task_graph import RankSpace
 
 BUDGET_SHARE = 0.9
 """Share of the last step's time in which the next one is planned."""

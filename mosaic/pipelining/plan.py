@@ -5,33 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.layers import AS_COUNTED, IN_PROPORTION, CountedModule, LayeredModule, ModuleFit, PipelineModel
+from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.workload.counted import AS_COUNTED, IN_PROPORTION, CountedModule, ModuleFit
-from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostTimes:
-    """Host time of one task or message, beside layers and the network.
-
-    Raises:
-        ValueError: A time is negative.
-    """
-
-    task_ns: int = 0
-    """Time of a forward beside its layers: the model's own Python around them."""
-    post_ns: int = 0
-    """Time of a task for each message that it sends or receives."""
-    message_ns: int = 0
-    """Latency of a message beside the network's."""
-
-    def __post_init__(self) -> None:
-        if min(self.task_ns, self.post_ns, self.message_ns) < 0:
-            raise ValueError(f"{self}; use 0 or more nanoseconds")
-
-
-NO_HOST_TIMES = HostTimes()
+from mosaic.pipelining.task_graph import HostTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

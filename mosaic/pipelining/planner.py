@@ -2,10 +2,13 @@
 
 Several partitions are planned in turn; those whose bound is above the best step are skipped, and the remaining effort
 is for the best one again.
+
+A step on replicas of a pipeline: the microbatches and the schedule of each.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,23 +17,15 @@ from functools import partial
 
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Part
-from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.compare import Contender, ContenderRun, contend
-from mosaic.pipelining.costs import PairKey, Strategies, on_lane
-from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
-from mosaic.pipelining.order.simulate import roll_out, simulate
-from mosaic.pipelining.partition.backward import Gradients, gradients_of
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.request import Request, even_pieces
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.schedule.lower import lower
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.task_graph import training_chunks
-from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.pipelining.baselines import Contender, ContenderRun, contend
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Layer, LayeredModule, Microbatch, PipelineModel, Strategy
+from mosaic.pipelining.orders import DEFAULT_METHOD, OrderLimits, Searched, search_orders
+from mosaic.pipelining.partition import Chunk, Gradients, Partition, Request, even_pieces, gradients_of, layer_times
+from mosaic.pipelining.schedule import PipelineSchedule, lower
+from mosaic.pipelining.task_graph import PairKey, RankSpace, Strategies, on_lane, training_chunks
+from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, bound, roll_out, simulate
 from mosaic.pipelining.tuning import Candidates, MemoryShortage, Pair, Tuned, pairs_of, tune, with_candidates
-from mosaic.pipelining.workload.layers import Layer, LayeredModule, PipelineModel, Strategy
-from mosaic.pipelining.workload.microbatch import Microbatch
 
 _KEEPS_NOTHING = Strategy(name="keep", kept_bytes=0)
 _SKIPPED = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(_KEEPS_NOTHING,))
@@ -132,7 +127,7 @@ def plan_within_memory(
     Args:
         graph: A step's tasks with everything kept, and memory limits.
         pairs: Makes forwards with their backwards and candidates; called if memory is short.
-        method: A name of ``mosaic.pipelining.order.search.METHODS``.
+        method: A name of ``mosaic.pipelining.orders.METHODS``.
         limits: Limits of all searches together.
 
     Raises:
@@ -255,7 +250,7 @@ class PlannerOptions:
     """Backward for weights: ``with`` backward for inputs (as in PipeWeaver), ``apart`` as a task of its own, or
     ``either``, the better of both."""
     method: str = DEFAULT_METHOD
-    """A name of ``mosaic.pipelining.order.search.METHODS``."""
+    """A name of ``mosaic.pipelining.orders.METHODS``."""
     limits: OrderLimits = field(default_factory=OrderLimits)
     """Limits of all searches of the step together."""
     candidates: int = 8
@@ -469,3 +464,51 @@ class _Job:
     def _pairs(self, way: _TriedPartition, candidates: Candidates) -> tuple[Pair, ...]:
         layers = pair_layers(self.request.model, way.partition, self.microbatches)
         return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+
+
+Shares = tuple[tuple[int, ...], ...]
+"""Indices of each replica's microbatches in the step, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStep:
+    """One step on all replicas."""
+
+    shares: Shares
+    schedules: tuple[PipelineSchedule | None, ...]
+    """Schedule of each replica; None without microbatches."""
+
+
+def share_out(times: Sequence[float], num_replicas: int) -> Shares:
+    """Assigns each item to the replica with the least load, the longest first (Graham's LPT rule).
+
+    The longest is at most 4/3 of the shortest possible longest share (https://doi.org/10.1137/0117039). The first
+    replica has an item unless ``times`` is empty; others may have none.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_replicas)]
+    loads = [0.0] * num_replicas
+    for item in sorted(range(len(times)), key=lambda at: (-times[at], at)):
+        least = min(range(num_replicas), key=lambda at: (loads[at], len(shares[at]), at))
+        shares[least].append(item)
+        loads[least] += times[item]
+    return tuple(tuple(sorted(share)) for share in shares)
+
+
+def shares_of(request: Request, step: Sequence[Microbatch], num_replicas: int) -> Shares:
+    """Divides a step by the times of its microbatches, over all phases of all layers."""
+    if num_replicas == 1:
+        return (tuple(range(len(step))),)
+    known: dict[Microbatch, float] = {}
+    for microbatch in step:
+        if microbatch not in known:
+            times = layer_times(replace(request, microbatches=(microbatch,)))
+            known[microbatch] = math.fsum(time for layers in times.values() for time in layers)
+    return share_out([known[microbatch] for microbatch in step], num_replicas)
+
+
+def plan_shares(
+    shares: Shares, step: Sequence[Microbatch], plan: Callable[[Sequence[Microbatch]], PipelineSchedule]
+) -> SharedStep:
+    """Plans the schedule of each share that is not empty."""
+    schedules = (plan([step[at] for at in share]) if share else None for share in shares)
+    return SharedStep(shares=shares, schedules=tuple(schedules))

@@ -1,4 +1,8 @@
-"""The tasks of one step of a partitioned model: each chunk with each piece of each microbatch in each phase.
+"""Costs of one chunk with one piece of a microbatch: nanoseconds and bytes of each phase.
+
+The ranks of a pipeline for its planner: devices, memory and network.
+
+The tasks of one step of a partitioned model: each chunk with each piece of each microbatch in each phase.
 
 One microbatch of two images that are two pieces for ``v``, one for ``t``, each on its own rank::
 
@@ -13,22 +17,258 @@ share of its output. A piece of a module that feeds nothing has its own loss.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from mosaic.hardware.cluster import Cluster
-from mosaic.hardware.link import Link, Message
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.costs import CostCounter, Costs, Strategies
-from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import even_pieces
-from mosaic.pipelining.plan import NO_HOST_TIMES, HostTimes
-from mosaic.pipelining.tasks import Task, TaskGraph, Wait
-from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.hardware import Cluster, Link, Message
+from mosaic.pipelining.layers import Layer, LayeredModule, Microbatch, PipelineModel, Strategy
+from mosaic.pipelining.partition import (
+    Chunk,
+    Gradients,
+    Partition,
+    Request,
+    even_pieces,
+    gradients_of,
+    layer_ms,
+    sources_of,
+    strategy_of,
+)
+from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """Host time of one task or message, beside layers and the network.
+
+    Raises:
+        ValueError: A time is negative.
+    """
+
+    task_ns: int = 0
+    """Time of a forward beside its layers: the model's own Python around them."""
+    post_ns: int = 0
+    """Time of a task for each message that it sends or receives."""
+    message_ns: int = 0
+    """Latency of a message beside the network's."""
+
+    def __post_init__(self) -> None:
+        if min(self.task_ns, self.post_ns, self.message_ns) < 0:
+            raise ValueError(f"{self}; use 0 or more nanoseconds")
+
+
+NO_HOST_TIMES = HostTimes()
+
+
+PairKey = tuple[int, int, int]
+"""A forward and its backward: chunk, microbatch, piece."""
+
+Strategies = str | Mapping[PairKey, tuple[int, ...]]
+"""One name for all layers that have it; or the strategy index of each layer of a pair, by default the first."""
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A module with times of its layers on a share of a rank."""
+
+    def on_share(self, share: float) -> LayeredModule:
+        """Returns the module on a share of its ranks' SMs."""
+
+
+def on_lane(module: LayeredModule, share: float) -> tuple[LayeredModule, float]:
+    """Returns a module on a lane, and its slowdown: in proportion to the share if it is not ``Shareable``."""
+    if share == 1:
+        return module, 1.0
+    return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, 1 / share)
+
+
+LayerMemory = tuple[int, int, int]
+"""Bytes of a layer: kept by its strategy, kept by ``keep``, and its workspace."""
+
+
+def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> int:
+    """Returns the bytes of a chunk above its kept ones, while forward or backward runs.
+
+    A layer has all its activations while it runs, in either phase, beside the kept ones of earlier layers. Recomputed
+    activations stay until the end of backward for weights, if that is apart.
+    """
+    if weights_apart:
+        return remade_bytes(layers) + max((works for _, _, works in layers), default=0)
+    peak = before = 0
+    for kept_bytes, whole, works in layers:
+        peak = max(peak, before + max(kept_bytes, whole) + works)
+        before += kept_bytes
+    return peak - before if peak > before else 0
+
+
+def remade_bytes(layers: Sequence[LayerMemory]) -> int:
+    """Returns the bytes that backward recomputes."""
+    return sum(max(0, whole - kept_bytes) for kept_bytes, whole, _ in layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs of one chunk with one piece."""
+
+    forward_ns: int
+    """Forward."""
+    backward_ns: int
+    """Backward for inputs, including the time of strategies."""
+    weights_ns: int
+    """Backward for weights."""
+    kept_bytes: int
+    """From the start of forward to the end of backward; 0 without one."""
+    workspace_bytes: int
+    """While forward or backward runs, above the kept bytes; see ``workspace_bytes``."""
+    remade_bytes: int
+    """The part that backward recomputes and holds until the end of backward for weights, if that is apart."""
+    has_backward: bool
+    """True if any of its layers computes gradients."""
+    has_weights: bool
+    """True if any of its layers trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostCounter:
+    """Counts costs, equal ones once."""
+
+    modules: Mapping[str, LayeredModule]
+    """By name."""
+    strategies: Strategies
+    """Activation strategies."""
+    weights_apart: bool = False
+    """True if backward for weights is a task of its own."""
+    known: dict[object, Costs] = field(default_factory=dict)
+    """Counted costs."""
+    layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
+    """Layers of modules."""
+
+    def costs(
+        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
+    ) -> Costs:
+        """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
+        chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
+        key = (id(gradients), pair[0], microbatch, units, chosen)
+        if key not in self.known:
+            self.known[key] = self._count(chunk, gradients, microbatch, units, chosen)
+        return self.known[key]
+
+    def _count(
+        self,
+        chunk: Chunk,
+        gradients: Mapping[str, Gradients],
+        microbatch: Microbatch,
+        units: int,
+        chosen: str | tuple[int, ...],
+    ) -> Costs:
+        times: list[tuple[float, ...]] = []
+        memory: list[LayerMemory] = []
+        has_backward = has_weights = False
+        place = 0
+        for part in chunk.parts:
+            place += part.count
+            if part.module not in gradients:
+                continue
+            own = gradients[part.module]
+            # a chunk of several modules runs whole microbatches: all units of each module
+            count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
+            layers, slower = self._layers(part.module, chunk.share, microbatch, count)
+            for at, layer in enumerate(layers[part.first : part.end]):
+                index = part.first + at
+                strategy = _chosen(layer, chosen, place - part.count + at, part.module)
+                times_ms = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
+                times.append(tuple(time * slower for time in times_ms))
+                kept_and_whole = strategy.kept_bytes, layer.strategies[0].kept_bytes
+                memory.append((*(kept_and_whole if own.any_of(index) else (0, 0)), layer.workspace_bytes))
+                has_backward |= own.any_of(index)
+                has_weights |= own.weights[index]
+        if (least := min(map(min, memory))) < 0:
+            raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
+        forward, backward, weights = (_whole_ns(phase, chunk) for phase in zip(*times, strict=True))
+        return Costs(
+            forward_ns=forward,
+            backward_ns=backward,
+            weights_ns=weights,
+            kept_bytes=sum(layer[0] for layer in memory),
+            workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
+            remade_bytes=remade_bytes(memory) if self.weights_apart else 0,
+            has_backward=has_backward,
+            has_weights=has_weights,
+        )
+
+    def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[tuple[Layer, ...], float]:
+        module, slower = on_lane(self.modules[name], share)
+        key = name, share, microbatch, units
+        if key not in self.layers:
+            self.layers[key] = module.layers(microbatch, units)
+        return self.layers[key], slower
+
+
+def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:
+    if isinstance(chosen, str):
+        return strategy_of(layer, chosen)
+    index = chosen[place] if place < len(chosen) else 0
+    if not 0 <= index < len(layer.strategies):
+        raise ValueError(f"strategy {index} for a layer of {module!r}, which has {len(layer.strategies)}; count from 0")
+    return layer.strategies[index]
+
+
+def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
+    invalid = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
+    if invalid is not None:
+        raise ValueError(f"a layer of {chunk} takes {invalid} ms; a time is finite, 0 or more")
+    return round(math.fsum(times_ms) * 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpace:
+    """Ranks of the planner.
+
+    Raises:
+        ValueError: ``devices_per_rank`` is below 1, or the limit is negative.
+    """
+
+    network: Link | Cluster | None = None
+    """Network between ranks; None: messages take no time."""
+    devices_per_rank: int = 1
+    """Devices of one rank: tensor times context parallel."""
+    limit_bytes: int = 0
+    """Memory of each of a rank's devices; 0: no limit."""
+    host: HostTimes = NO_HOST_TIMES
+    """Host time of tasks and messages."""
+
+    def __post_init__(self) -> None:
+        if self.devices_per_rank < 1 or self.limit_bytes < 0:
+            raise ValueError(
+                f"devices_per_rank={self.devices_per_rank}, limit_bytes={self.limit_bytes}; a rank has a device at "
+                "least, and a limit is 0 (none) or more bytes"
+            )
+
+    def tasks(
+        self,
+        request: Request,
+        partition: Partition,
+        microbatches: Sequence[Microbatch],
+        *,
+        strategies: Strategies = "keep",
+        weights_apart: bool = False,
+    ) -> TaskGraph:
+        """Returns the tasks of a step on these ranks; see ``task_graph``."""
+        return task_graph(
+            request.model,
+            partition,
+            microbatches,
+            network=self.network,
+            devices_per_rank=self.devices_per_rank,
+            strategies=strategies,
+            weights_apart=weights_apart,
+            host=self.host,
+            limit_bytes=(self.limit_bytes,) * partition.num_ranks if self.limit_bytes else (),
+        )
+
 
 MAX_TASKS = 2_000_000
 """Most tasks of a step."""
@@ -335,3 +575,24 @@ class _Build:
                 modules[index], feeds[index] = names, tuple(dict.fromkeys(inputs))
         self.flows[present] = _Flow(gradients=gradients_of(self.model, present), modules=modules, feeds=feeds)
         return self.flows[present]
+
+
+def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+    """Returns the time of each rank's gradient sum, as in Megatron's distributed optimizer.
+
+    Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
+    """
+    modules = {module.name: module for module in model.modules}
+    trained = [0] * partition.num_ranks
+    for chunk in partition.chunks:
+        for part in chunk.parts:
+            module = modules[part.module]
+            own = (at for at in range(part.first, part.end) if module.trains[at])
+            trained[chunk.rank] += sum(module.num_parameters(at, 1) for at in own)
+    times_ns = []
+    for count in trained:
+        own_count = count // machine.degrees.tensor
+        scattered = Collective(name="gradients", num_bytes=4 * own_count, axis="data")
+        gathered = Collective(name="weights", num_bytes=2 * own_count, axis="data")
+        times_ns.append(machine.time_ns(scattered) + machine.time_ns(gathered))
+    return tuple(times_ns)

@@ -18,11 +18,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.costs import workspace_bytes
-from mosaic.pipelining.rank_memory import rank_timelines
-from mosaic.pipelining.tasks import Deadlock, Task, TaskGraph, Timed
-from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.layers import Layer
+from mosaic.pipelining.task_graph import workspace_bytes
+from mosaic.pipelining.tasks import ActionKind, Deadlock, Task, TaskGraph, Timed, rank_timelines
 
 Choice = tuple[int, ...]
 """Candidate index of each pair."""

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mosaic.pipelining.compare import Contender, bubble_share
-from mosaic.pipelining.compiled import ActionKind
+from mosaic.pipelining.baselines import Contender, bubble_share
+from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
 from mosaic.pipelining.planner import PlannedStep
-from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.pipelining.workload.layers import PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.rank_layer import ContextCosts
+from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed
 from mosaic.report.figure import (
     FAINT,
     GRID,

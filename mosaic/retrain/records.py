@@ -1,9 +1,12 @@
-"""The gate's result and the day's report, as in their JSON files."""
+"""The JSON files of a day: its plan, environment and training, the gate's result, and the report. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Literal
+
+from mosaic.pipelining.plan import PipelinePlan
+from mosaic.plan import Plan
 
 Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
 """Outcome of a day. ``held``: passed the gate during a ``hold``; ``refused``: failed the gate; ``quarantined``: its
@@ -18,6 +21,139 @@ HEADLINES: dict[Outcome, str] = {
     "interrupted": "NOT FINISHED",
 }
 """Headline of the page."""
+
+
+WINDOW_OVER = "window over"
+"""End of a training whose device must be released."""
+
+NEW_WEIGHTS = "new weights"
+"""Start of a model without a champion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanKey:
+    """The conditions of a plan; a change of one requires a new plan."""
+
+    model: str
+    """Fingerprint of the parameters' names, shapes and types."""
+    batch: str
+    """Fingerprint of the first batch's names, shapes and types."""
+    modalities: str
+    """Modalities of today's new rows, by the names in their scores."""
+    device: str
+    num_ranks: int
+    torch: str
+    colocate: bool
+    """The recipe lets modules run side by side."""
+    pipeline: str = ""
+    """The recipe's pipeline settings, in words; empty for none."""
+
+    def differences(self, other: PlanKey) -> str:
+        """Describes the differences from an earlier key; empty for none."""
+        words = {
+            "model": "the model has other parameters",
+            "batch": "the batch has other shapes",
+            "modalities": f"the new rows had {other.modalities} and have {self.modalities}",
+            "device": f"the device was {other.device} and is {self.device}",
+            "num_ranks": f"there were {other.num_ranks} ranks and are {self.num_ranks}",
+            "torch": f"torch was {other.torch} and is {self.torch}",
+            "colocate": f"colocate was {str(other.colocate).lower()} and is {str(self.colocate).lower()}",
+            "pipeline": f"the pipeline was {other.pipeline or 'none'} and is {self.pipeline or 'none'}",
+        }
+        differing = [name for name in words if getattr(self, name) != getattr(other, name)]
+        if "num_ranks" in differing and "batch" in differing:  # the ranks change each rank's part of the batch
+            differing.remove("batch")
+        return "; ".join(words[name] for name in differing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """``plan.json``: the plan of a day."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    plan: Plan | None
+    """The placement; None for the plain loop, or a pipeline."""
+    threads: int
+    """Torch's threads within an operator, in the loop's own thread."""
+    key: PlanKey
+    said: str
+    """Result of ``describe()`` at the choice."""
+    speedup: float | None
+    """Step time of the plain loop over this plan's, from its trial; None without a trial."""
+    step_ms: float | None
+    """Median step time while this plan was new, in ms, the reference for a drift; None before it is known."""
+    why: str
+    """Reason to plan; empty for the plan of the day before."""
+    is_measured: bool
+    """True if it rests on measurements or places nothing; False if the machine was too busy."""
+    pipeline: PipelinePlan | None = None
+    """The layers of each rank and the plan of steps; None for no pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """``environment.json``: the environment at a day's start, which bits depend on beside data, weights and plan."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    python: str
+    torch: str
+    numpy: str
+    mosaic: str
+    commit: str
+    """Commit of Mosaic's clone; empty outside a clone, or if git failed."""
+    machine: str
+    device: str
+    """Name of the GPU and its driver, or ``cpu``."""
+    threads: int
+    num_ranks: int
+    tf32: bool
+    """Matrix products may round their inputs."""
+    program: str
+    """SHA-256 of the user's file."""
+
+    def differences(self, other: Environment) -> tuple[str, ...]:
+        """Describes each difference from an earlier environment; an unknown commit differs from none."""
+        current, earlier = asdict(self), asdict(other)
+        if not (self.commit and other.commit):
+            current["commit"] = earlier["commit"] = ""
+        return tuple(
+            f"{name} was {earlier[name]} and is {current[name]}" for name in current if current[name] != earlier[name]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """``trained.json``: the end of a day's training."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    ended: str
+    """``done``, ``window over``, or the name of a signal."""
+    step: int
+    num_steps: int
+    step_ms: float | None
+    """Median step time of the last process, in ms."""
+    digest: str
+    """SHA-256 over all parameters and buffers."""
+    notes: DayNotes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayNotes:
+    loaded: str
+    """Start of the model, with its new and missing parts."""
+    rejects: dict[str, dict[str, int]]
+    """Unreadable rows, by source and reason."""
+    differs_from_step: int | None = None
+    """First step whose bits may differ from an undisturbed run; None for none."""
+    differs_because: str = ""
+    messages: tuple[str, ...] = ()
+    """Messages for the morning's report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +190,11 @@ class Finding:
     passed: bool
     sentence: str
     """The value, the rule, and after a failure the way out."""
+
+    @staticmethod
+    def of(name: str, passed: bool, sentence: str, way_out: str = "") -> Finding:
+        """Makes a finding whose sentence has the way out after a failure."""
+        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else way_out}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

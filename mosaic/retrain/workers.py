@@ -23,12 +23,11 @@ from typing import Any
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.lines import last_line_of
+from mosaic.retrain.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED, STOPPING
 from mosaic.retrain.folder import DayFolder, Folder, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Outcome
-from mosaic.train.data.sources import Sources
-from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
-from mosaic.train.signals import STOPPING
+from mosaic.retrain.worker.sources import Sources
 
 WORKER = "mosaic.retrain.worker.main"
 """Module of a worker."""
@@ -48,7 +47,7 @@ PRINT_S = 5.0
 PRINT_SHARE = 0.05
 """The same as a share of the time so far, which keeps long logs short."""
 PORTS = 20_000, 32_000
-"""Ports for the rendezvous of ranks."""
+"""Ports for the rendezvous of ranks, below Linux's ephemeral ports."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -95,11 +94,9 @@ class Workers:
         now = time.monotonic()  # the same clock in every process of this machine
         limits = {"--train-until": train_s, "--total-until": total_s}
         until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
-        parts = _LEFT[phase]
-        budget = self._recipe.budget
-        rounds = [(parts, budget.ranks)]
-        if budget.ranks > 1 and not budget.pipeline:
-            rounds = [((part,), budget.ranks if part == "train" else 1) for part in parts]
+        ranks, rounds = self._recipe.budget.ranks, [(_LEFT[phase], 1)]
+        if ranks > 1:  # one process has the whole model for data and scores
+            rounds = [((part,), ranks if part == "train" else 1) for part in _LEFT[phase]]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
@@ -217,7 +214,11 @@ def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
 
 
 def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """Torchrun's variables, without a process between the launcher and the ranks."""
+    """Returns torchrun's variables.
+
+    Torchrun itself is a process between the launcher and the ranks: killed, it leaves them alive, and two runs would
+    write one day.
+    """
     if count == 1:
         return {}
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
@@ -225,7 +226,6 @@ def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """Returns a port below Linux's ephemeral ports, one of which could be taken before rank 0 listens."""
     while True:
         port = random.randrange(*PORTS)
         with socket.socket() as probe, suppress(OSError):

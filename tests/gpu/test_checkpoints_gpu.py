@@ -27,7 +27,6 @@ def test_a_run_on_a_gpu_goes_on_bit_for_bit_and_what_came_after_the_save_is_not_
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     model, optimizer, kept = made(0)
-    kept.prepare_saving(optimizer=optimizer)
     train(model, optimizer, 3)
     kept.save(tmp_path, step=3, optimizer=optimizer)
     ended = train(model, optimizer, 4)

@@ -9,7 +9,7 @@ import torch
 
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.records import PartitionRecord
+from mosaic.backends.cuda.pool import PartitionRecord
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from bench.gpu.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.overlap import CDP_SMS
+from mosaic.backends.cuda.pool import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.graphs import GraphCall, ModuleGraphs
 

@@ -8,14 +8,14 @@ import torch
 from engine_cases import Record, run_both
 from torch import nn
 
-from mosaic.glue import Glue
+from mosaic.glue import MultimodalModel
 
 STAGES = [{"vision": 1, "audio": 1}, {"language_model": 1}]
 KINDS = ((3, 2), (0, 2), (3, 2), (2, 0), (0, 0), (3, 2))
 """Images and clips of the batches."""
 
 
-def frozen() -> Glue:
+def frozen() -> MultimodalModel:
     return cases.glued().freeze("vision.model", "audio.model")
 
 
@@ -32,6 +32,6 @@ def train(model: nn.Module, record: Record) -> None:
 
 
 @pytest.mark.parametrize("make", [cases.glued, frozen])
-def test_a_glued_model_trains_colocated_as_it_does_plain_whatever_batches_lack(make: type[Glue]):
+def test_a_glued_model_trains_colocated_as_it_does_plain_whatever_batches_lack(make: type[MultimodalModel]):
     torch.manual_seed(1)
     run_both(make, cases.batch(), STAGES, train)

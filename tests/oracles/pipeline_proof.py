@@ -11,8 +11,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.tasks import Orders, TaskGraph
+from mosaic.pipelining.tasks import Orders, TaskGraph, bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

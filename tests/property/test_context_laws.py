@@ -13,7 +13,6 @@ from oracles.context_shares import share_exactly
 
 from bench.papers.masks import DRAWN
 from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
-from mosaic.context.layout import Layout
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks, Tiles
 from mosaic.context.words import MaskWords, from_bam
@@ -165,21 +164,15 @@ def test_coarse_chunks_cost_no_padding_and_little_balance(work: list[int], ranks
 
 @settings(deadline=None, max_examples=40)
 @given(num_tokens=st.integers(8, 200), ranks=st.integers(1, 4), name=st.sampled_from(["lpt", "headtail", "ring"]))
-def test_a_layout_and_its_inverse_undo_each_other(num_tokens: int, ranks: int, name: str):
-    block = 2
-    work = np.random.RandomState(num_tokens).randint(0, 50, -(-num_tokens // block))
-    layout = Layout(num_tokens=num_tokens, block=block, distribution=distribute(work, ranks, name))
-    order, inverse = layout.order(), layout.inverse()
-    assert np.array_equal(order[inverse], np.arange(num_tokens))
-    assert (order >= 0).sum() == num_tokens == len(order) - layout.padding
-    assert len(order) == ranks * layout.local_tokens
-    values = np.arange(num_tokens) * 10
-    parts = [layout.take(values, rank, fill=-7) for rank in range(ranks)]
-    assert np.array_equal(np.concatenate(parts)[inverse], values)
-    assert np.count_nonzero(np.concatenate(parts) == -7) == layout.padding
-    for rank in range(ranks):
-        own = layout.order_of(rank)
-        assert np.all(np.diff(own[own >= 0]) > 0)
+def test_every_token_has_one_place_and_a_rank_has_its_tokens_in_order(num_tokens: int, ranks: int, name: str):
+    plan = plan_context(odd_mask(num_tokens, num_tokens), ranks, block=2, method=name)
+    orders = [plan.order_of(rank) for rank in range(ranks)]
+    assert all(len(order) == plan.local_tokens for order in orders)
+    assert all(np.all(np.diff(order[order >= 0]) > 0) for order in orders)
+    order = np.concatenate(orders)
+    assert sorted(order[order >= 0]) == list(range(num_tokens))
+    places = plan.column_of()[np.arange(num_tokens) // 2] * 2 + np.arange(num_tokens) % 2
+    assert np.array_equal(order[places], np.arange(num_tokens))
 
 
 @settings(deadline=None, max_examples=25)

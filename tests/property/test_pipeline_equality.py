@@ -17,8 +17,8 @@ from torch import nn
 
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 

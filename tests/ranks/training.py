@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
-from mosaic.ranks.colocate import colocate_ranks
 from ranks.graphs import plan_of
 
 STEPS = 3
@@ -101,24 +99,3 @@ def solved(rank: int, size: int) -> tuple[str, float]:
     loss.backward()
     handle.remove()
     return handle.plan.fingerprint, loss.item()
-
-
-def meeting_places(rank: int, size: int) -> list[int]:
-    """Colocates twice; returns for each time how many groups met where those of another run would look."""
-    plain, found = dist.new_group, []
-
-    def noting(*args: Any, **options: Any) -> Any:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"seen {rank}", "")
-        found[-1] += own.check([f"seen {rank}"])
-        return plain(*args, **options)
-
-    own = dist.distributed_c10d._get_default_store()
-    dist.new_group = noting  # type: ignore[assignment]
-    for _ in range(2):
-        found.append(0)
-        model = Model()
-        plan = draw_plan(model, size, random.Random(3))
-        colocate_ranks(model, sample=batch(0, 3), backend=HostBackend(1), plan=plan).remove()
-    assert dist.distributed_c10d._get_default_store() is own
-    return found

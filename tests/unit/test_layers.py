@@ -27,8 +27,7 @@ LAYERS = [
     {"engine", "glue"},
     {"ranks", "report"},
     {"colocate"},
-    {"microbench", "train"},
-    {"retrain"},
+    {"microbench", "retrain"},
     {"demo"},
     {"cli"},
 ]
@@ -47,7 +46,6 @@ HOMES = {
             "parts",
             "profiler",
             "ranks",
-            "train",
         ),
         *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/worker", "cli/workload.py", "cli/counting.py"),  # run a user's model

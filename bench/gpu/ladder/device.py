@@ -15,8 +15,7 @@ from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.gpu.ladder.lanes import figures_of, on_lanes, reading
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.sm_targets import PAYS
+from mosaic.backends.cuda.backend import SM_TARGET_PAYS, CudaBackend
 from mosaic.backends.streams.libraries import (
     LibrarySettings,
     carveout_calls,
@@ -156,5 +155,5 @@ def judge_products(speedups: Mapping[str, float], reasons: Sequence[str] = ()) -
     if not speedups:
         return f"nothing was measured below the whole device: {'; '.join(reasons) or 'no time was left'}"
     mean = statistics.geometric_mean(speedups.values())
-    switch = "SM targets pay, CudaBackend(sm_target=True)" if mean >= PAYS else "leave SM targets off"
+    switch = "SM targets pay, CudaBackend(sm_target=True)" if mean >= SM_TARGET_PAYS else "leave SM targets off"
     return f"{switch}: {mean:.2f}x, {', '.join(f'{what} {gain:.2f}x' for what, gain in speedups.items())}"

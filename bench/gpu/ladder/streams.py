@@ -14,7 +14,7 @@ from bench.gpu.ladder.lanes import Slots, figures_of, green_streams, halves, on_
 from bench.record import Figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.overlap import CDP_SMS
+from mosaic.backends.cuda.pool import CDP_SMS
 from mosaic.microbench.isolation import slots_in_turn
 
 SPIN_NS = 20_000

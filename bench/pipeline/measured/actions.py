@@ -14,9 +14,8 @@ import torch
 
 from bench.pipeline.in_process import InProcess
 from bench.record import Figure
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.pipeline.measured.models import Microbatch
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.tasks import Timed
-from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.pipelining.layers import CountedMicrobatch
+from mosaic.pipelining.planner import SharedStep
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.tasks import Timed, simulate
 from mosaic.ranks.pipeline.runner import PipelineRunner, StepPlanner
 from mosaic.ranks.pipeline.trying.fitting import gather_tasks
 from mosaic.ranks.pipeline.trying.setup import PipelineSetup

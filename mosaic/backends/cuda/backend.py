@@ -6,8 +6,10 @@ of its forward, so backward stays there, too. What is launched on any other stre
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +17,20 @@ import torch
 from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
-from mosaic.backends.cuda.lanes import GreenLanes
-from mosaic.backends.cuda.pool import GreenDriver, GreenPool, StreamLoan, pack_layouts, pool_of
-from mosaic.backends.cuda.sm_targets import sm_target_pays
-from mosaic.backends.streams.api import StreamApi, TorchStreams, start_autograd
+from mosaic.backends.cuda.pool import GreenPool, PartitionRecord, Slots, StreamLoan, pack_layouts, pool_of
+from mosaic.backends.streams.api import StreamApi, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
 
 _LOG = logging.getLogger("mosaic")
+
+SM_TARGETS = Path(__file__).with_name("sm_targets.json")
+"""Measured gains of SM targets, which ``python -m bench.tables`` writes from kept results: by device's name the mean
+speed-up of matrix products on a part of the device when libraries know how many SMs the part has."""
+SM_TARGET_PAYS = 1.03
+"""Speed-up from which on an SM target counts as a gain."""
 
 
 class CudaBackend(Backend):
@@ -56,7 +62,7 @@ class CudaBackend(Backend):
         sm_target: bool = False,
         cudnn: bool = True,
         api: StreamApi | None = None,
-        driver: GreenDriver | None = None,
+        driver: CudaDriver | None = None,
     ) -> None:
         if placement not in ("merged", "split"):
             raise ValueError(f"placement={placement!r} is neither 'merged' nor 'split'")
@@ -64,7 +70,7 @@ class CudaBackend(Backend):
         self._info = self._driver.describe()
         if api is None:
             check_torch(self._info)
-            api = TorchStreams(ordinal)
+            api = StreamApi(ordinal)
             start_autograd(api.device)
         self._api: StreamApi = api
         self._libraries = (
@@ -87,27 +93,23 @@ class CudaBackend(Backend):
 
     @property
     def name(self) -> str:
-        """``cuda``."""
         return "cuda"
 
     @property
     def device(self) -> Device:
-        """The GPU and its slots."""
         return self._device
 
     @property
     def api(self) -> StreamApi:
-        """The runtime that streams and tensors belong to."""
         return self._api
 
     @property
     def torch_device(self) -> torch.device:
-        """``cuda:ordinal``."""
         return self._api.device
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What defeats partitions here, as far as it was seen when lanes were opened."""
+        """Conditions that defeat partitions, as far as they were seen when lanes were opened."""
         return tuple(self._notes)
 
     @property
@@ -145,9 +147,9 @@ class CudaBackend(Backend):
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
     ) -> StreamLanes:
-        """Opens plain streams on the whole device under the names of partitions: to compare with, and nothing else.
+        """Opens plain streams on the whole device under the names of partitions, for comparisons.
 
-        Nothing confines them, and ``num_sms`` of each is None. Lanes with a slot in common take turns, as others do.
+        Nothing confines them, and ``num_sms`` of each is None. Lanes with a slot in common take turns.
 
         Args:
             partitions: Names of the lanes.
@@ -177,12 +179,10 @@ class CudaBackend(Backend):
             raise
 
     def other_processes(self) -> frozenset[int]:
-        """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
         return frozenset(other_processes(self._info.uuid))
 
     @property
     def sm_settings(self) -> str:
-        """Those that are not the default."""
         split = "split by sizes" if self._placement == "split" else ""
         fine, target = "fine slots" if self._fine else "", "SM targets" if self._sm_target else ""
         return ", ".join(filter(None, (fine, split, target)))
@@ -190,7 +190,6 @@ class CudaBackend(Backend):
     def with_sms(
         self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
     ) -> CudaBackend:
-        """Returns a backend of the same device with these settings besides its own; itself if that adds none."""
         fine, target = self._fine or fine_slots, self._sm_target or sm_target
         placement: SmPlacement = self._placement if sm_placement == "merged" else sm_placement
         if (fine, placement, target) == (self._fine, self._placement, self._sm_target):
@@ -208,7 +207,8 @@ class CudaBackend(Backend):
 
     def sm_target_pays(self) -> bool:
         """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""
-        return sm_target_pays(self._info.name)
+        speedup: float = json.loads(SM_TARGETS.read_text(encoding="utf-8")).get(self._info.name, 0.0)
+        return speedup >= SM_TARGET_PAYS
 
     def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
         """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""
@@ -242,6 +242,52 @@ class CudaBackend(Backend):
         if sentence not in self._notes:
             self._notes[sentence] = None
             _LOG.warning("%s", sentence)
+
+
+class GreenLanes(StreamLanes):
+    """The lanes that are open on partitions of one GPU; made by ``CudaBackend.open_lanes``.
+
+    Args:
+        api: The runtime.
+        loan: A stream for each partition; given back at the end.
+        placement: How partitions got their SMs.
+
+    Attributes:
+        partitions: SMs requested and granted, and the ids that the probe saw.
+    """
+
+    def __init__(self, api: StreamApi, loan: StreamLoan, placement: SmPlacement) -> None:
+        self.partitions: tuple[PartitionRecord, ...] = tuple(loan.records.values())
+        try:
+            streams = {
+                slots: (api.external_stream(handle), loan.records[slots].granted_sms)
+                for slots, handle in loan.streams.items()
+            }
+            conflict = _conflict_in(placement, loan.layout_of, loan.records)
+            super().__init__(api, streams, loan.give_back, conflict=conflict)  # what gives back must not hold the lanes
+        except BaseException:
+            loan.give_back()
+            raise
+
+
+def _conflict_in(
+    placement: SmPlacement, layout_of: dict[Slots, int], records: dict[Slots, PartitionRecord]
+) -> Callable[[Slots, Slots], bool]:
+    """Returns the rule by which work on two partitions takes turns.
+
+    Merged partitions take turns if they share a slot. Where each layout was split anew, slots of different layouts say
+    nothing about SMs: the probe decides, and without it partitions of different layouts take turns.
+    """
+
+    def conflict(slots: Slots, others: Slots) -> bool:
+        if not set(slots).isdisjoint(others):
+            return True
+        if placement == "merged" or layout_of[slots] == layout_of[others]:
+            return False
+        sm_ids, other_ids = records[slots].sm_ids, records[others].sm_ids
+        return sm_ids is None or other_ids is None or not set(sm_ids).isdisjoint(other_ids)
+
+    return conflict
 
 
 def check_torch(device: CudaDevice) -> None:

@@ -30,7 +30,7 @@ class MissingFunction:
     since: str
     """CUDA version that brought it, such as ``12.4``."""
     use: str
-    """What is lost: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
+    """The lost use: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotDescription:
-    """How a device's SMs are given out."""
+    """The slots of a device's SMs."""
 
     fine: bool
     """True for the driver's smallest slots, which give up large clusters."""
@@ -68,7 +68,7 @@ class SlotDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlDescription:
-    """What NVIDIA's management library says."""
+    """Versions and devices by NVIDIA's management library."""
 
     driver_version: str
     """The driver's own version, such as ``580.65.06``."""
@@ -92,9 +92,9 @@ def require_extension() -> None:
 
 
 def is_available() -> bool:
-    """Tells whether there is a GPU whose SMs can be split and given green-context streams.
+    """Returns True if there is a GPU whose SMs can be split and given green-context streams.
 
-    A driver that fails counts as not available; ``mosaic doctor`` tells why.
+    A driver that fails counts as not available; ``mosaic doctor`` explains it.
     """
     try:
         driver = describe_driver()
@@ -117,13 +117,13 @@ def require_streams() -> None:
 
 
 def lost_uses(driver: DriverDescription) -> tuple[str, ...]:
-    """Returns what cannot be done with this driver, in the order ``base``, ``slots``, ``streams``."""
+    """Returns the uses that this driver lacks, in the order ``base``, ``slots``, ``streams``."""
     missing = {function.use for function in driver.missing}
     return tuple(use for use in ("base", "slots", "streams") if use in missing)
 
 
 def version_text(version: int) -> str:
-    """Writes CUDA's version number as people do: 12040 is ``12.4``."""
+    """Formats CUDA's version number: 12040 is ``12.4``."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -146,11 +146,22 @@ def describe_devices() -> tuple[CudaDevice, ...]:
     require_extension()
     from mosaic import _C
 
-    return tuple(_describe(_C.Device(ordinal)) for ordinal in range(_C.device_count()))
+    devices = [_C.Device(ordinal) for ordinal in range(_C.device_count())]
+    return tuple(
+        CudaDevice(
+            ordinal=device.ordinal,
+            name=device.name,
+            uuid=device.uuid,
+            compute_capability=".".join(map(str, device.compute_capability)),
+            num_sms=device.num_sms,
+            total_memory_bytes=device.total_memory_bytes,
+        )
+        for device in devices
+    )
 
 
 def describe_slots(ordinal: int, *, fine: bool = False) -> SlotDescription:
-    """Splits a device on trial and returns what came of it; nothing is reserved.
+    """Splits a device on trial and describes the slots; nothing is reserved.
 
     Args:
         ordinal: The driver's number of the device.
@@ -250,7 +261,7 @@ def probe_stream(ordinal: int, stream: int, image: bytes | None = None) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class CudaDriver:
-    """One device through the installed driver: all that a backend needs of it besides torch.
+    """One device through the installed driver: all that a backend needs of it besides torch. Equal ones share a pool.
 
     Attributes:
         ordinal: The driver's number of the device.
@@ -280,11 +291,9 @@ class CudaDriver:
         return devices[self.ordinal]
 
     def describe_slots(self, *, fine: bool) -> SlotDescription:
-        """Describes its slots."""
         return describe_slots(self.ordinal, fine=fine)
 
     def open_pool(self, *, fine: bool, placement: SmPlacement) -> _C.StreamPool:
-        """Makes an empty pool."""
         return open_pool(self.ordinal, fine=fine, placement=placement)
 
     def probe_image(self) -> bytes:
@@ -292,17 +301,4 @@ class CudaDriver:
         return compile_probe(self.describe().compute_capability, probe_source())
 
     def probe_stream(self, stream: int) -> tuple[int, ...]:
-        """Probes a stream of the device; see the function of this name."""
         return probe_stream(self.ordinal, stream)
-
-
-def _describe(device: _C.Device) -> CudaDevice:
-    major, minor = device.compute_capability
-    return CudaDevice(
-        ordinal=device.ordinal,
-        name=device.name,
-        uuid=device.uuid,
-        compute_capability=f"{major}.{minor}",
-        num_sms=device.num_sms,
-        total_memory_bytes=device.total_memory_bytes,
-    )

@@ -21,13 +21,13 @@ class EnvironmentFinding:
     """One thing that defeats partitions, or may."""
 
     name: str
-    """What it is about, such as a variable's name."""
+    """Its subject, such as a variable's name."""
     found: str
-    """What is there."""
+    """The condition."""
     rule: str
     """Why it matters."""
     way_out: str
-    """What to do."""
+    """The remedy."""
 
     @property
     def sentence(self) -> str:
@@ -37,24 +37,24 @@ class EnvironmentFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAnswers:
-    """What NVIDIA's management library says about one device."""
+    """The state of one device by NVIDIA's management library."""
 
     processes: tuple[int, ...] = ()
     """Ids of the processes that compute on it, this one included."""
     mig: bool = False
-    """Whether it is cut into instances."""
+    """True if it is cut into instances."""
     problem: str = ""
-    """Why it could not be asked; empty if it answered."""
+    """The reason why NVML did not answer; empty if it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What was seen."""
+    """The observed surroundings of a process."""
 
     environ: Mapping[str, str]
     """The process's environment."""
     num_streams: int | None
-    """Streams in force at the same time; None where nobody knows yet."""
+    """Streams in use at the same time; None if unknown."""
     mps_control: str = ""
     """Path of the pipe to an MPS daemon; empty if there is none."""
     nvml: NvmlAnswers = field(default_factory=NvmlAnswers)
@@ -68,7 +68,7 @@ def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
 
     Args:
         uuid: The device, as ``nvidia-smi`` prints it.
-        num_streams: Streams in force at the same time.
+        num_streams: Streams in use at the same time.
     """
     return find_in(
         Surroundings(
@@ -87,7 +87,7 @@ def other_processes(uuid: str) -> tuple[int, ...]:
 
 
 def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
-    """Returns what defeats partitions, worst first."""
+    """Returns the findings that defeat partitions, worst first."""
     return (*_mps(seen), *_connections(seen), *_nvml(seen))
 
 
@@ -102,7 +102,7 @@ def mps_control(environ: Mapping[str, str]) -> str:
 
 
 def ask_nvml(uuid: str) -> NvmlAnswers:
-    """Asks about one device; says why where that is not possible."""
+    """Queries NVML about one device; the result has the reason if that is not possible."""
     try:
         import pynvml
     except ImportError as error:
@@ -111,8 +111,8 @@ def ask_nvml(uuid: str) -> NvmlAnswers:
         pynvml.nvmlInit()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return NvmlAnswers(processes=tuple(sorted(int(one.pid) for one in running)), mig=_mig(pynvml, handle))
+            pids = [int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            return NvmlAnswers(processes=tuple(sorted(pids)), mig=_mig(pynvml, handle))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
@@ -127,10 +127,10 @@ def _mig(pynvml: object, handle: object) -> bool:
 
 
 def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
-    found = []
+    findings = []
     percentage = seen.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     if percentage is not None and not _is_all(percentage):
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
                 found=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
@@ -139,7 +139,7 @@ def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
             )
         )
     if seen.mps_control:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="MPS",
                 found=f"an MPS daemon listens at {seen.mps_control}",
@@ -147,7 +147,7 @@ def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
             )
         )
-    return found
+    return findings
 
 
 def _is_all(percentage: str) -> bool:
@@ -188,10 +188,10 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
             )
         ]
-    found = []
+    findings = []
     others = _other_processes(seen)
     if others:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="other processes",
                 found=f"other processes use this GPU (ids {', '.join(map(str, others))})",
@@ -200,7 +200,7 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
             )
         )
     if answers.mig:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="MIG",
                 found="this GPU is in MIG mode",
@@ -208,7 +208,7 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="nothing, if that is meant; else `nvidia-smi -mig 0`",
             )
         )
-    return found
+    return findings
 
 
 def _other_processes(seen: Surroundings) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Streams have to outlive the lanes that run on them. Autograd runs a backward on 
 allocator notes an event on each stream that used a tensor when that tensor is let go (pytorch#66936); both may happen
 long after the lanes were closed, and on a stream that is gone both are undefined. A pool is therefore shared by all
 backends of its kind and kept until the process ends, when the driver takes everything back. What it holds is bounded:
-a context and a stream for each partition that was ever asked for.
+a context and a stream for each partition that was ever requested.
 """
 
 from __future__ import annotations
@@ -13,33 +13,45 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
 
-from mosaic.backends.cuda.driver import CudaDevice, SlotDescription, SmPlacement
-from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
-from mosaic.backends.cuda.records import PartitionRecord, SlotLayout, Slots
+from mosaic.backends.cuda.driver import CudaDriver, SmPlacement
+from mosaic.device import FORBID_EXTRA
+from mosaic.errors import CudaError
+
+Slots = tuple[int, ...]
+SlotLayout = tuple[Slots, ...]
 
 
-class GreenDriver(Protocol):
-    """What a pool needs of a device's driver; ``mosaic.backends.cuda.driver.CudaDriver`` is the product."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord:
+    """The SMs of one partition: granted, and seen in use."""
 
-    def describe(self) -> CudaDevice:
-        """Describes the device."""
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    def describe_slots(self, *, fine: bool) -> SlotDescription:
-        """Describes its slots."""
+    slots: Slots
+    """Its slots."""
+    requested_sms: int
+    """SMs of its slots."""
+    granted_sms: int
+    """SMs that its green context has, read back from the driver."""
+    sm_ids: tuple[int, ...] | None
+    """Ids of the SMs that the probe saw it use, sorted; None where it was not probed."""
+    creation_ms: float
+    """Time that its context and stream took."""
 
-    def open_pool(self, *, fine: bool, placement: SmPlacement) -> Any:
-        """Makes an empty ``_C.StreamPool``, or what does as it does."""
-
-    def probe_image(self) -> bytes:
-        """Compiles the probe for the device."""
-
-    def probe_stream(self, stream: int) -> tuple[int, ...]:
-        """Returns the sorted ids of the SMs that kernels of a stream run on."""
-
-    def __hash__(self) -> int:
-        """Equal drivers share a pool."""
+    @classmethod
+    def of(cls, info: Any) -> PartitionRecord:
+        """Makes one of a pool's ``_C.PartitionInfo``."""
+        return cls(
+            slots=tuple(info.slots),
+            requested_sms=info.requested_sms,
+            granted_sms=info.granted_sms,
+            sm_ids=None if info.sm_ids is None else tuple(info.sm_ids),
+            creation_ms=info.creation_ms,
+        )
 
 
 def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
@@ -63,10 +75,10 @@ class StreamLoan:
 
     Attributes:
         streams: The stream's handle, for each partition.
-        records: What the driver made of each partition.
-        layout_of: Which layout each partition belongs to.
+        records: The record of each partition.
+        layout_of: The layout of each partition.
         shared_sms: Ids of SMs that partitions share although they were given as disjoint.
-        notes: What the user should know of that, in a sentence.
+        notes: A sentence about that for the user.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -108,7 +120,7 @@ class GreenPool:
         placement: How partitions get their SMs.
     """
 
-    def __init__(self, driver: GreenDriver, *, fine: bool, placement: SmPlacement) -> None:
+    def __init__(self, driver: CudaDriver, *, fine: bool, placement: SmPlacement) -> None:
         self.placement: SmPlacement = placement
         self._compute_capability = driver.describe().compute_capability
         self._pool = driver.open_pool(fine=fine, placement=placement)
@@ -132,13 +144,13 @@ class GreenPool:
             for layout in layouts:
                 self._add(layout)
             self._probe(layouts, image)
-            found = [
+            by_layout = [
                 [PartitionRecord.of(info) for info in self._pool.partitions(self._indices[layout])]
                 for layout in layouts
             ]
-            self._judge(loan, found)
+            self._judge(loan, by_layout)
             try:
-                for layout, records in zip(layouts, found, strict=True):
+                for layout, records in zip(layouts, by_layout, strict=True):
                     index = self._indices[layout]
                     for number, record in enumerate(records):
                         loan.add(self._pool.lend(index, number), record, layout=index)
@@ -158,14 +170,14 @@ class GreenPool:
             self._indices[layout] = index
 
     def _probe(self, layouts: Sequence[SlotLayout], image: Callable[[], bytes | None]) -> None:
-        found = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
-        if any(info.sm_ids is None for info in found) and (compiled := image()) is not None:
+        partitions = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
+        if any(info.sm_ids is None for info in partitions) and (compiled := image()) is not None:
             self._pool.verify(compiled)
 
-    def _judge(self, loan: StreamLoan, found: list[list[PartitionRecord]]) -> None:
-        everything = [record for records in found for record in records]
+    def _judge(self, loan: StreamLoan, by_layout: list[list[PartitionRecord]]) -> None:
+        everything = [record for records in by_layout for record in records]
         # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
-        groups, call = (found, "cuDevSmResourceSplit")
+        groups, call = (by_layout, "cuDevSmResourceSplit")
         if self.placement == "merged":
             groups, call = ([everything], "cuDevSmResourceSplitByCount")
         capability = self._compute_capability
@@ -176,15 +188,83 @@ class GreenPool:
 _MAKING = threading.Lock()
 
 
-def pool_of(driver: GreenDriver, *, fine: bool, placement: SmPlacement) -> GreenPool:
+def pool_of(driver: CudaDriver, *, fine: bool, placement: SmPlacement) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
     with _MAKING:  # or two threads would make two, which give out the same SMs
         return _make_pool(driver, fine, placement)
 
 
 @functools.cache
-def _make_pool(driver: GreenDriver, fine: bool, placement: SmPlacement) -> GreenPool:
+def _make_pool(driver: CudaDriver, fine: bool, placement: SmPlacement) -> GreenPool:
     pool = GreenPool(driver, fine=fine, placement=placement)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool
+
+
+# The verdict on what the probe saw.
+
+CDP_SMS = 2
+"""SMs that partitions may share on compute capability 9.x: "When a module with dynamic parallelism (CDP) is loaded, all
+future kernels running under green contexts may use and share an additional set of 2 SMs" (cuda.h, green contexts)."""
+
+
+def find_shared_sms(
+    groups: Iterable[Sequence[PartitionRecord]], *, compute_capability: str, call: str
+) -> tuple[int, ...]:
+    """Returns the SMs that partitions share although they were given as disjoint.
+
+    Args:
+        groups: Partitions that have to be apart if they have no slot in common; those without a probe are skipped.
+        compute_capability: The device's, such as ``9.0``.
+        call: The driver call that gave them as disjoint.
+
+    Raises:
+        CudaError: They share more than a module with dynamic parallelism accounts for.
+    """
+    shared: set[int] = set()
+    first = ""
+    for group in groups:
+        for record, other in combinations(group, 2):
+            both = set(record.sm_ids or ()) & set(other.sm_ids or ())
+            if both and set(record.slots).isdisjoint(other.slots):
+                shared |= both
+                names = f"the partition of slots {list(record.slots)} and the partition of slots {list(other.slots)}"
+                first = first or f"{names} were seen to share SM {_listed(both)}"
+    if len(shared) > (CDP_SMS if _is_9(compute_capability) else 0):
+        raise CudaError(
+            f"{first} ({len(shared)} shared in all), although {call} gave them as disjoint; MPS or a driver's error "
+            "may cause it, and on compute capability 9.x a module with dynamic parallelism (CDP) "
+            f"{CDP_SMS} of them: run `mosaic doctor`, and start the process anew without the cause",
+            call=call,
+            status="CUDA_SUCCESS",
+        )
+    return tuple(sorted(shared))
+
+
+def describe_excess(
+    records: Sequence[PartitionRecord], shared: Sequence[int], *, compute_capability: str
+) -> tuple[str, ...]:
+    """Returns a sentence if partitions were seen on SMs beyond their own."""
+    excess = [len(record.sm_ids) - record.granted_sms for record in records if record.sm_ids is not None]
+    most = max(excess, default=0)
+    seen = [f"partitions share SM {_listed(shared)}"] if shared else []
+    if most > 0:
+        wide = sum(count > 0 for count in excess)
+        seen.append(f"{wide} of {len(records)} partitions run on up to {most} more SMs than they were granted")
+    if not seen:
+        return ()
+    cause = (
+        "on compute capability 9.x a loaded module with dynamic parallelism (CDP) may do that"
+        if _is_9(compute_capability) and most <= CDP_SMS
+        else "MPS may do that; `mosaic doctor` looks for it"
+    )
+    return (f"{' and '.join(seen)}: {cause}",)
+
+
+def _is_9(compute_capability: str) -> bool:
+    return compute_capability.startswith("9.")
+
+
+def _listed(sms: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sms)))

@@ -1,4 +1,4 @@
-"""Compiles the probe, the kernel that tells on which SMs a stream's work runs, with NVRTC.
+"""Compiles the probe, the kernel that reads the SMs of a stream's work, with NVRTC.
 
 NVRTC comes with CUDA builds of torch, with the package ``nvidia-cuda-nvrtc``, and with the CUDA toolkit; cuda-python
 finds whichever is there. Compiling takes about 50 ms and no GPU.
@@ -31,11 +31,11 @@ def compile_probe(compute_capability: str, source: str) -> bytes:
         CudaError: NVRTC failed.
     """
     nvrtc = _nvrtc()
-    wanted = int(compute_capability.replace(".", ""))
-    supported = [int(arch) for arch in _ask(nvrtc, "nvrtcGetSupportedArchs")]
-    if wanted in supported:
-        return _compile(nvrtc, source, f"sm_{wanted}", "CUBIN")
-    older = [arch for arch in supported if arch < wanted]
+    target = int(compute_capability.replace(".", ""))
+    supported = [int(arch) for arch in _call(nvrtc, "nvrtcGetSupportedArchs")]
+    if target in supported:
+        return _compile(nvrtc, source, f"sm_{target}", "CUBIN")
+    older = [arch for arch in supported if arch < target]
     if not older:
         raise BackendUnavailableError(
             f"NVRTC {nvrtc_version()} cannot compile for compute capability {compute_capability}",
@@ -52,7 +52,7 @@ def nvrtc_version() -> str:
         BackendUnavailableError: It is not there.
     """
     nvrtc = _nvrtc()
-    major, minor = _ask_all(nvrtc, "nvrtcVersion")
+    major, minor = _call_all(nvrtc, "nvrtcVersion")
     return f"{major}.{minor}"
 
 
@@ -65,14 +65,14 @@ def _nvrtc() -> ModuleType:
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:  # cuda.pathfinder's DynamicLibNotFoundError is one, too
-        found = str(error).strip().splitlines() or ["no libnvrtc"]
-        raise BackendUnavailableError("the SM probe cannot be compiled", found=found[0], needed=_NEEDED) from error
+        lines = str(error).strip().splitlines() or ["no libnvrtc"]
+        raise BackendUnavailableError("the SM probe cannot be compiled", found=lines[0], needed=_NEEDED) from error
     bindings: ModuleType = nvrtc
     return bindings
 
 
 def _compile(nvrtc: ModuleType, source: str, architecture: str, form: str) -> bytes:
-    program = _ask(nvrtc, "nvrtcCreateProgram", source.encode(), b"mosaic_smid.cu", 0, [], [])
+    program = _call(nvrtc, "nvrtcCreateProgram", source.encode(), b"mosaic_smid.cu", 0, [], [])
     try:
         options = [f"--gpu-architecture={architecture}".encode()]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -88,24 +88,24 @@ def _compile(nvrtc: ModuleType, source: str, architecture: str, form: str) -> by
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:
-    size: int = _ask(nvrtc, f"nvrtcGet{what}Size", program)
+def _read(nvrtc: ModuleType, program: Any, kind: str) -> bytes:
+    size: int = _call(nvrtc, f"nvrtcGet{kind}Size", program)
     if size <= 1:  # an empty text; and Python has one object for all bytes of length one, not to be written into
         return b""
     text = bytes(size)  # the bindings fill it in place, as their examples do
-    _ask_all(nvrtc, f"nvrtcGet{what}", program, text)
+    _call_all(nvrtc, f"nvrtcGet{kind}", program, text)
     return text
 
 
-def _ask(nvrtc: ModuleType, call: str, *arguments: Any) -> Any:
-    return _ask_all(nvrtc, call, *arguments)[0]
+def _call(nvrtc: ModuleType, call: str, *arguments: Any) -> Any:
+    return _call_all(nvrtc, call, *arguments)[0]
 
 
-def _ask_all(nvrtc: ModuleType, call: str, *arguments: Any) -> tuple[Any, ...]:
-    status, *found = getattr(nvrtc, call)(*arguments)
+def _call_all(nvrtc: ModuleType, call: str, *arguments: Any) -> tuple[Any, ...]:
+    status, *results = getattr(nvrtc, call)(*arguments)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CudaError(f"{call} failed with {status.name}", call=call, status=status.name)
-    return tuple(found)
+    return tuple(results)
 
 
 def _listed(architectures: list[int]) -> str:

@@ -55,47 +55,38 @@ class HostBackend(Backend):
 
     @property
     def name(self) -> str:
-        """``host``."""
         return "host"
 
     @property
     def device(self) -> Device:
-        """The CPU cores that this process may use."""
         return self._device
 
     @property
     def torch_device(self) -> torch.device:
-        """``cpu``."""
         return torch.device("cpu")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about this host."""
-        found = []
+        sentences = []
         if self._device.num_slots == 1:
-            found.append("there is one core only: modules run one after the other")
+            sentences.append("there is one core only: modules run one after the other")
         if self._device.num_slots > self._num_cores:
-            found.append(
+            sentences.append(
                 f"{self._device.num_slots} slots were asked for on {self._num_cores} cores: lanes are not pinned, "
                 "and times mean nothing"
             )
         elif not self._pinned:
-            found.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
+            sentences.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
         if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
-            found.append(SPINNING)
-        return tuple(found)
+            sentences.append(SPINNING)
+        return tuple(sentences)
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> HostLanes:
-        """Starts one pinned thread for each distinct partition.
-
-        Raises:
-            InvalidPlanError: A partition is empty or names a core that is not there.
-        """
-        wanted = checked_partitions(self._device, partitions)
-        return HostLanes(wanted, self._cores if self._pinned else None, self._num_threads)
+        distinct = checked_partitions(self._device, partitions)
+        return HostLanes(distinct, self._cores if self._pinned else None, self._num_threads)
 
     def read_units(self) -> tuple[int, ...]:
-        """Returns the cores that the calling thread may run on; see ``mosaic.backends.base.Backend``."""
+        """Returns the cores that the calling thread may run on."""
         return available_cores() if hasattr(os, "sched_getaffinity") else super().read_units()
 
 
@@ -114,7 +105,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def cpu_name() -> str:
-    """Returns the processor's product name, or its architecture where the system does not say."""
+    """Returns the processor's product name, or its architecture if the system has no name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

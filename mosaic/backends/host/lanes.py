@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from mosaic.errors import MosaicError
 
 T = TypeVar("T")
 Key = tuple[int, ...] | str
-"""What tells lanes apart: their slots, or for one that holds none its name."""
+"""The key of a lane: its slots, or its name if it holds none."""
 
 
 class HostTicket(Generic[T]):
@@ -29,17 +29,14 @@ class HostTicket(Generic[T]):
     ) -> None:
         self._work: Callable[[], T] | None = work
         self.slots = slots
-        self.after: tuple[Ticket[object], ...] = tuple(ticket for ticket in after if not ticket.done)
+        self.after: tuple[Ticket[object], ...] = tuple(after)
         self.order = order
-        self._finished = threading.Event()
+        self.done = False  # whether the work has ended, well or not
+        self._running = threading.Lock()  # held until then
+        self._running.acquire()
         self._result: T | None = None
         self._error: BaseException | None = None
         self._interval_ns = (0, 0)
-
-    @property
-    def done(self) -> bool:
-        """Whether the work has ended, well or not."""
-        return self._finished.is_set()
 
     @property
     def interval_ns(self) -> tuple[int, int]:
@@ -48,19 +45,21 @@ class HostTicket(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether everything that it waits for has ended."""
-        self.after = tuple(ticket for ticket in self.after if not ticket.done)
+        """True once all work that it waits for has ended."""
+        if self.after:
+            self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
     def wait(self) -> T:
-        """Blocks until the work has ended; returns its result or raises what it raised."""
-        self._finished.wait()
+        if not self.done:
+            with self._running:  # of one statement: an interrupt must not leave it held
+                pass
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
     def run(self) -> None:
-        """Does the work on the calling thread; whatever it raises is kept for ``wait``."""
+        """Does the work on the calling thread and keeps its error for ``wait``."""
         work, self._work = self._work, None
         start = time.perf_counter_ns()
         try:
@@ -72,16 +71,17 @@ class HostTicket(Generic[T]):
             self._interval_ns = (start, time.perf_counter_ns())
 
     def finish(self) -> None:
-        """Marks it as ended, so that waiters go on."""
-        self._finished.set()
+        """Wakes the waiters."""
+        self.done = True
+        self._running.release()
 
 
 class _Arbiter:
-    """Decides which lane runs next: all its state is guarded by one lock.
+    """Decides which lane runs next; one lock guards all its state.
 
     A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
     want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
-    so the ticket with the lowest order can always run: there is no deadlock.
+    so the ticket with the lowest order can always run: deadlock is impossible.
 
     Each lane's thread sleeps on a condition of its own and is woken only when its next ticket may run: a thread
     woken in vain takes the interpreter lock from one that works.
@@ -111,8 +111,10 @@ class _Arbiter:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
-            self.queues[key].append(ticket)
-            self._wake_ready()
+            queue = self.queues[key]
+            queue.append(ticket)
+            if queue[0] is ticket and self._may_run(ticket):
+                self.wake[key].notify()
         return ticket
 
     def next(self, key: Key) -> HostTicket[Any] | None:
@@ -141,7 +143,7 @@ class _Arbiter:
     def drain(self) -> None:
         with self.lock:
             self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
-            while not self._is_at_rest():
+            while self.num_running or any(self.queues.values()):
                 self.at_rest.wait()
 
     def close(self) -> None:
@@ -149,9 +151,6 @@ class _Arbiter:
             self.closing = True
             for condition in self.wake.values():
                 condition.notify()
-
-    def _is_at_rest(self) -> bool:
-        return not self.num_running and not any(self.queues.values())
 
     def _wake_ready(self) -> None:
         for key, queue in self.queues.items():
@@ -210,20 +209,16 @@ class HostLane(Lane):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Indices of the cores that it is pinned to."""
         return self._slots
 
     @property
     def num_threads(self) -> int:
-        """Intra-op threads that its work runs with."""
         return self._num_threads
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
-        """Hands over work; see ``mosaic.backends.base.Lane``."""
         return self._arbiter.submit(self._key, self._slots, work, after)
 
     def mark(self) -> HostMark:
-        """Reads the clock."""
         return HostMark(time.perf_counter_ns())
 
 
@@ -238,64 +233,52 @@ class HostLanes(Lanes):
         self._cores = cores
         self._lanes: dict[Key, HostLane] = {}
         self._threads: list[threading.Thread] = []
-        wanted = list(dict.fromkeys(partitions))
-        for slots in wanted:
-            self._arbiter.open(slots)
-            self._lanes[slots] = HostLane(self._arbiter, slots, slots, num_threads or len(slots))
-        self._start(wanted)
-        # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
+        self._start({slots: HostLane(self._arbiter, slots, slots, num_threads or len(slots)) for slots in partitions})
+        # Threads hold the arbiter, not this object: lanes without references end by themselves.
         self._finalizer = weakref.finalize(self, _shut, self._arbiter, self._threads, self._process)
 
     def aside(self, name: str) -> HostLane:
-        """Opens a lane that holds no slots, or returns it, for work that waits for other processes.
-
-        Its thread may run on all cores of these lanes, with one intra-op thread.
-        """
+        """Returns a lane without slots; its thread may run on all cores of these lanes, with one intra-op thread."""
         if name not in self._lanes:
-            self._arbiter.open(name)
-            self._lanes[name] = HostLane(self._arbiter, name, (), 1)
-            self._start([name])
+            self._start({name: HostLane(self._arbiter, name, (), 1)})
         return self._lanes[name]
 
     def has(self, lane: Lane) -> bool:
-        """Whether a lane is one of these."""
         return any(lane is own for own in self._lanes.values())
 
-    def _start(self, keys: Sequence[Key]) -> None:
-        """Starts the threads of lanes."""
+    def _start(self, lanes: Mapping[Any, HostLane]) -> None:
+        """Adds lanes and starts their threads."""
+        self._lanes |= lanes
         started = threading.Semaphore(0)
         own_threads = torch.get_num_threads()
         # After a fork torch makes its pool of threads anew at the first use, and two threads must not do so at once.
         torch.set_num_threads(own_threads)
-        for key in keys:
-            lane, pinned = self._lanes[key], None
+        for key, lane in lanes.items():
+            self._arbiter.open(key)
+            pinned = None
             if self._cores is not None:
                 pinned = frozenset(self._cores[slot] for slot in lane.slots or self._cores)
             name = f"mosaic-lane-{key if isinstance(key, str) else '-'.join(map(str, key))}"
             work = (self._arbiter, key, pinned, lane.num_threads, started)
             self._threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
             self._threads[-1].start()
-        for _ in keys:
+        for _ in lanes:
             started.acquire()
         torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
 
     @property
     def launches_inline(self) -> bool:
-        """False: each lane has a thread of its own."""
         return False
 
     def lane(self, slots: tuple[int, ...]) -> HostLane:
-        """Returns the lane of a partition; raises KeyError if it was not opened."""
         if os.getpid() != self._process:
             raise MosaicError("lanes do not survive a fork; colocate the model again in the child process")
         return self._lanes[slots]
 
     def drain(self) -> None:
-        """Waits until everything submitted so far has ended."""
         self._arbiter.drain()
 
     def close(self) -> None:
-        """Drains and ends the threads."""
         self._finalizer()
 
 

@@ -1,9 +1,8 @@
 """Times of points on streams, exact over days.
 
-CUDA tells the time between two events in milliseconds as a 32-bit float: exact to a microsecond over ten seconds, to a
-quarter of a millisecond over an hour. A clock therefore takes an event to measure from at each step of the loop, and
-adds up the times between these in double precision. They lie on a stream of its own, on which nothing else runs: a lane
-that is held up holds up nobody's clock.
+CUDA returns the time between two events in milliseconds as a 32-bit float: exact to a microsecond over ten seconds, to
+a quarter of a millisecond over an hour. A clock therefore records a base event at each step of the loop, and adds up
+the times between bases in double precision. They lie on a stream of its own: a delayed lane delays no clock.
 """
 
 from __future__ import annotations
@@ -15,13 +14,16 @@ from typing import Any
 from mosaic.backends.streams.api import StreamApi
 
 
-class StreamMark:
-    """A timed event on a stream; made by ``StreamClock.mark``.
+class _Base:
+    """The event that the marks of one step are measured from."""
 
-    Attributes:
-        event: The event.
-        clock: The clock that it can be read by.
-    """
+    def __init__(self, event: Any, at_ms: float | None = None) -> None:
+        self.event = event
+        self.at_ms = at_ms
+
+
+class StreamMark:
+    """A timed event on a stream, and the clock that reads it; made by ``StreamClock.mark``."""
 
     def __init__(self, event: Any, clock: StreamClock, base: _Base) -> None:
         self.event = event
@@ -40,7 +42,7 @@ class StreamMark:
 
 
 class StreamClock:
-    """What the marks of one device are measured from; safe from any thread. It asks nothing of events before a reading.
+    """The clock of one device's marks; safe from any thread. It queries no event before a reading.
 
     Args:
         api: The runtime of the device.
@@ -54,7 +56,7 @@ class StreamClock:
         self._unread: deque[_Base] = deque()
 
     def close(self) -> None:
-        """Gives its stream back; marks can still be read."""
+        """Releases its stream; marks can still be read."""
         self._api.give_back(self._stream)
 
     def start_step(self) -> None:
@@ -68,7 +70,7 @@ class StreamClock:
         return StreamMark(self._timed_event(stream), self, self._base)
 
     def read(self, base: _Base) -> float:
-        """Returns when a step's event was passed, in milliseconds since the clock was made."""
+        """Returns the time at which a step's event was passed, in milliseconds since the clock was made."""
         with self._lock:
             while base.at_ms is None:
                 following = self._unread.popleft()
@@ -83,16 +85,8 @@ class StreamClock:
         return event
 
 
-class _Base:
-    """What the marks of one step are measured from."""
-
-    def __init__(self, event: Any, at_ms: float | None = None) -> None:
-        self.event = event
-        self.at_ms = at_ms
-
-
 def _elapsed_ms(earlier: Any, later: Any) -> float:
-    """Waits for two events, since CUDA has no answer before both have been passed, and tells the time between them."""
+    """Waits for two events, as CUDA requires, and returns the time between them."""
     earlier.synchronize()
     later.synchronize()
     elapsed: float = earlier.elapsed_time(later)

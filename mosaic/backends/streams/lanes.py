@@ -1,7 +1,6 @@
 """Lanes on streams: work is launched by the caller's thread and ordered by events.
 
-A lane is one stream, as a rule a green-context stream of a pool. Nothing here asks which kind of stream it is, so
-plain and prioritised streams make lanes too: for comparison, under names of their own.
+A lane is one stream of any kind: a green-context stream of a pool, or for comparison a plain or prioritised one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -20,7 +19,6 @@ from torch.utils import _pytree as pytree
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.libraries import LibrarySettings, accumulation_warning
-from mosaic.backends.streams.memory import LaneMemory, run_first_products
 from mosaic.errors import BackendUnavailableError, MosaicError
 
 T = TypeVar("T")
@@ -30,15 +28,14 @@ class StreamTicket(Generic[T]):
     """Work that was launched on a lane; made by ``StreamLane`` alone."""
 
     def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any) -> None:
-        self._lane = lane
-        self._start = start
+        self.lane = lane
         self.end = end  # an event
+        self._start = start
         self._result: T | None = None
         self._error: BaseException | None = None
 
     @property
     def done(self) -> bool:
-        """Whether the kernels of the work have ended."""
         passed: bool = self.end.query()
         return passed
 
@@ -62,7 +59,7 @@ class StreamTicket(Generic[T]):
         """
         if self._error is not None:
             raise self._error
-        api = self._lane.api
+        api = self.lane.api
         here = api.current_stream()
         self.order(here)
         _record_use(api, self._result, here)
@@ -75,10 +72,10 @@ class StreamLane:
     Attributes:
         api: The runtime that the stream belongs to.
         stream: The stream.
-        num_sms: SMs that its work may use; None where nobody confines it.
+        num_sms: SMs that its work may use; None if nothing confines it.
         last: The latest work, or None.
-        origin: When the lanes were opened; its clock is the one of their marks.
-        libraries: What libraries are told while its work is launched; None leaves them alone.
+        origin: The mark of the lanes' opening; its clock is the one of their marks.
+        libraries: Settings of libraries while its work is launched, if any.
     """
 
     def __init__(
@@ -98,30 +95,19 @@ class StreamLane:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Indices of the slots that its kernels run on."""
         return self._slots
 
     @property
     def num_threads(self) -> None:
-        """None: the caller's thread launches."""
         return None
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Does nothing: the caller launches one piece of work at a time."""
-        return nullcontext()
-
     def share_slots_with(self, lanes: Sequence[StreamLane], turn: AbstractContextManager[object]) -> None:
-        """Names the other lanes that have a slot in common with this one: their work excludes its own.
-
-        Args:
-            lanes: The other lanes.
-            turn: A lock that threads hold while they launch on one of them, so that one waits for the other.
-        """
+        """Names the other lanes whose work excludes its own; threads hold the lock ``turn`` while they launch."""
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
         self._turn = turn if lanes else nullcontext()
 
     def submit(self, work: Callable[[], T], *, after: Sequence[object] = ()) -> StreamTicket[T]:
-        """Launches work behind what the caller's stream was given so far; keeps what it raises for ``wait``.
+        """Launches work behind what the caller's stream was given so far; keeps its error for ``wait``.
 
         Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
         ``api.record_use``: torch's allocator does not know of this lane.
@@ -141,13 +127,13 @@ class StreamLane:
         behind_caller: bool = True,
         timed: bool = True,
     ) -> StreamTicket[T]:
-        """Launches work at once; what it raises comes out here.
+        """Launches work at once and raises its error.
 
         Args:
             work: Launches kernels on the current stream, which is the lane's.
             after: Work that it starts after, of any lane of this device.
-            behind_caller: Whether it also starts after all that the caller's stream was given so far.
-            timed: Whether its ticket can tell when it ran.
+            behind_caller: True to start it after all that the caller's stream was given so far, too.
+            timed: True if its ticket has an interval.
         """
         ticket, error = self._launch(work, after, behind_caller=behind_caller, timed=timed)
         if error is not None:
@@ -155,15 +141,14 @@ class StreamLane:
         return ticket
 
     def mark(self) -> StreamMark:
-        """Notes the point that the stream has come to."""
         return self.origin.clock.mark(self.stream)
 
     def under_settings(self) -> AbstractContextManager[None]:
-        """A block in which libraries are told what they are to know of the lane."""
+        """Returns a block in which the lane's settings of libraries hold."""
         return nullcontext() if self.libraries is None else self.libraries.during(self.num_sms)
 
     def order_after_caller(self) -> None:
-        """Starts whatever comes next after all that the caller's stream was given so far."""
+        """Orders the lane's next work after all that the caller's stream was given so far."""
         here = self.api.current_stream()
         if here != self.stream:
             event = self.api.new_event()
@@ -200,7 +185,7 @@ class StreamLane:
         for ticket in after:
             if not isinstance(ticket, StreamTicket):
                 raise TypeError(f"after={type(ticket).__name__}: a stream can only wait for work of a stream")
-            if ticket._lane is not self:
+            if ticket.lane is not self:
                 ticket.order(self.stream)
         for ref in self._rivals:
             rival = ref()
@@ -214,18 +199,37 @@ class StreamLane:
             raise MosaicError("lanes do not survive a fork; colocate the model again in the child process")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneMemory:
+    """Device memory that first products on one lane left behind.
+
+    torch's allocator keeps a cache of its own for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of
+    handle and stream (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's.
+    Since 2.15 a product takes its workspace from the stream's cache and gives it back, unless
+    ``TORCH_CUBLAS_WORKSPACE_CACHE`` is 1. A plan on many lanes pays all of it for each, which a model of memory that
+    only counts tensors does not see.
+    """
+
+    slots: tuple[int, ...]
+    """Slots of the lane."""
+    reserved_bytes: int
+    """Growth of what torch's allocator holds, with no tensor left: the stream's cache and workspaces."""
+    device_bytes: int
+    """Loss of free memory on the device, by the driver; wrong by what other processes took or gave meanwhile."""
+
+
 class StreamLanes:
     """The lanes that are open on one device.
 
     Args:
         api: The runtime.
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
-        give_back: Called once, after all work has ended, to end what the streams belong to.
-        conflict: Whether work on two partitions excludes each other; by default where they have a slot in common.
+        give_back: Called once, after all work has ended, to release the streams.
+        conflict: Returns True if work on two partitions excludes each other; by default if they share a slot.
 
     Attributes:
         api: The runtime.
-        clock: What the marks of all lanes are measured by.
+        clock: The clock of all lanes' marks.
     """
 
     def __init__(
@@ -238,40 +242,34 @@ class StreamLanes:
     ) -> None:
         self.api = api
         self.clock = StreamClock(api)
-        self._origin = self.clock.mark(api.current_stream())
-        turn = threading.RLock()
-        self._lanes: dict[tuple[int, ...], StreamLane] = {}
-        for slots, (stream, num_sms) in streams.items():
-            self._lanes[slots] = StreamLane(api, slots, stream, self._origin, num_sms=num_sms)
-        self._all = list(self._lanes.values())
-        excludes = conflict or _share_a_slot
+        origin, turn = self.clock.mark(api.current_stream()), threading.RLock()
+        self._lanes = {
+            slots: StreamLane(api, slots, stream, origin, num_sms=num_sms)
+            for slots, (stream, num_sms) in streams.items()
+        }
+        excludes = conflict or (lambda slots, others: not set(slots).isdisjoint(others))
         for slots, lane in self._lanes.items():
             rivals = [other for key, other in self._lanes.items() if key != slots and excludes(key, slots)]
             lane.share_slots_with(rivals, turn)
         warn_again = accumulation_warning().begin(False)
         ends = (warn_again, self.clock.close, give_back)
-        self._finalizer = weakref.finalize(self, _end, api, self._all, ends, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, api, [*self], ends, os.getpid())
 
     @property
     def launches_inline(self) -> bool:
-        """True: the caller's thread launches everything."""
         return True
 
     @property
     def streams(self) -> Self:
-        """Themselves."""
         return self
 
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
-        """Returns the lane of a partition; raises KeyError if it was not opened."""
         return self._lanes[slots]
 
     def has(self, lane: object) -> bool:
-        """Whether a lane is one of these."""
-        return any(lane is own for own in self._all)
+        return any(lane is own for own in self)
 
     def aside(self, name: str) -> StreamLane:
-        """Raises BackendUnavailableError: a stream has no thread that could wait for other processes."""
         raise BackendUnavailableError(
             f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
         )
@@ -279,60 +277,53 @@ class StreamLanes:
     def measure_memory(self) -> tuple[LaneMemory, ...]:
         """Runs small products forward and backward on each lane and measures what stays behind.
 
-        Gives all cached memory and all workspaces back before each, so it is not for a loop; they are made anew when
-        needed. No work of anybody may be on the lanes.
+        Releases all cached memory and all workspaces before each, so it is not for a loop. The lanes must be idle.
         """
         api = self.api
         api.synchronize()
-        found = []
+        measured = []
         for lane in self:
             api.release_workspaces()
             api.empty_cache()
             reserved, free = api.reserved_bytes(), api.free_bytes()
-            lane.launch(lambda: run_first_products(api.device), timed=False)
+            lane.launch(lambda: _run_first_products(api.device), timed=False)
             api.synchronize()
-            found.append(
+            measured.append(
                 LaneMemory(
                     slots=lane.slots,
                     reserved_bytes=max(0, api.reserved_bytes() - reserved),
                     device_bytes=max(0, free - api.free_bytes()),
                 )
             )
-        return tuple(found)
+        return tuple(measured)
 
     def __iter__(self) -> Iterator[StreamLane]:
-        """Goes through the lanes of partitions, in the order in which they were opened."""
         return iter(tuple(self._lanes.values()))
 
     def set_libraries(self, libraries: LibrarySettings | None) -> None:
         """Launches the work of all lanes under settings of libraries, if any."""
-        for lane in self._all:
+        for lane in self:
             lane.libraries = libraries
 
     def drain(self) -> None:
-        """Blocks the thread until the streams have done all they were given, autograd's backward included."""
-        _drain(self.api, self._all)
+        """Blocks the thread until the streams have ended all their work, autograd's backward included."""
+        _drain(self.api, self)
 
     def join(self) -> None:
         """Orders the caller's current stream after all that the streams were given, without blocking the thread."""
         here = self.api.current_stream()
-        for lane in self._all:
+        for lane in self:
             event = self.api.new_event()
             event.record(lane.stream)
             event.wait(here)
 
     def close(self) -> None:
-        """Drains, and gives back the streams and what cuBLAS keeps for them."""
         self._finalizer()
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the lanes."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -359,8 +350,11 @@ def _record_use(api: StreamApi, value: object, stream: Any) -> None:
             api.record_use(leaf, stream)
 
 
-def _share_a_slot(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return not set(one).isdisjoint(other)
+def _run_first_products(device: torch.device) -> None:
+    """Multiplies small matrices forward and backward: libraries set themselves up on the current stream."""
+    rows = torch.ones(256, 256, device=device)
+    weight, bias = (torch.ones(shape, device=device, requires_grad=True) for shape in ((256, 256), (256,)))
+    torch.nn.functional.linear(rows @ weight, weight, bias).sum().backward()
 
 
 def _end(api: StreamApi, lanes: list[StreamLane], ends: Sequence[Callable[[], object]], process: int) -> None:

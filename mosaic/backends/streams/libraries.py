@@ -1,8 +1,8 @@
-"""Settings of libraries that hold while work of a lane is launched, in its forward and in its backward.
+"""Settings of libraries during the launches of a lane's work, in its forward and in its backward.
 
 They belong to the process (torch's SM carveout, its cuDNN switches) or to a thread's cuBLAS handle, and autograd
-launches the backward of a module later and from a thread of its own. So a module's backward sets them anew where its
-first gradient comes, and puts them back where its last one has come, or where the whole backward ends or fails.
+launches the backward of a module later and from a thread of its own. So a module's backward sets them again at its
+first gradient, and restores them after its last one, or when the whole backward ends or fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 
 
 class Setting:
-    """One setting, which several pieces of work may want otherwise: the latest that runs has its way.
+    """One setting of the process, which several pieces of work may want differently: the latest that runs decides.
 
     Args:
         get: Reads it.
@@ -36,7 +36,7 @@ class Setting:
         self._running: dict[object, Any] = {}
 
     def begin(self, value: Any) -> Callable[[], None]:
-        """Sets it; returns what ends that, after which it is as the others want it, or as it was before all of them."""
+        """Sets it; returns a function that restores the value of the others, or the one before all of them."""
         key = object()
         with self._lock:
             if not self._running:
@@ -53,7 +53,7 @@ class Setting:
 
 
 class LibrarySettings:
-    """What libraries are told of the lanes of one device.
+    """The settings of libraries for the lanes of one device.
 
     Results are right whatever holds: an SM count is a hint, by which libraries may choose other kernels and grids
     (pytorch#183330), and without cuDNN torch has kernels of its own. Not promised is the SM target of a node of
@@ -109,7 +109,7 @@ class LibrarySettings:
 
 
 class _Guard:
-    """Ends what holds until a backward ends: autograd calls it then, or only lets go of it if the backward failed."""
+    """Ends settings with a backward: autograd calls it then, or only drops it if the backward failed."""
 
     def __init__(self, *held: ExitStack) -> None:
         self._held = held
@@ -126,7 +126,7 @@ def _end_with_backward(*held: ExitStack) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(_Guard(*held))  # type: ignore[attr-defined]
 
 
-# Each is one for the process, as what it sets is: of two that took turns, either would put back what the other set.
+# One object for each setting of the process: two would restore each other's values.
 
 
 @cache
@@ -149,13 +149,13 @@ def _cudnn() -> tuple[Setting, ...]:
 
 @cache
 def accumulation_warning() -> Setting:
-    """The state of torch's warning about gradients of one weight from several streams, which lanes cause by design."""
+    """The setting of torch's warning about gradients of one weight from several streams, which lanes cause."""
     warns = torch._C._warn_on_accumulate_grad_stream_mismatch  # type: ignore[attr-defined]
     return Setting(warns, torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch)
 
 
 def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
-    """Returns what reads and what writes the number of SMs that torch leaves to others.
+    """Returns functions that read and write the number of SMs that torch leaves to others.
 
     Raises:
         BackendUnavailableError: This torch has no such setting.
@@ -184,7 +184,7 @@ def carveout_for(num_sms: int, device: torch.device) -> int:
 
 
 def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
-    """Returns what reads and what writes the SM target of a cuBLAS handle.
+    """Returns functions that read and write the SM target of a cuBLAS handle.
 
     Raises:
         BackendUnavailableError: cuBLAS is too old.
@@ -195,9 +195,9 @@ def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable
         )
 
     def get() -> int:
-        found = ctypes.c_int(0)
-        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(found)))
-        return found.value
+        target = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(target)))
+        return target.value
 
     def put(num_sms: int) -> None:
         _check(

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mosaic.context.attention.exchange import Pending, make_exchange
-from mosaic.context.attention.kernels import Kernel, make_kernel
-from mosaic.context.attention.room import check_room
+from mosaic.context.attention.kernels import BlockRows, FlexKernel, make_kernel
 from mosaic.context.plan import ContextPlan
 from mosaic.errors import RankFailedError
 
@@ -60,13 +59,12 @@ class Attend:
     ) -> None:
         self.plan, self.heads, self.device = plan, heads, torch.device(device)
         self.group, self.rank, self.num_calls = group, 0, 0
-        self._room_for: tuple[object, ...] | None = None
         if heads < 1:
             raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
         self._exchange = make_exchange(exchange, plan, group, self.rank, self.device)
-        self.kernel: Kernel = make_kernel(kernel, plan, self.rank, self._exchange, self.device)
+        self.kernel: BlockRows | FlexKernel = make_kernel(kernel, plan, self.rank, self._exchange, self.device)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
@@ -76,7 +74,7 @@ class Attend:
         Under autocast it computes in autocast's dtype, as torch's own attention does.
 
         Args:
-            q: Queries of this rank's tokens, as ``plan.layout`` orders them: (batch, query heads, local tokens, width).
+            q: Queries of this rank's tokens, as ``plan.order_of`` orders them: (batch, heads, local tokens, width).
             k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
             v: Values: (batch, heads, local tokens, value width).
             scale: Scale of the scores; None: one over the square root of the width.
@@ -85,7 +83,6 @@ class Attend:
 
         Raises:
             ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
-            InfeasibleError: The device has no room for one group of heads.
         """
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
@@ -101,7 +98,7 @@ class Attend:
 
     def __repr__(self) -> str:
         """Shows the plan's sizes, equal for all sequences of one length."""
-        return f"Attend({self.plan.layout.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
+        return f"Attend({self.plan.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
         """Returns the query heads and key heads of each group."""
@@ -119,7 +116,7 @@ class Attend:
         return self._exchange.return_gradient(gradient)
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        tokens = self.plan.layout.local_tokens
+        tokens = self.plan.local_tokens
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         if any(each.ndim != 4 or each.shape[2] != tokens for each in (q, k, v)):
             raise ValueError(
@@ -135,11 +132,6 @@ class Attend:
             raise ValueError(f"heads={self.heads} does not divide {k.shape[1]} heads of keys; use one of {fit}")
         if not q.dtype == k.dtype == v.dtype:
             raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one type")
-        layout = k.shape, v.shape, k.dtype
-        if layout != self._room_for:  # once for all equal layers
-            tokens = self._exchange.num_blocks * self.plan.blocks.block
-            check_room(k, v, heads=self.heads, tokens=tokens, device=self.device)
-            self._room_for = layout
 
 
 def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int:

@@ -41,7 +41,7 @@ class ContextBatch:
                 f"the tensor of shape {tuple(values.shape)} has {values.shape[dim]} tokens in dimension {dim} and the "
                 f"mask {plan.mask.num_tokens}; cut whole sequences, each once"
             )
-        order = torch.from_numpy(plan.layout.order_of(self.attend.rank)).to(values.device)
+        order = torch.from_numpy(plan.order_of(self.attend.rank)).to(values.device)
         local = values.index_select(dim, order.clamp_min(0))
         shape = [1] * values.ndim
         shape[dim] = -1

@@ -1,20 +1,21 @@
-"""Exchange of keys and values: all of them to all ranks, or to each rank the blocks that it reads.
+"""Messages between context ranks: keys and values, rows of encoded items, gradients of parameters.
 
-A rank's blocks are one tensor ``(blocks, batch, heads, block, width)``, keys and values side by side in its last
-dimension: a block is contiguous in memory, and both exchanges cut along the first dimension.
+Keys and values go to all ranks, or to each rank the blocks that it reads. A rank's blocks are one tensor ``(blocks,
+batch, heads, block, width)``, keys and values side by side in its last dimension: a block is contiguous in memory, and
+both exchanges cut along the first dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from mosaic.context.items import ItemShare
 from mosaic.context.plan import ContextPlan
 from mosaic.errors import unknown
 
@@ -39,64 +40,51 @@ class Pending:
         return self.finish()
 
 
-class Exchange(Protocol):
-    """An exchange of keys and values."""
+class Alone:
+    """One rank, without communication; the base of the other exchanges.
 
-    column_of: npt.NDArray[np.int32]
-    """Place of each block of the sequence among the fetched ones; -1 for others."""
-    num_blocks: int
-    """Fetched blocks, including empty ones."""
+    Attributes:
+        column_of: Place of each block of the sequence among the fetched ones; -1 for others.
+        num_blocks: Fetched blocks, including empty ones.
+    """
+
+    def __init__(self, plan: ContextPlan) -> None:
+        self.column_of = plan.column_of()
+        self.num_blocks = plan.ranks * plan.distribution.slots
 
     def fetch(self, own: torch.Tensor) -> Pending:
         """Starts to fetch the blocks that this rank reads, including its own."""
-
-    def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
-
-
-class Alone:
-    """One rank, without communication."""
-
-    def __init__(self, plan: ContextPlan) -> None:
-        self.column_of = plan.layout.column_of()
-        self.num_blocks = plan.distribution.slots
-
-    def fetch(self, own: torch.Tensor) -> Pending:
-        """Returns own blocks."""
         return Pending(None, lambda: own)
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Returns the gradients."""
+        """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
         return Pending(None, lambda: gradient)
 
 
-class GatherAll:
+class GatherAll(Alone):
     """All-gathers the blocks of all ranks, and reduce-scatters the gradients."""
 
     def __init__(self, plan: ContextPlan, group: Any) -> None:
-        self.column_of = plan.layout.column_of()
-        self.num_blocks = plan.ranks * plan.distribution.slots
+        super().__init__(plan)
         self._group = group
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        """Gathers the blocks of all ranks."""
         gathered = own.new_empty(self.num_blocks, *own.shape[1:])
         work = all_gather(gathered, own, group=self._group, async_op=True)
         return Pending(work, lambda: _first(gathered, own))
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Sums each block's gradients at its owner."""
         own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(self._group), *gradient.shape[1:])
         work = reduce_scatter(own, gradient, group=self._group, async_op=True)
         return Pending(work, lambda: _first(own, gradient))
 
 
-class FetchNeeded:
+class FetchNeeded(Alone):
     """Sends each rank only the blocks that it reads, and their gradients back to the owners."""
 
     def __init__(self, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> None:
         needed, rank_of = plan.needed(), plan.distribution.rank_of
-        columns = plan.layout.column_of() - rank * plan.distribution.slots
+        columns = plan.column_of() - rank * plan.distribution.slots
         sent = [np.flatnonzero(needed[other] & (rank_of == rank)) for other in range(plan.ranks)]
         received = [np.flatnonzero(needed[rank] & (rank_of == other)) for other in range(plan.ranks)]
         arriving = np.concatenate(received)
@@ -109,14 +97,12 @@ class FetchNeeded:
         self._group = group
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        """Sends each rank the blocks that it reads."""
         requested = own.index_select(0, self._sent)
         arrived = own.new_empty(self.num_blocks, *own.shape[1:])
         work = dist.all_to_all_single(arrived, requested, self._in, self._out, group=self._group, async_op=True)
         return Pending(work, lambda: _first(arrived, requested))
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Sends gradients to the blocks' owners, which sum them in the order of ranks."""
         arrived = gradient.new_empty(sum(self._out), *gradient.shape[1:])
         work = dist.all_to_all_single(arrived, gradient, self._out, self._in, group=self._group, async_op=True)
         return Pending(work, lambda: self._summed(_first(arrived, gradient)))
@@ -140,7 +126,7 @@ EXCHANGES = {
 """Descriptions by name."""
 
 
-def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> Exchange:
+def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> Alone:
     """Returns an exchange by name.
 
     Raises:
@@ -151,3 +137,83 @@ def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: t
     if plan.ranks == 1:
         return Alone(plan)
     return GatherAll(plan, group) if name == "gather" else FetchNeeded(plan, group, rank, device)
+
+
+def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) -> torch.Tensor:
+    """Returns the rows of all items, in their order, on every rank.
+
+    The call is collective, also for ranks without items, and every rank has to run the backward pass through the
+    result: a rank's loss covers its own tokens, and the gradients of a row are summed at its owner.
+
+    Args:
+        features: Encoder outputs of this rank's items, in their order: (rows, width).
+        share: Assignment of items to ranks.
+        group: Process group of the context ranks; None: the default one.
+
+    Raises:
+        ValueError: The number of rows or ranks differs from the share.
+    """
+    alone = share.ranks == 1 and group is None
+    rank, size = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
+    if size != share.ranks or features.ndim != 2 or features.shape[0] != share.rows_of(rank):
+        raise ValueError(
+            f"rank {rank} of {size} has features of shape {tuple(features.shape)}; items are divided over "
+            f"{share.ranks} ranks and its own {list(share.items_of(rank))} make {share.rows_of(rank)} rows"
+        )
+    if share.room == 0:
+        return features
+    # Without a parameter behind it the backward pass would skip this rank, and the others would wait for it.
+    anchor = features.new_zeros((), requires_grad=torch.is_grad_enabled())
+    gathered: torch.Tensor = _Gathered.apply(features, anchor, share, None if alone else group, alone)
+    return gathered
+
+
+class _Gathered(torch.autograd.Function):
+    """All ranks' rows, each padded to the size of the largest."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: torch.Tensor, anchor: torch.Tensor, share: ItemShare, group: Any, alone: bool
+    ) -> torch.Tensor:
+        own = features.new_zeros(share.room, features.shape[1])
+        own[: len(features)] = features
+        gathered = own if alone else own.new_empty(share.ranks * share.room, features.shape[1])
+        if not alone:
+            all_gather(gathered, own, group=group)
+        order = torch.from_numpy(share.order()).to(features.device)
+        ctx.of = share, group, alone, order, len(features)
+        return gathered.index_select(0, order)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        share, group, alone, order, count = ctx.of
+        whole = gradient.new_zeros(share.ranks * share.room, gradient.shape[1])
+        whole[order] = gradient
+        own = whole if alone else whole.new_empty(share.room, gradient.shape[1])
+        if not alone:
+            reduce_scatter(own, whole, group=group)
+        return own[:count], gradient.new_zeros(()), None, None, None
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any = None) -> None:
+    """Adds the gradients of all ranks of a group, in place; a gradient that no rank has stays None.
+
+    A rank without a gradient, such as one without an image, adds zeros: all ranks call this with the same parameters.
+
+    Args:
+        parameters: In the same order on every rank; frozen ones are skipped.
+        group: Process group of the context ranks; None: the default one.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for parameter in trained:
+        alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for (dtype, device), same_kind in alike.items():
+        has = torch.tensor([parameter.grad is not None for parameter in same_kind], dtype=dtype, device=device)
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in same_kind]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients] + [has])
+        dist.all_reduce(flat, group=group)
+        numbers = flat.split([*(parameter.numel() for parameter in same_kind), len(same_kind)])
+        for parameter, summed, count in zip(same_kind, numbers, numbers[-1].tolist(), strict=False):
+            parameter.grad = summed.view_as(parameter).clone() if count else None

@@ -6,6 +6,7 @@ silently compute other numbers are rejected: by their configuration before they 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +19,11 @@ from mosaic.errors import UnsupportedModelError
 
 NAME = "mosaic_context"
 """Name of the attention function."""
-_FULL = ("full_attention",)
 _BIASES = ("softcap", "s_aux", "sinks", "position_bias", "sliding_window", "indices", "block_indices")
 """Keywords of layers that alter scores or leave keys out."""
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary positions that depend on the greatest position of a call."""
+_SECOND_MASK = "attention_mask is given beside context; the plan has the mask already: leave it out"
 
 
 def attach(model: nn.Module) -> Attached:
@@ -93,63 +94,56 @@ def check_config(model: Any) -> None:
     Raises:
         UnsupportedModelError: A layer does not, or attention has dropout.
     """
+    from transformers import PreTrainedModel
+
     if not hasattr(model, "config"):
         raise UnsupportedModelError(
             f"{type(model).__name__} is not a model of transformers; attach the language model in it, or call Attend "
             "in layers of your own"
         )
-    config = model.config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has an encoder and a decoder; mask words are for decoders alone: attach its "
-            "decoder, or train it without context parallelism"
-        )
-    strange = sorted({kind for kind in getattr(config, "layer_types", None) or _FULL if kind not in _FULL})
-    windows = getattr(config, "sliding_window", None) if getattr(config, "layer_types", None) is None else None
-    if getattr(config, "use_sliding_window", True) is False:
-        windows = None
-    if strange or windows is not None:
-        kind = f"layers of {', '.join(strange)}" if strange else f"sliding_window={windows}"
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has {kind}; mask words cannot express such layers: build it from a configuration "
-            "with layer_types=['full_attention', ...] and sliding_window=None if it may see everything, or train it "
-            "without context parallelism"
-        )
-    if getattr(config, "output_router_logits", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} adds a loss of its router, which each rank would count over its own tokens: set "
-            "output_router_logits=False"
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has attention_dropout={config.attention_dropout}; ranks would drop different "
-            "pairs than one rank does: set it to 0"
-        )
-    _check_positions(model, config)
-
-
-def _check_positions(model: Any, config: Any) -> None:
-    from transformers import PreTrainedModel
-
-    name = type(model).__name__
-    own = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
-    if "position_ids" not in inspect.signature(own.forward).parameters:
-        raise UnsupportedModelError(
-            f"{name} takes no position_ids: it would count this rank's tokens, which are not in a row; train it "
-            "without context parallelism"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
-    if stretched := sorted(_STRETCHED & kinds):
-        raise UnsupportedModelError(
-            f"{name} has rope_type={stretched[0]!r}, which depends on the greatest position of a call, and ranks have "
-            "different ones: use another, such as 'yarn', or train it without context parallelism"
-        )
-    if getattr(config, "attn_temperature_tuning", False):
-        raise UnsupportedModelError(
-            f"{name} has attn_temperature_tuning, which counts this rank's tokens whatever their positions are: set it "
-            "to False, or train it without context parallelism"
-        )
+    inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
+    get = functools.partial(getattr, model.config.get_text_config())
+    layer_types = get("layer_types", None)
+    strange = sorted({kind for kind in layer_types or () if kind != "full_attention"})
+    window = get("sliding_window", None) if layer_types is None and get("use_sliding_window", True) else None
+    layers = f"layers of {', '.join(strange)}" if strange else f"sliding_window={window}"
+    rope = get("rope_parameters", None) or {}
+    rope_kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
+    stretched = sorted(_STRETCHED & rope_kinds)
+    refusals: tuple[tuple[Any, str], ...] = (
+        (get("is_encoder_decoder", False), "has an encoder and a decoder; mask words are for decoders: attach that"),
+        (
+            strange or window is not None,
+            f"has {layers}; mask words cannot express such layers: build it from a configuration with "
+            "layer_types=['full_attention', ...] and sliding_window=None if it may see everything",
+        ),
+        (
+            get("output_router_logits", False),
+            "adds a loss of its router, which each rank would count over its own tokens: set "
+            "output_router_logits=False",
+        ),
+        (
+            get("attention_dropout", 0.0),
+            f"has attention_dropout={get('attention_dropout', 0.0)}; ranks would drop different pairs than one rank "
+            "does: set it to 0",
+        ),
+        (
+            "position_ids" not in inspect.signature(inner.forward).parameters,
+            "takes no position_ids and would count this rank's tokens, which are not in a row: use another model",
+        ),
+        (
+            stretched,
+            f"has rope_type={', '.join(map(repr, stretched))}, which depends on the greatest position of a call, and "
+            "ranks have different ones: use another, such as 'yarn'",
+        ),
+        (
+            get("attn_temperature_tuning", False),
+            "has attn_temperature_tuning, which counts this rank's tokens whatever their positions: set it to False",
+        ),
+    )
+    for is_refused, reason in refusals:
+        if is_refused:
+            raise UnsupportedModelError(f"{type(model).__name__} {reason}, or train it without context parallelism")
 
 
 def attention(
@@ -186,39 +180,48 @@ def attention(
             "or None in the configuration, or train the model without context parallelism"
         )
     if attention_mask is not None:
-        raise ValueError("attention_mask is given beside context; the plan has the mask already: leave it out")
+        raise ValueError(_SECOND_MASK)
     out = context(query, key, value, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _check_call(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    if not isinstance(keywords.get("context"), Attend):
-        raise ValueError(
-            f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)"
-        )
-    if len(arguments) > 1:
-        raise ValueError(
+    get = keywords.get
+    refusals: tuple[tuple[object, str], ...] = (
+        (
+            not isinstance(get("context"), Attend),
+            f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)",
+        ),
+        (
+            len(arguments) > 1,
             f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
-            "input_ids by name"
-        )
-    if keywords.get("output_router_logits"):
-        raise ValueError(
+            "input_ids by name",
+        ),
+        (
+            get("output_router_logits"),
             "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
-            "out"
-        )
-    if keywords.get("attention_mask") is not None:
-        raise ValueError("attention_mask is given beside context; the plan has the mask already: leave it out")
-    if keywords.get("past_key_values") is not None or keywords.get("use_cache") is not False:
-        raise ValueError("a cache of keys and values is not supported; call the model with use_cache=False")
-    if keywords.get("position_ids") is None:
-        raise ValueError("position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()")
-    if keywords.get("labels") is not None and keywords.get("shift_labels") is None:
-        raise ValueError(
+            "out",
+        ),
+        (get("attention_mask") is not None, _SECOND_MASK),
+        (
+            get("past_key_values") is not None or get("use_cache") is not False,
+            "a cache of keys and values is not supported; call the model with use_cache=False",
+        ),
+        (
+            get("position_ids") is None,
+            "position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()",
+        ),
+        (
+            get("labels") is not None and get("shift_labels") is None,
             "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift "
-            "them on the whole sequence, as ContextBatch.inputs(labels=...) does"
-        )
-    if keywords.get("shift_labels") is not None and keywords.get("num_items_in_batch") is None:
-        raise ValueError(
+            "them on the whole sequence, as ContextBatch.inputs(labels=...) does",
+        ),
+        (
+            get("shift_labels") is not None and get("num_items_in_batch") is None,
             "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of "
-            "labels of the whole sequence, as ContextBatch.inputs(labels=...) does"
-        )
+            "labels of the whole sequence, as ContextBatch.inputs(labels=...) does",
+        ),
+    )
+    for is_refused, reason in refusals:
+        if is_refused:
+            raise ValueError(reason)

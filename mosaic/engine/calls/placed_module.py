@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from mosaic.engine.calls.hidden import ModuleState, Reading
 from mosaic.engine.calls.obstacles import Obstacle
@@ -23,7 +24,7 @@ MAX_VARIANTS = 8
 
 
 class PlacedModule:
-    """Where and how one module runs.
+    """The place of one module and the state of its calls.
 
     Attributes:
         name: The module's name in the graph.
@@ -34,6 +35,7 @@ class PlacedModule:
         is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
         parted: Ids of the module's parameters that only others use; a call that uses one runs in place.
         anchor: An empty leaf that makes a call's results differentiable where only its parameters are.
+        anchor_node: Its node in the autograd graph.
         last_forward: The last forward that went to the lane, or None.
         in_flight: Calls on the lane that wait for their backward.
         in_place: Calls that ran in place and wait for it.
@@ -46,7 +48,7 @@ class PlacedModule:
         module: torch.nn.Module | None,
         lane: Lane,
         *,
-        shapes: Hashable = None,
+        shapes: tuple[tuple[Any, ...], ...] | None = None,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
         awaited: str | None = None,
@@ -60,6 +62,7 @@ class PlacedModule:
         self.parted = parted
         self.awaited = awaited
         self.anchor = torch.empty(0, requires_grad=True)
+        self.anchor_node = get_gradient_edge(self.anchor).node
         self.last_forward: Ticket[Any] | None = None
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
         self.in_place: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -112,15 +115,21 @@ class PlacedModule:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a call on the lane waits for its backward."""
+        """Returns True if a call on the lane waits for its backward."""
         return bool(self.in_flight)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether a call that ran in place waits for its backward."""
+        """Returns True if a call that ran in place waits for its backward."""
         return bool(self.in_place)
 
     @property
     def num_pending(self) -> int:
         """How many calls wait for their backward."""
         return len(self.in_flight) + len(self.in_place)
+
+
+def owner_of(function: Callable[..., Any]) -> torch.nn.Module | None:
+    """Returns the module whose call or method a function is."""
+    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None

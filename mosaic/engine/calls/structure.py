@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import enum
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ PLAIN_TYPES = (
 """Leaves that cannot hide a tensor, and that compare by value."""
 
 
+_FLAT_TYPES = (torch.Tensor, *PLAIN_TYPES)
 _LEAF = pytree.tree_flatten(None)[1]
 
 
@@ -53,14 +55,50 @@ def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
     return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
+class Nesting:
+    """The nesting of a call's arguments; equal nestings are one object, which is quicker to compare than a spec."""
+
+    __slots__ = ("_names", "_num_args", "spec")
+
+    def __init__(self, spec: pytree.TreeSpec, num_args: int = 0, names: tuple[str, ...] | None = None) -> None:
+        self.spec = spec
+        self._num_args = num_args
+        self._names = names  # None for arguments that hold others
+
+    def unflatten(self, leaves: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Returns positional and named arguments."""
+        if self._names is None:
+            args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+            return args, kwargs
+        return leaves[: self._num_args], dict(zip(self._names, leaves[self._num_args :], strict=True))
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:
+    """Returns the leaves of a call's arguments, and how they nest."""
+    leaves = [*args, *kwargs.values()]
+    for leaf in leaves:
+        if not isinstance(leaf, _FLAT_TYPES):
+            leaves, spec = flatten((args, kwargs))
+            return leaves, _nesting_of(spec)
+    return leaves, _flat_nesting(len(args), tuple(kwargs))
+
+
+@lru_cache(maxsize=1000)
+def _flat_nesting(num_args: int, names: tuple[str, ...]) -> Nesting:
+    return Nesting(flatten(((None,) * num_args, dict.fromkeys(names)))[1], num_args, names)
+
+
+_nesting_of = lru_cache(maxsize=1000)(Nesting)
+
+
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """Returns ``value`` with ``function`` applied to each tensor in it; what it leaves alone stays the same object."""
     if isinstance(value, torch.Tensor):
         return function(value)
     kind = type(value)
     if kind is dict:
-        made = {key: map_tensors(function, item) for key, item in value.items()}
-        return value if all(map(operator.is_, made.values(), value.values())) else made
+        mapped = {key: map_tensors(function, item) for key, item in value.items()}
+        return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
     if kind is tuple or kind is list or (isinstance(value, (tuple, list)) and not _is_known(kind)):
         items = [map_tensors(function, item) for item in value]
         return value if all(map(operator.is_, items, value)) else items if isinstance(value, list) else tuple(items)
@@ -85,7 +123,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Returns what tells memory apart, so that views are known by it; 0 for a tensor without storage."""
+    """Returns the address of a tensor's memory, which views share; 0 for a tensor without storage."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
@@ -100,18 +138,26 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Returns how often each tensor was written to; None where torch does not count."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return list(map(version_of, tensors))
+
+
 def is_opaque(leaf: object) -> bool:
-    """Whether a leaf is an object that may hide tensors, such as a key-value cache."""
-    return not isinstance(leaf, (torch.Tensor, *PLAIN_TYPES))
+    """Returns whether a leaf is an object that may hide tensors, such as a key-value cache."""
+    return not isinstance(leaf, _FLAT_TYPES)
 
 
 def leaf_key(leaf: object) -> Hashable:
     """Returns what must be equal for two calls to be the same call: shapes and strides of tensors, other values."""
     if isinstance(leaf, torch.Tensor):
         order: Hashable = leaf.layout
-        if order == torch.strided:
+        if order is torch.strided:
             order = None if leaf.is_contiguous() else leaf.stride()
-        return (tuple(leaf.shape), order, leaf.dtype, leaf.requires_grad)
+        return (leaf.shape, order, leaf.dtype, leaf.requires_grad)
     if isinstance(leaf, slice):
         return ("slice", leaf.start, leaf.stop, leaf.step)
     if isinstance(leaf, PLAIN_TYPES):
@@ -174,3 +220,11 @@ def _open(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_open(item) for item in value)
     return value
+
+
+def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Returns shapes and dtypes of the tensors among leaves: what a plan was made for.
+
+    Scalars do not count: they are no work, and trainers slip some in (the number of tokens that a loss is divided by).
+    """
+    return tuple([(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,27 +19,25 @@ _AUTOCASTS = tuple(_NAMES.index(f"autocast on {device}") for device in ("cpu", "
 TRANSFORMED = "it is called inside of a transform of torch.func, such as vmap or grad"
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadState:
+class ThreadState(tuple[Any, ...]):
     """The calling thread's settings, part of what makes two calls the same call."""
 
-    values: tuple[Any, ...]
-    """Of each setting that goes along with a call."""
+    __slots__ = ()
 
     @property
     def grad(self) -> bool:
-        """Whether autograd records."""
-        return bool(self.values[_GRAD])
+        """Returns True if autograd records."""
+        return bool(self[_GRAD])
 
     @property
     def autocast(self) -> bool:
-        """Whether autocast is on for any device."""
-        return any(self.values[index] for index in _AUTOCASTS)
+        """Returns True if autocast is on for any device."""
+        return any(self[index] for index in _AUTOCASTS)
 
     @property
     def autocast_cache(self) -> bool:
-        """Whether autocast keeps cast weights."""
-        return bool(self.values[_CACHE])
+        """Returns True if autocast keeps cast weights."""
+        return bool(self[_CACHE])
 
     @staticmethod
     def capture() -> ThreadState:
@@ -55,7 +52,7 @@ class ThreadState:
         which all threads share, under the feet of the other lanes.
         """
         before = read(_OF_CALL)
-        _set(self.values, before)
+        _set(self, before)
         torch.autocast_increment_nesting()
         try:
             yield
@@ -81,7 +78,7 @@ def forget_cast_weights() -> None:
 
 
 def is_in_autocast() -> bool:
-    """Whether the calling thread is inside of an autocast, be it one that is switched off."""
+    """Returns True if the calling thread is inside of an autocast, be it one that is switched off."""
     torch.autocast_increment_nesting()
     nesting: int = torch.autocast_decrement_nesting()
     return nesting > 0
@@ -116,12 +113,12 @@ def surrounding() -> str | None:
 
 
 def is_transformed() -> bool:
-    """Whether this thread is inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
+    """Returns True inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:
-    """Whether torch is tracing or compiling what this thread runs."""
+    """Returns True if torch is tracing or compiling what this thread runs."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
@@ -131,7 +128,7 @@ def saved_tensor_hooks() -> object:
 
 
 class _Here(threading.local):
-    """Whether the present thread is running a lane's work; like torch's own settings this belongs to the thread."""
+    """The state of the present thread, as torch has settings of a thread."""
 
     on_lane = False
 
@@ -140,15 +137,17 @@ _HERE = _Here()
 
 
 def on_lane() -> bool:
-    """Whether the calling thread is running a lane's work."""
+    """Returns True if the calling thread is running a lane's work."""
     return _HERE.on_lane
 
 
-@contextmanager
-def as_lane() -> Iterator[None]:
-    """Marks the calling thread as running a lane's work."""
-    before, _HERE.on_lane = _HERE.on_lane, True
-    try:
-        yield
-    finally:
-        _HERE.on_lane = before
+class as_lane:  # noqa: N801  # used as a function
+    """Marks the calling thread as running a lane's work inside of a block."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before, _HERE.on_lane = _HERE.on_lane, True
+
+    def __exit__(self, *reason: object) -> None:
+        _HERE.on_lane = self._before

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -14,40 +14,21 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.signature import Arguments, Signature, strides_of
-from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.engine.host.backwards import has_hooks
-from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors
-from mosaic.engine.host.lane_work import is_out_of_memory
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.engine.host.lane_work import LaneWork, has_hooks, is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
+from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
-
-T = TypeVar("T")
-_VALUES = "let its course depend on its arguments' shapes alone"
-_EARLIER = "change it before the model's call or the block"
-_NO_MEMORY = "there was no memory for it beside the others"
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.backwards import Backwards
 
-
-class RunsCalls(RunsLaneTensors, Protocol):
-    """What a call asks of the executor that launches it."""
-
-    backwards: Backwards
-    way_out: str
-
-    def inputs_of(self, tensors: Sequence[Any], site: PlacedModule) -> list[Ticket[Any]]:
-        """Returns what work on a module's lane must wait for to read tensors."""
-
-    def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
-        """Hands a piece of a module's work to its lane."""
-
-    def wait(self, ticket: Ticket[T]) -> T:
-        """Waits for work."""
+_VALUES = "let its course depend on its arguments' shapes alone"
+_EARLIER = "change it before the model's call or the block"
+_NO_MEMORY = "there was no memory for it beside the others"
 
 
 class Call:
@@ -55,11 +36,22 @@ class Call:
 
     It must not refer to the lane tensors that it returns: they refer to it through the autograd graph, and a
     cycle through that graph is never collected.
+
+    Args:
+        executor: The executor that launches it.
+        site: The module, or the branch of a function.
+        run: Makes the call.
+        arguments: What it is called with.
+        signature: What calls of its kind return.
+        generator: What it draws from, and the state in which that must end; None if it draws nothing.
+        origin: The caller's line.
+        state: The module at the time of the call; None of a function.
+        is_glue: Whether it is a function between modules.
     """
 
     def __init__(
         self,
-        executor: RunsCalls,
+        executor: LaneWork,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -74,21 +66,19 @@ class Call:
         self.site = site
         self.signature = signature
         self.parameters = state.trained if state is not None and arguments.state.grad else []
+        self.is_glue = is_glue
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
         self._versions = arguments.versions
         self._state = state
-        self.is_glue = is_glue
-        differentiable = arguments.differentiable
-        self._likes = [(tensor.size(), tensor.dtype) for tensor in differentiable]
-        self._has_leaf = any(tensor.is_leaf for tensor in differentiable)
+        self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
+        self._has_leaf = any(tensor.is_leaf for tensor in arguments.differentiable)
         self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
         self._ends: list[Node] = []  # of their gradients
         self._arrived: list[torch.Tensor | None] = []  # those gradients
-        self._aliases: list[torch.Tensor] = []  # what the module gets of them
-        self._given: list[Any] = []  # all that it gets
+        self._aliases: list[torch.Tensor] = []  # the module's view of them
         self._roots: list[torch.Tensor] = []
         self._captured: list[torch.Tensor | None] = []
         self._uses_apart = False
@@ -103,7 +93,7 @@ class Call:
         assert arguments is not None, "a call ran twice"
         try:
             try:
-                leaves, spec = self._run_module(run, arguments)
+                inputs, leaves, spec = self._run_module(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
@@ -111,12 +101,13 @@ class Call:
                 raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
             _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
-        outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if len(outputs) > 1:
+            outputs = list({id(tensor): tensor for tensor in outputs}.values())
         if not self.is_glue:
-            self._check(leaves, spec, outputs)
-        self._keep_uses_apart(outputs)
-        self._given = []
+            self._check(inputs, leaves, spec, outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
+        self._keep_uses_apart()
         return [tensor.detach() for tensor in self._roots]
 
     def pending(self, ticket: Ticket[list[torch.Tensor | None]]) -> list[LaneTensor]:
@@ -124,92 +115,94 @@ class Call:
         lane, name = self.site.lane, self.site.name
         return [
             LaneTensor(info.like, self.executor, lane, ticket, pick, name, is_shared=info.shares_memory)
-            for pick, info in enumerate(self.signature.made)
+            for pick, info in enumerate(self.signature.new_outputs)
         ]
 
-    def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
-        drawing: AbstractContextManager[None] = nullcontext()
-        if self._generator is not None:
-            drawing = drawing_from(self._generator[0], everywhere=self.signature.drawing is None)
+    def _run_module(
+        self, run: Callable[..., Any], arguments: Arguments
+    ) -> tuple[list[Any], list[Any], pytree.TreeSpec]:
+        """Returns the leaves that it passes in and those that come out, and how these nest."""
+        drawing = nullcontext() if self._generator is None else LaneRandomness(self._generator[0])
         with arguments.state.applied(), drawing:
-            self._given = self._alias(arguments)
-            args, kwargs = unflatten(self._given, arguments.spec)
-            return flatten(arguments.context.run(run, *args, **kwargs))
+            inputs = self._alias(arguments)
+            args, kwargs = arguments.nesting.unflatten(inputs)
+            return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
-        made: dict[int, torch.Tensor] = {}
+        values: dict[int, torch.Tensor] = {}
         wanted = {id(tensor) for tensor in arguments.differentiable}
         aliased = []
         for leaf in arguments.leaves:
             if not isinstance(leaf, torch.Tensor):
                 aliased.append(leaf)
                 continue
-            if id(leaf) not in made:
+            if id(leaf) not in values:
                 value = leaf.value() if isinstance(leaf, LaneTensor) else leaf
                 if id(leaf) in wanted:
-                    value = self._input(value)
-                    if not leaf.is_leaf:
-                        value = value.view_as(value)  # autocast casts a leaf once, and another tensor at each use
-                    self._aliases.append(value)
-                made[id(leaf)] = value
-            aliased.append(made[id(leaf)])
+                    value = self._input(value, is_leaf=leaf.is_leaf)
+                values[id(leaf)] = value
+            aliased.append(values[id(leaf)])
         return aliased
 
-    def _input(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns a leaf whose gradient is kept as it arrives; ``grad`` would have the leaf's own strides."""
+    def _input(self, value: torch.Tensor, *, is_leaf: bool) -> torch.Tensor:
+        """Returns an input for the branch's own graph.
+
+        It ends in a leaf whose gradient is kept as it arrives; ``grad`` would have the leaf's own strides. Autocast
+        casts a leaf once, and another tensor at each use, so that it is a leaf only where the caller's is one.
+        """
         leaf, at, arrived = value.detach().requires_grad_(), len(self._arrived), self._arrived
+        alias = leaf if is_leaf else leaf.view_as(leaf)
+        end: Any = get_gradient_edge(leaf).node if is_leaf else alias.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
         def keep(grads: Sequence[torch.Tensor | None]) -> tuple[None]:
             (arrived[at],) = grads
             return (None,)
 
-        end = get_gradient_edge(leaf).node
         end.register_prehook(keep)
         self._inputs.append(leaf)
         self._ends.append(end)
+        self._aliases.append(alias)
         arrived.append(None)
-        return leaf
+        return alias
 
-    def _check(self, leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
-        """Holds the module to what its first call of this kind showed."""
+    def _check(self, inputs: list[Any], leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
+        """Compares the module's results with what its first call of this kind showed."""
         expected = self.signature
-        came = {id(leaf): index for index, leaf in enumerate(self._given) if isinstance(leaf, torch.Tensor)}
-        returned = [came.get(id(tensor)) for tensor in outputs]
-        found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
-        wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
-        if found != wanted:
+        layouts = [(t.shape, t.dtype, t.requires_grad) for t in outputs]
+        if layouts != expected.layouts:
+            now, first = ([(tuple(shape), *rest) for shape, *rest in each] for each in (layouts, expected.layouts))
             raise self._unforeseen(
-                f"it returned {found} where its first call with inputs of this kind had returned {wanted}: its results "
+                f"it returned {now} where its first call with inputs of this kind had returned {first}: its results "
                 "depend on values",
                 _VALUES,
             )
+        came = {id(leaf): index for index, leaf in enumerate(inputs) if isinstance(leaf, torch.Tensor)}
         values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         if (
             spec != expected.spec
-            or [o.same_input for o in expected.outputs] != returned
-            or not same(values, [leaf[0] for leaf in expected.leaves if isinstance(leaf, tuple)])
+            or [o.same_input for o in expected.outputs] != [came.get(id(tensor)) for tensor in outputs]
+            or not same(values, expected.values)
         ):
             raise self._unforeseen(
                 "it returned other inputs, or other values that are no tensors, than its first call of this kind: its "
                 "results depend on values",
                 _VALUES,
             )
-        if [strides_of(t) for t in outputs] != [strides_of(o.like) for o in expected.outputs]:
+        if [strides_of(t) for t in outputs] != expected.strides:
             raise self._unforeseen("its results have another memory layout than at its first call", _VALUES)
         if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
             raise self._unforeseen(
                 "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
             )
 
-    def _keep_uses_apart(self, outputs: list[torch.Tensor]) -> None:
+    def _keep_uses_apart(self) -> None:
         """Keeps the gradients of an input's uses apart where it is used several times, or not at all."""
-        expected = self.signature
-        if sorted(expected.edges) == list(range(len(self._aliases))):
+        expected = self.signature.edges
+        if len(expected) == len(self._aliases) and len(set(expected)) == len(expected):
             return
-        made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
-        uses = find_uses([t for t in made if t.requires_grad], self._aliases)
-        if tuple(use.input for use in uses) != expected.edges:
+        uses = find_uses([tensor for tensor in self._roots if tensor.requires_grad], self._aliases)
+        if tuple(use.input for use in uses) != expected:
             raise self._unforeseen(
                 "it used its inputs in another way than at its first call with inputs of this kind", _VALUES
             )
@@ -217,7 +210,7 @@ class Call:
         capture(uses, self._captured)
 
     def _check_hidden(self, arguments: Arguments) -> None:
-        """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
+        """Raises if what the module reads was changed before its lane had finished with it."""
         name, state = self.site.name, self._state
         written = "an input" if self._versions != arguments.versions else None
         if state is not None:
@@ -243,32 +236,30 @@ class Call:
 
         Where a leaf's gradient is among them, or somebody hangs on a parameter's, they are waited for.
         """
+        executor, site, edges = self.executor, self.site, self.signature.edges
         if torch.is_grad_enabled():
             raise UnsupportedModelError(
-                f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
-                "this part of the loop inside `with handle.disabled():`"
+                f"create_graph=True through {site.name!r}: gradients of gradients do not work across lanes; run this "
+                "part of the loop inside `with handle.disabled():`"
             )
-        executor, site = self.executor, self.site
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
-        only_asked = not torch._C._will_engine_execute_node(get_gradient_edge(site.anchor).node)
+        only_asked = not torch._C._will_engine_execute_node(site.anchor_node)
         by_caller = only_asked or any(map(has_hooks, self.parameters))
         running = executor.backwards.current()
         if not by_caller:
             executor.backwards.reach(site, self.parameters)
         if not keep:
             site.in_flight.discard(self)
-        after = executor.inputs_of(grads, site)
         work = partial(self.backward, grads, keep=keep, by_caller=by_caller)
-        ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, after)
+        ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, executor.inputs_of(grads, site))
         if by_caller or self._has_leaf:
-            found = list(executor.wait(ticket))
-            return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
+            computed = list(executor.wait(ticket))
+            return computed + [None] * (len(edges) + len(self.parameters) - len(computed))
         running.launched.append(ticket)
-        given = frozenset(pick for pick, grad in enumerate(grads) if grad is not None)
+        picks = frozenset([pick for pick, grad in enumerate(grads) if grad is not None])
         pending = [
-            self._gradient(edge, ticket) if self.signature.reaches(edge, given) else None
-            for edge in range(len(self.signature.edges))
+            self._gradient(edge, ticket) if self.signature.reaches(edge, picks) else None for edge in range(len(edges))
         ]
         return [*pending, *[None] * len(self.parameters)]
 
@@ -294,15 +285,15 @@ class Call:
         self._captured[:] = [None] * len(self.signature.edges)
         values = [grad.value() if isinstance(grad, LaneTensor) else grad for grad in grads]
         roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
-        given = [grad for grad in values if grad is not None]
+        grads = [grad for grad in values if grad is not None]
         asked: list[torch.Tensor | None] = []
         try:
             if by_caller and roots:
                 wanted = [*self._inputs, *self.parameters]
                 with _without_hooks(self.parameters):
-                    asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
+                    asked = list(torch.autograd.grad(roots, wanted, grads, retain_graph=keep, allow_unused=True))
             elif roots:
-                torch.autograd.backward(roots, given, retain_graph=keep)
+                torch.autograd.backward(roots, grads, retain_graph=keep)
         except BaseException as error:
             _add_place(error, "in the backward of module", self)
             raise
@@ -312,12 +303,8 @@ class Call:
         self._arrived[:] = [None] * len(self._arrived)
         self._captured[:] = []
         if not keep:
-            self._roots = []
-            self._forget_graph()
+            self._roots, self._inputs, self._ends, self._arrived, self._aliases = [], [], [], [], []
         return returned
-
-    def _forget_graph(self) -> None:
-        self._inputs, self._ends, self._arrived, self._aliases = [], [], [], []
 
 
 @lru_cache(maxsize=1000)
@@ -366,7 +353,7 @@ class CallFunction(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
-            *(o for o, info in zip(outputs, call.signature.made, strict=True) if not info.differentiable)
+            *[o for o, info in zip(outputs, call.signature.new_outputs, strict=True) if not info.differentiable]
         )
         return tuple(outputs)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,13 @@ from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, plac
 from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.random_numbers import draw_here
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.shapes import other_inputs, shapes_of
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
-from mosaic.engine.calls.structure import flatten, map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
-from mosaic.engine.host.backwards import Backwards
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
-from mosaic.engine.host.lane_work import LaneWork
+from mosaic.engine.host.lane_work import LaneWork, SumTicket
 from mosaic.find.random_numbers import advance
 
 if TYPE_CHECKING:
@@ -62,33 +59,29 @@ class Executor(LaneWork):
         places: For each module and reason, the line of the first such call.
         in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
             before lanes begin.
-        backwards: The caller's backwards.
         calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
-        way_out: How a module is left out, with its name put in.
     """
 
     calls_again = True
-    way_out = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
-        self.backwards = Backwards(self)
         self._learned: Counter[str] = Counter()
         self._functions: dict[Hashable, Signature | None] = {}
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
         self._began: dict[str, tuple[int, ProfilerRange]] = {}
-        self._taken: list[tuple[nn.Module, Callable[..., Any]]] = []  # parts whose calls are taken, and by what
+        self._taken: list[nn.Module] = []  # parts of the model that get plain tensors
         self._in_autocast = False  # the model's own call is inside of an autocast
         self._settings: Settings | None = None  # torch's, when the model's call or a block began
         self._paused = False
         self._process = os.getpid()
-        self._has_looked = False
         self._compiled: str | None = None  # a function between modules that is compiled
+        self._has_looked = False
 
     # 1. The model is called: nothing that a lane is still computing leaves it.
 
@@ -107,7 +100,7 @@ class Executor(LaneWork):
                 return result
             result = map_tensors(joined, result)
             self.check_unseen()
-            self.drain()  # what nobody used may still read parameters and modes
+            self.drain()  # work whose results are unused may still read parameters and modes
             return result
         except BaseException as error:
             self.drain()
@@ -125,14 +118,17 @@ class Executor(LaneWork):
         placed = [module for module in model.modules() if module is not model and is_attached(module)]
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
-        self._take(part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part))
+        self._taken = [part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part)]
+        self._taken = [part for part in self._taken if not is_attached(part)]
+        for part in self._taken:
+            attach(part, _call_plainly)
         named = [(place.name, place.value) for place in places_of(between)]
         named += [item for part in between for item in vars(part).items()]
         self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
 
     @property
     def _is_in_child(self) -> bool:
-        """Whether this is a forked child, which has none of the lanes' threads."""
+        """Returns True in a forked child, which has none of the lanes' threads."""
         return os.getpid() != self._process
 
     def begin(self) -> None:
@@ -157,24 +153,22 @@ class Executor(LaneWork):
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        arguments = Arguments.take(args, kwargs, join_joined)
-        if arguments.opaque is not None:
-            return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
-        if any(tensor.layout != torch.strided for tensor in arguments.differentiable):
-            return self._run_here(site, run, args, kwargs, "it takes a sparse tensor that wants a gradient")
-        if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
-            return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
-        state = ModuleState.take(site.module)
-        signature = site.signatures.get(_kind(site, arguments, state))
-        if signature is None:
-            return self._learn(site, run, args, kwargs)
-        reason = self._obstacle(site, signature, arguments)
+        with torch._C.DisableTorchFunctionSubclass():
+            arguments = Arguments.take(args, kwargs, join_joined)
+            reason = _unplanned(site, arguments)
+            if reason is None:
+                state = ModuleState.take(site.module)
+                signature = site.signatures.get(_kind(site, arguments, state))
+                if signature is not None:
+                    reason = self._obstacle(site, signature, arguments)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
+        if signature is None:
+            return self._learn(site, run, args, kwargs)
         awaited = self.awaits(site, state)
         generator = self.lane_generator(signature.draws) if signature.may_draw else None
-        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
         with torch._C.DisableTorchFunctionSubclass():
+            call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
             result = self.launch(site, call, arguments)
         if awaited:
             self.reach(site)
@@ -202,7 +196,14 @@ class Executor(LaneWork):
 
     def _time_backward(self, site: PlacedModule, result: Any) -> None:
         """Records the time from the first gradient of a call's results to the last one of its parameters."""
-        sees_end = self._ends.watch(site, partial(self._backward_ended, site))
+
+        def ended() -> None:
+            if site.name in self._began:
+                began_ns, shown = self._began.pop(site.name)
+                shown.close()
+                self.record(site, "backward", began_ns)
+
+        sees_end = self._ends.watch(site, ended)
 
         def arrived(grad: torch.Tensor) -> Any:
             self.backwards.current()  # counts this backward
@@ -211,15 +212,9 @@ class Executor(LaneWork):
                 self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
             return to_plain(grad)
 
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
+        for tensor in tensors_in(result):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(arrived)
-
-    def _backward_ended(self, site: PlacedModule) -> None:
-        if site.name in self._began:
-            began_ns, shown = self._began.pop(site.name)
-            shown.close()
-            self.record(site, "backward", began_ns)
 
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
@@ -254,9 +249,9 @@ class Executor(LaneWork):
             self.drain()
         self.reach(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
-        came = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        made = [tensor for tensor in tensors_in(result) if id(tensor) not in came]
-        self.backwards.follow_in_place(site, made)
+        inputs = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        results = [tensor for tensor in tensors_in(result) if id(tensor) not in inputs]
+        self.backwards.follow_in_place(site, results)
         return result
 
     def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -266,15 +261,14 @@ class Executor(LaneWork):
         self._learned[site.name] += 1
         arguments = Arguments.take(args, kwargs)
         before = None if site.module is None else Surroundings(site.module)
-        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
+        result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(site, arguments, ModuleState.take(site.module))
         site.learned(kind, signature, None if before is None else before.changed())
-        self.let_draw(signature.drawing or ())
-        self.backwards.follow_in_place(site, made)
+        self.backwards.follow_in_place(site, results)
         return result
 
     def reach(self, site: PlacedModule) -> None:
-        """Lets a module's forward end before somebody else reaches into it, or it runs in place and writes buffers."""
+        """Waits for a module's forward before its caller reads or writes what it holds, or it runs in place."""
         last = site.last_forward
         if last is not None and not on_lane() and not self._is_in_child:
             site.last_forward = None
@@ -291,39 +285,31 @@ class Executor(LaneWork):
         signature, inputs = call.signature, arguments.differentiable
         for tensor in inputs:
             waits_for_plain(tensor)
-        after = self.inputs_of(arguments.leaves, site)
+        after = self.inputs_of(arguments.tensors, site)
         ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
         self.note_unseen(ticket)
         if not call.is_glue:
             self.num_launched += 1
             site.last_forward = ticket
             self._called[site.name] = site
-        made = call.pending(ticket)
-        if any(info.differentiable for info in signature.made):
+        results = call.pending(ticket)
+        if signature.is_differentiable:
             site.in_flight.add(call)
             edges = [inputs[index] for index in signature.edges]
-            made = list(CallFunction.apply(call, made, site.anchor, *edges, *call.parameters))
-        fresh = iter(made)
+            results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
+        fresh = iter(results)
         tensors = [
             next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
         ]
         leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in signature.leaves]
         return unflatten(leaves, signature.spec)
 
-    def let_draw(self, parts: Iterable[nn.Module]) -> None:
-        """Makes parts of modules draw their random numbers from the generator of the lane that they run on."""
-        self._take(parts, draw_here)
-
-    def _take(self, parts: Iterable[nn.Module], by: Callable[..., Any] | None = None) -> None:
-        """Takes the calls of parts of the model; by default they get plain tensors."""
-        for part in parts:
-            if not is_attached(part):
-                attach(part, by or _call_plainly)
-                self._taken.append((part, by or _call_plainly))
-
     @staticmethod
     def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
-        """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
+        """Returns a generator for the lane and the state it must end in, and moves the default generator there.
+
+        The default generator is one for the whole process, from which the plain loop's modules draw one after another.
+        """
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
         advance(torch.default_generator, draws)
@@ -347,12 +333,12 @@ class Executor(LaneWork):
         if signature is None:
             return NotImplemented
         place = (first._lane, first._module)
-        if place not in self._glue:
-            self._glue[place] = PlacedModule(first._module, None, first._lane)
-        site = self._glue[place]
+        site = self._glue.get(place)
+        if site is None:
+            site = self._glue[place] = PlacedModule(first._module, None, first._lane)
         call = Call(self, site, func, arguments, signature, None, origin=caller(), is_glue=True)
         result = self.launch(site, call, arguments)
-        for tensor, info in zip(flatten(result)[0], signature.made, strict=False):
+        for tensor, info in zip(flatten(result)[0], signature.new_outputs, strict=False):
             if info.view_of is not None:
                 tensor._is_shared = arguments.leaves[info.view_of]._is_shared = True
         return result
@@ -362,17 +348,12 @@ class Executor(LaneWork):
         site, todo = self._called[tensor._module], "write to a copy"
         return refuse(site, _SHARED_IS_WRITTEN, todo, origin=caller(), way_out=self.way_out)
 
-    def add(self, one: LaneTensor, other: LaneTensor) -> LaneTensor:
-        """Adds two gradients on the lane of the second, where either may be missing."""
-        place = (other._lane, other._module)
-        site = self._glue.setdefault(place, PlacedModule(other._module, None, other._lane))
-
-        def work() -> list[Any]:
-            first, second = one.value(), other.value()
-            return [second if first is None else first if second is None else first + second]
-
-        ticket = self.submit(site, "glue", work, self.inputs_of((one, other), site))
-        return LaneTensor(other, self, site.lane, ticket, 0, site.name)
+    def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:
+        """Adds two gradients of calls, either of which may be missing; the work that needs the sum computes it."""
+        for term in (first, second):
+            if term._executor is not self:  # no lane of these may wait for another executor's
+                term.value()
+        return LaneTensor(second, self, second._lane, SumTicket(first, second), 0, second._module)
 
     # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
     #    backward (``Backwards.end``) the lanes are awaited, and the gradients of parameters become whole.
@@ -385,7 +366,7 @@ class Executor(LaneWork):
             super().drain()
 
     def settle(self) -> None:
-        """Lets the lanes come to rest."""
+        """Waits until the lanes are at rest."""
         self.drain()
 
     def pause(self) -> None:
@@ -393,32 +374,32 @@ class Executor(LaneWork):
         self.drain()
         self._paused = True
         self._ends.close()
-        for part, _ in self._taken:
+        for part in self._taken:
             detach(part)
 
     def resume(self) -> None:
         """Undoes ``pause``."""
         self._paused = False
-        for part, by in self._taken:
-            attach(part, by)
+        for part in self._taken:
+            attach(part, _call_plainly)
 
     def close(self) -> None:
-        """Gives the lanes back; what is still asked of them later runs where it is asked."""
+        """Gives the lanes back; later work runs in the caller's thread."""
         self.closed = True
         self.lanes.close()
         self._ends.close()
         if not self._paused:  # or they are another executor's by now
-            for part, _ in self._taken:
+            for part in self._taken:
                 detach(part)
         self._taken.clear()
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a function between modules waits for its backward; calls of modules are known to their sites."""
+        """Returns True while a function between modules waits for its backward; sites know calls of modules."""
         return any(site.is_in_flight for site in self._glue.values())
 
     def forget_calls(self) -> None:
-        """Forgets functions whose results nobody got, though a traceback may keep them alive."""
+        """Forgets functions whose results are lost, though a traceback may keep them alive."""
         for site in self._glue.values():
             site.forget_calls()
 
@@ -445,6 +426,23 @@ class Executor(LaneWork):
         return self._learned.total()
 
 
+def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
+    """Returns why a call with such arguments runs where it is made, whatever its module does; or None."""
+    if arguments.opaque is not None:
+        return f"it takes a {arguments.opaque}, which may hide tensors"
+    if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
+        return "it takes a sparse tensor that wants a gradient"
+    shapes, planned = shapes_of(arguments.tensors), site.shapes
+    if planned is None or planned == shapes:
+        return None
+    if [shape for shape, _ in planned] != [shape for shape, _ in shapes]:
+        return "its inputs have other shapes than the plan was made for"
+    return (
+        "its inputs have another dtype than the plan was made for; let the sample run as the loop's batches do, under "
+        "the same autocast"
+    )
+
+
 def _kind(site: PlacedModule, arguments: Arguments, state: ModuleState) -> Hashable:
     """Returns what two calls of a module must share to be of one kind."""
     dtypes = tuple([tensor.dtype for tensor in (*state.parameters, *state.buffers)])
@@ -456,18 +454,23 @@ def _is_compiled(part: nn.Module) -> bool:
 
 
 def _may_follow(arguments: Arguments) -> bool:
-    """Whether a function may run on a lane with such arguments.
+    """Returns whether a function may run on a lane with such arguments.
 
     Autocast keeps its cast of a leaf for all uses in the calling thread; an index of tensors may select any number of
     elements; and what is not strided, or stands for other numbers than its memory holds, is not foreseen.
     """
-    casts = arguments.state.autocast and arguments.state.grad
+    casts = arguments.state.grad and arguments.state.autocast
     for leaf in arguments.leaves:
         if isinstance(leaf, torch.Tensor):
             if casts and leaf.is_leaf and leaf.requires_grad:
                 return False
-            plain = type(leaf) in (LaneTensor, torch.Tensor, nn.Parameter) and leaf.device.type == "cpu"
-            if not plain or leaf.layout != torch.strided or leaf.is_complex() or leaf.is_quantized or leaf.is_neg():
+            if leaf.layout is not torch.strided or leaf.dtype.is_complex:
+                return False
+            if type(leaf) is LaneTensor:
+                continue
+            if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.device.type != "cpu":
+                return False
+            if leaf.is_quantized or leaf.is_neg():
                 return False
         elif isinstance(leaf, slice) and any(isinstance(end, torch.Tensor) for end in (leaf.start, leaf.stop)):
             return False

@@ -15,7 +15,7 @@ part of that argument.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -29,29 +29,13 @@ if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
 
 
-class RunsLaneTensors(Protocol):
-    """What a lane tensor asks of the executor that made it."""
-
-    def value(self, tensor: LaneTensor) -> Any:
-        """Waits for a tensor's value."""
-
-    def follow(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a function on the lane of its arguments; returns NotImplemented if it has to run here."""
-
-    def add(self, one: LaneTensor, other: LaneTensor) -> Any:
-        """Adds two gradients on the lane of the second."""
-
-    def refuse_write(self, tensor: LaneTensor) -> Exception:
-        """Keeps the module behind a tensor in place from now on; returns the error for the present call."""
-
-    def drain(self) -> None:
-        """Waits until the lanes are at rest."""
+_CPU = torch.device("cpu")
 
 
 class LaneTensor(torch.Tensor):
     """A tensor that a lane is computing; made by the executor alone."""
 
-    _executor: RunsLaneTensors
+    _executor: Any  # see ``Executor``
     _lane: Lane
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
@@ -64,7 +48,7 @@ class LaneTensor(torch.Tensor):
     def __new__(
         cls: type[LaneTensor],
         like: torch.Tensor,
-        executor: RunsLaneTensors,
+        executor: Any,
         lane: Lane,
         ticket: Ticket[list[torch.Tensor | None]],
         pick: int,
@@ -83,17 +67,17 @@ class LaneTensor(torch.Tensor):
             module: The module on whose branch it is.
             is_shared: Whether another tensor that is still pending has the same memory.
         """
-        made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=torch.device("cpu")
+        tensor: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=_CPU
         )
-        made._executor = executor
-        made._lane = lane
-        made._ticket = ticket
-        made._pick = pick
-        made._joined = made._joined_at = None
-        made._is_shared = is_shared
-        made._module = module
-        return made
+        tensor._executor = executor
+        tensor._lane = lane
+        tensor._ticket = ticket
+        tensor._pick = pick
+        tensor._joined = tensor._joined_at = None
+        tensor._is_shared = is_shared
+        tensor._module = module
+        return tensor
 
     def value(self) -> Any:
         """Waits for the lane and returns the plain tensor, cut from the autograd graph; None for a missing gradient.
@@ -133,7 +117,7 @@ class LaneTensor(torch.Tensor):
         if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        pending = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, LaneTensor)]
+        pending = [tensor for tensor in tensors_in((*args, *kwargs.values())) if isinstance(tensor, LaneTensor)]
         if on_lane():
             # Lanes get plain values; this came by another way and could make lanes wait for each other.
             name = pending[0]._module
@@ -144,11 +128,10 @@ class LaneTensor(torch.Tensor):
         if does.name == "grad":  # of autograd: its arguments are places in the graph
             with torch._C.DisableTorchFunctionSubclass():
                 return map_tensors(to_plain, func(*args, **kwargs))
-        into = does.written(args, kwargs)
-        if does.replaces(kwargs):
-            into = tensors_in((args[0] if args else None, kwargs.get("out")))
+        replaces = does.replaces(kwargs)
+        into = tensors_in((args[0] if args else None, kwargs.get("out"))) if replaces else does.written(args, kwargs)
         written = {id(tensor): tensor for tensor in into if isinstance(tensor, LaneTensor)}
-        if written or does.replaces(kwargs):
+        if written or replaces:
             pending[0]._executor.drain()
             for tensor in written.values():
                 records = torch.is_grad_enabled() or (tensor.requires_grad and not tensor.is_leaf)
@@ -171,7 +154,7 @@ class LaneTensor(torch.Tensor):
     ) -> Any:
         """Adds gradients on their lane, as autograd does between calls; whatever else comes here waits."""
         kwargs = kwargs or {}
-        if func is torch.ops.aten.add.Tensor and not kwargs and all(isinstance(one, LaneTensor) for one in args):
+        if func is torch.ops.aten.add.Tensor and not kwargs and all(isinstance(term, LaneTensor) for term in args):
             return args[1]._executor.add(*args)
         stands_for = {}
 

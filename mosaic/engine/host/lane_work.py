@@ -1,31 +1,35 @@
-"""Work on the lanes of one plan: handing it over, waiting for it, and the record of when it ran."""
+"""Work on the lanes of one plan: handing it over, waiting for it, and the record of when it ran.
+
+The caller's backward waits for what it launched on the lanes, and sums gradients in the plain loop's order.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, on_lane
+from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
 from mosaic.errors import UnforeseenError
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes, Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.lane_tensor import LaneTensor
 
 T = TypeVar("T")
 _LOG = logging.getLogger("mosaic")
 _MAX_SPANS = 20_000
 _MAX_UNSEEN = 256
 _HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
-"""What ``c10::alloc_cpu`` says, on POSIX and elsewhere; it raises a plain RuntimeError."""
+"""The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 class LaneWork:
@@ -37,12 +41,17 @@ class LaneWork:
         log: When work ran.
         num_backwards: How many of the caller's backwards have ended; those inside of others are not counted.
         num_launched: How many calls of modules went to lanes.
+        backwards: The caller's backwards.
+        way_out: How a module is left out, with its name put in.
         closed: Whether the lanes were given back.
         looks_early: Whether what has failed is raised at the next call already, wherever the program is by then.
     """
 
+    way_out = "colocate(..., exclude=[{!r}])"
+
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
+        self.backwards = Backwards(self)
         self.unseen: deque[Ticket[Any]] = deque()
         self.log = SpanLog()
         self.num_backwards = 0
@@ -62,7 +71,7 @@ class LaneWork:
         def run() -> T:
             start = time.perf_counter_ns()
             try:
-                with as_lane(), ProfilerRange(site.name, shown):
+                with as_lane(), profiler_range(site.name, shown):
                     return work()
             finally:
                 self.log.note(site.name, phase, lane.slots, step, start)
@@ -78,7 +87,7 @@ class LaneWork:
         after = []
         for tensor in tensors:
             executor = getattr(tensor, "_executor", None)
-            if executor is None or tensor._lane is site.lane:
+            if executor is None or (tensor._lane is site.lane and type(tensor._ticket) is not SumTicket):
                 continue
             if executor is self:
                 after.append(tensor._ticket)
@@ -133,12 +142,174 @@ class LaneWork:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
         return self.log.origin_ns
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
         self.log.clear()
+
+
+class Backwards:
+    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included.
+
+    Attributes:
+        num_failed: How many an error cut short.
+    """
+
+    def __init__(self, work: LaneWork) -> None:
+        self.num_failed = 0
+        self._work = work
+        self._begun: list[weakref.ref[RunningBackward]] = []
+        self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def current(self) -> RunningBackward:
+        """Returns the running backward; makes it wait for the lanes before it returns."""
+        task = torch._C._current_graph_task_id()
+        alive = [running for ref in self._begun if (running := ref()) is not None]
+        for running in alive:
+            if running.task == task:
+                return running
+        if not alive:
+            self.forget_failed()
+        running = RunningBackward(self, task)
+        self._begun.append(weakref.ref(running, self._let_go))
+        torch.autograd.Variable._execution_engine.queue_callback(running)  # type: ignore[attr-defined]
+        return running
+
+    def _let_go(self, _: weakref.ref[RunningBackward]) -> None:
+        """Autograd has let go of a backward that did not end, before its error reaches the loop."""
+        self.forget_failed()
+
+    def forget_failed(self) -> None:
+        """Cleans up after a backward that an error cut short; the lanes come to rest first."""
+        if self._begun and all(ref() is None for ref in self._begun):
+            self.num_failed += 1
+            self._work.drain()
+            self._begun.clear()
+            self._settle()
+
+    def end(self, ended: RunningBackward) -> None:
+        """Waits for what one backward launched; once the outermost ends, makes gradients whole."""
+        self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
+        try:
+            for ticket in ended.launched:
+                self._work.wait(ticket)
+            self._work.check_unseen()
+        except BaseException:
+            self._work.drain()
+            raise
+        finally:
+            if not self._begun:
+                self._work.num_backwards += 1
+                self._settle()
+
+    def reach(self, site: PlacedModule, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
+
+        They may be those of several calls of its module, or the loop's own, such as a penalty's. The engine would add
+        all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
+        and added at the end.
+        """
+        several = site.num_pending > 1
+        for parameter in parameters:
+            if several or (parameter.grad is not None and not has_hooks(parameter)):
+                self.set_aside(parameter)
+
+    def set_aside(self, leaf: torch.Tensor) -> None:
+        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
+
+        Doing it again during the same backward does nothing.
+        """
+        if id(leaf) not in self._aside:
+            self._aside[id(leaf)] = (leaf, leaf.grad)
+            leaf.grad = None
+
+    def _settle(self) -> None:
+        aside, self._aside = self._aside, {}
+        for leaf, earlier in aside.values():
+            if earlier is None:
+                continue
+            if leaf.grad is not None:
+                with (
+                    torch.no_grad()
+                ):  # as autograd adds: in place, unless that would make a dense gradient of a sparse one
+                    later = leaf.grad
+                    earlier = later + earlier if earlier.is_sparse and not later.is_sparse else earlier.add_(later)
+            leaf.grad = earlier
+
+    def follow_in_place(self, site: PlacedModule, outputs: Sequence[torch.Tensor]) -> None:
+        """Follows the results of a module's call that ran in place until its backward.
+
+        Its backward runs in the caller's graph. If later calls of the same backward ran on the lane, both would add
+        to the same gradients at once; so until then they run in place too.
+        """
+        call = _InPlaceCall()
+
+        def arrived(grad: torch.Tensor) -> Any:
+            if site.is_in_flight:
+                self.current()
+                self.reach(site, site.parameters)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                site.in_place.discard(call)
+            return to_plain(grad)
+
+        for tensor in outputs:
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(arrived)
+                site.in_place.add(call)  # its life is that of the hooks
+
+
+class RunningBackward:
+    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails.
+
+    Attributes:
+        task: Autograd's number of it.
+        launched: What it handed to lanes.
+    """
+
+    def __init__(self, backwards: Backwards, task: int) -> None:
+        self._backwards = backwards
+        self.task = task
+        self.launched: list[Ticket[Any]] = []
+
+    def __call__(self) -> None:
+        """The backward has ended."""
+        self._backwards.end(self)
+
+
+class _InPlaceCall:
+    """Stands for one call that ran in place."""
+
+
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Returns True if a leaf's gradient has hooks."""
+    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
+class SumTicket:
+    """A sum of two gradients, either of which may be missing; computed by the work that needs it first."""
+
+    interval_ns = (0, 0)
+
+    def __init__(self, first: LaneTensor, second: LaneTensor) -> None:
+        self._operands: tuple[LaneTensor, ...] = (first, second)
+        self._sum: list[torch.Tensor | None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Returns True once both are there."""
+        return all(tensor._ticket.done for tensor in self._operands)
+
+    def wait(self) -> list[torch.Tensor | None]:
+        """Waits for both, and returns their sum."""
+        operands = self._operands
+        if self._sum is None:  # two threads may both compute it
+            first, second = [tensor._ticket.wait()[tensor._pick] for tensor in operands]
+            with torch.no_grad():
+                self._sum = [second if first is None else first if second is None else first + second]
+            self._operands = ()
+        return self._sum
 
 
 class ReadyTicket(Generic[T]):
@@ -181,7 +352,7 @@ class SpanLog:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest of them started."""
+        """The start of the oldest one."""
         return min((span[4] for span in self._spans), default=0)
 
     def clear(self) -> None:
@@ -190,7 +361,7 @@ class SpanLog:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had."""
+    """Returns True if an error says that memory could not be had."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _HOST_ALLOCATOR)

@@ -18,7 +18,6 @@ from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten, map_tensors
@@ -28,8 +27,9 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.engine.host.lane_work import SpanLog
 from mosaic.errors import UnsupportedModelError
+from mosaic.find.random_numbers import LaneRandomness
 from mosaic.ranks.calls.call import RoutedCall
-from mosaic.ranks.calls.exchange import digest_of, error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer
@@ -61,7 +61,6 @@ class HostRankExecutor(RankExecutor):
         site = self._sites[routed.name] = PlacedModule(routed.name, routed.module, lane, awaited=routed.awaited)
         if routed.is_member:
             site.obstacle = routed.learned.obstacle
-            self.engine.let_draw(routed.learned.drawing or ())
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
         lane = self.lanes.lane(slots)
@@ -95,6 +94,7 @@ class HostRankExecutor(RankExecutor):
         *,
         is_there: bool,
         waits: bool,
+        added: str = "",
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         arguments = Arguments.take(args, kwargs, join_joined)
@@ -106,9 +106,7 @@ class HostRankExecutor(RankExecutor):
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.engine.closed:
             reason = "its lanes are closed"
-        make = partial(
-            RoutedCall, self, routed, is_there=is_there, added=digest_of(run), attributes=attributes, routes=routes
-        )
+        make = partial(RoutedCall, self, routed, is_there=is_there, added=added, attributes=attributes, routes=routes)
         if reason is not None:
             spec = arguments.spec if error is not None and not routes else None
             return self._run_here(make(run, error=error if routes else None, spec=spec), arguments.leaves, site, reason)
@@ -116,7 +114,7 @@ class HostRankExecutor(RankExecutor):
         # What was set is likely to be set back right after the call; it cannot while the loop's thread waits.
         waits = self.engine.awaits(site, state) or waits or bool(attributes) or routed.is_new or routed.writes
         if routed.draws():
-            run = _drawing_anew(run, everywhere=routed.learned.drawing is None or routed.learned.draws == 0)
+            run = _drawing_anew(run)
         kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
         if kind not in self._signatures:
             if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
@@ -226,7 +224,7 @@ class _LaneCall(Call):
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
-        if not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(self.site.anchor).node):
+        if not torch._C._will_engine_execute_node(self.site.anchor_node):
             raise UnsupportedModelError(
                 f"torch.autograd.grad or backward(inputs=...) through {self.site.name!r} on several ranks: all ranks "
                 "take part in a whole backward; call backward() and read .grad"
@@ -243,12 +241,12 @@ class _LaneCall(Call):
             self._routed.reduce()
 
 
-def _drawing_anew(run: Callable[..., Any], *, everywhere: bool) -> Callable[..., Any]:
+def _drawing_anew(run: Callable[..., Any]) -> Callable[..., Any]:
     """Has a call draw from a generator of its own, so that its numbers do not depend on what runs beside it."""
     generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
 
     def drawing(*args: Any, **kwargs: Any) -> Any:
-        with drawing_from(generator, everywhere=everywhere):
+        with LaneRandomness(generator):
             return run(*args, **kwargs)
 
     return drawing
@@ -271,10 +269,5 @@ def _signature_of(routed: RoutedModule, rows: int, num_edges: int, grad: bool) -
         spec=flatten([None] * len(leaves))[1],
         leaves=tuple(leaves),
         edges=tuple(range(num_edges)),
-        draws=0,
-        drawing=None,
-        obstacle=None,
-        alone=None,
-        recasts=False,
         writes_buffers=routed.learned.writes_buffers,
     )

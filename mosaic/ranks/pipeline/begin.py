@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
@@ -40,7 +40,7 @@ from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_plans
-from mosaic.ranks.world.devices import device_of, gpu_bytes
+from mosaic.ranks.world.groups import device_of, gpu_bytes
 from mosaic.ranks.world.world import World
 
 DEFAULTS = PipelineOptions()

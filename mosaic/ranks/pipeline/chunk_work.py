@@ -25,8 +25,8 @@ from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.strategies import Again
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData

@@ -20,11 +20,18 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.parts.strategies import is_cache, without_cache
+from mosaic.pipelining.layers import (
+    CountedLayers,
+    CountedMicrobatch,
+    CountedModule,
+    Feed,
+    Layer,
+    PipelineModel,
+    Strategy,
+    scaled_layer,
+)
 from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
-from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
-from mosaic.pipelining.workload.rank_layer import RankShare, context_costs, rank_layer, rank_share
-from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
+from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 
 STATE_BYTES, MOMENT_BYTES = 8, 8

@@ -16,8 +16,8 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.checkpoint.state import SavedState
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.beside.alike import PlainCalls, check_alike, trained_in
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps

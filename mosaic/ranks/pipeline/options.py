@@ -12,17 +12,15 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.schedule.partition import partition_of_schedule
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.world.world import World

@@ -13,12 +13,12 @@ from mosaic.backends.host import HostBackend
 from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.executing.executor import InTurn, LaunchMode, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
-from mosaic.ranks.world.devices import own_gpu
+from mosaic.ranks.world.groups import own_gpu
 from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")

@@ -15,18 +15,22 @@ from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.layers import AS_COUNTED, Microbatch
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan
-from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.planner import (
+    PlannedStep,
+    PlannerOptions,
+    SharedStep,
+    plan_baseline,
+    plan_shares,
+    plan_step,
+    shares_of,
+)
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import AS_COUNTED
-from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.context.sequences import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel

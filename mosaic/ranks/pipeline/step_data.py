@@ -11,12 +11,10 @@ from typing import Any
 from mosaic.context.items import ItemShare
 from mosaic.parts.pieces import count_units, slice_piece
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import even_pieces
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.layers import Layer
+from mosaic.pipelining.partition import Partition, even_pieces
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.context.sequences import SharedItems
 from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors

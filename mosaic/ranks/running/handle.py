@@ -265,7 +265,7 @@ class RankHandle(Handle):
     def remove(self, *, gather: bool = True) -> None:
         """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
 
-        It also stops the watchdog, and tells the other ranks that this one is done. Parameters stay the same
+        It also ends the heartbeats, which tells the other ranks that this one is done. Parameters stay the same
         objects. An optimizer has no state yet for those that were not on its rank.
 
         Args:

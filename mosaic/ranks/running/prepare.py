@@ -23,7 +23,7 @@ from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.rows.batched import rows_of, with_batch
-from mosaic.ranks.world.devices import check_place, own_gpu
+from mosaic.ranks.world.groups import check_place, own_gpu
 from mosaic.ranks.world.world import World
 
 

@@ -1,14 +1,13 @@
-"""Cancelling what all ranks do together, such as the trial of a plan, and aborting the communicators of it."""
+"""Cancelling what all ranks do together, such as the trial of a plan, and aborting its communicators."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import faulthandler
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -17,9 +16,6 @@ from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.progress import RankProgress
-
-EXIT_CODE = 75
-"""The exit code of a process whose communicators cannot be aborted: sysexits.h's temporary failure."""
 
 _COMMUNICATION = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
 _POLL_S = 0.1
@@ -41,15 +37,23 @@ class CancelledError(MosaicError):
 class CancelToken:
     """A block of work that any rank may cancel: the others' calls in its groups then raise.
 
-    A rank that is killed cancels nothing; the watchdog names it.
+    A rank that is killed cancels nothing; its heartbeats end.
+
+    Args:
+        store: Shared by all ranks.
+        rank: This one.
+        progress: Its place; errors that end its waits are explained by the cancellation.
+        grace_s: The time that aborts may take.
+        name: The same on all ranks, and used once.
+        groups: Communicators of the work; the list may grow.
     """
 
     def __init__(
         self,
-        *,
         store: Store,
         rank: int,
         progress: RankProgress,
+        *,
         grace_s: float,
         name: str,
         groups: list[dist.ProcessGroup],
@@ -82,7 +86,7 @@ class CancelToken:
     def _reason(self) -> str | None:
         try:
             return self._store.get(self._key).decode() if self._store.check([self._key]) else None
-        except (RuntimeError, OSError):  # the process that holds the store is gone, which the watchdog reports
+        except (RuntimeError, OSError):  # the process that holds the store is gone
             return None
 
     def _poll(self) -> None:
@@ -99,30 +103,27 @@ class CancelToken:
 
     def __enter__(self) -> Self:
         self._progress.explain = self._explained
-        self._progress.fail = lambda error, groups: None  # whoever failed cancels
+        self._progress.fail = lambda error, groups: None  # the rank that failed cancels
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._over.set()
         self._thread.join()
         self._progress.explain, self._progress.fail = self._hooks
 
 
 def abort_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:
-    """Makes calls that are blocked in some groups raise; ends the process if that takes longer than ``limit_s``."""
+    """Makes calls that are blocked in some groups raise.
+
+    The process ends, with exit code 1 and the tracebacks of its threads, if that takes longer than ``limit_s``.
+    """
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or 2)
+    # In a thread of its own, where torch modes of the caller do not apply.
     thread = threading.Thread(target=abort_groups, args=(groups,), name="mosaic-abort", daemon=True)
     thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
-        sys.stderr.write(
-            f"mosaic: {len(groups)} communicators were not aborted within {limit_s:g} s; this process is ended now, "
-            f"with exit code {EXIT_CODE}\n"
-        )
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)
+    thread.join()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup]) -> None:

@@ -1,14 +1,16 @@
-"""Communicators: what they connect, which one carries a tensor, and those of a tried plan kept for the next one."""
+"""The GPU of a rank, and its communicators: how they are made, which one carries a tensor, and which ones are spare."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d
 
 from mosaic.errors import BackendUnavailableError
@@ -17,11 +19,60 @@ LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 """Variable of NCCL; 1 starts collectives of different communicators in the order in which they were launched."""
 
 
+# The device of a rank.
+
+
+def own_gpu(environ: Mapping[str, str] = os.environ, *, num_visible: int | None = None) -> int:
+    """Returns the number of this rank's GPU: ``LOCAL_RANK``, or 0 where the launcher lets it see that one alone.
+
+    Raises:
+        BackendUnavailableError: There are several, and not as many as ranks.
+    """
+    visible = torch.cuda.device_count() if num_visible is None else num_visible
+    rank = int(environ.get("LOCAL_RANK", "0"))
+    if rank < visible:
+        return rank
+    if visible == 1:
+        return 0
+    raise BackendUnavailableError(
+        f"there is no GPU for local rank {rank}; start as many ranks as there are GPUs",
+        found=f"{visible} GPUs",
+        needed=f"{rank + 1} or more",
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Returns the device of the first of a model's tensors that is on a GPU; the CPU where none is."""
+    devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def gpu_bytes(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def check_place(model: nn.Module, device: torch.device) -> None:
+    """Raises BackendUnavailableError, naming a parameter, unless all of a model's parameters are on a rank's device.
+
+    Buffers may be in host memory, such as counters.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.device != device:
+            raise BackendUnavailableError(
+                f"parameter {name!r} is on {parameter.device} and this rank runs on {device}; move the model to "
+                f"{device} on this rank, before its optimizer is made",
+                found=str(parameter.device),
+                needed=str(device),
+            )
+
+
+# Communicators.
+
+
 class GroupKey(NamedTuple):
     """The properties in which exchangeable communicators agree."""
 
     ranks: tuple[int, ...]
-    """Its ranks."""
     backend: str
     """``nccl`` or ``gloo``."""
     max_ctas: int | None
@@ -37,7 +88,7 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
 
 
 class GroupPool:
-    """Makes communicators, and keeps those that were given back. All ranks ask for the same in the same order."""
+    """Makes communicators, and keeps those that were given back. All ranks request the same in the same order."""
 
     def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
         self._make = make
@@ -46,7 +97,6 @@ class GroupPool:
         self._loan: GroupLoan | None = None
 
     def take(self, key: GroupKey) -> Any:
-        """Returns one that nobody has."""
         spare = self._spare[key]
         group = spare.pop(0)[1] if spare else self._make(key)
         if self._loan is not None:
@@ -55,7 +105,7 @@ class GroupPool:
 
     @contextmanager
     def lending(self) -> Iterator[GroupLoan]:
-        """A block in which all that is taken goes on a list, to be given back or destroyed; the innermost block's."""
+        """A block whose communicators are listed, to be given back or destroyed; the innermost block's list counts."""
         before, self._loan = self._loan, (loan := GroupLoan())
         try:
             yield loan
@@ -69,26 +119,22 @@ class GroupPool:
         loan.clear()
 
     def destroy(self, loan: GroupLoan) -> None:
-        """Ends communicators; those of which calls were freed are of no use to anybody."""
+        """Ends communicators; those with aborted calls cannot be used again."""
         for group in loan.groups:
             self._forget(group)
             dist.destroy_process_group(group)
         loan.clear()
 
     def destroy_spare(self) -> None:
-        """Ends those that nobody has."""
         for loan in self._spare.values():
             self.destroy(loan)
 
 
 def group_options(backend: str, max_ctas: int | None) -> Any:
-    """Returns what ``torch.distributed.new_group`` is given for a communicator that is held to ``max_ctas`` SMs.
+    """Returns the ``pg_options`` of a communicator that is held to ``max_ctas`` SMs; None where that is no bound.
 
     NCCL runs one CTA a channel, each on an SM of its own; this bounds them for the one communicator, unlike the
     variable ``NCCL_MAX_CTAS``, which bounds all of the process. Not tried on GPUs.
-
-    Returns:
-        None for communicators that run on no SMs, and where there is no bound.
     """
     if backend != "nccl" or max_ctas is None:
         return None
@@ -99,24 +145,18 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
 
 
 @contextmanager
-def own_group_keys(name: str) -> Iterator[None]:
-    """A block whose new groups have keys of their own in the default group's store, and are no split of it.
-
-    torchrun's agent keeps that store when it restarts the ranks. torch numbers groups alike in each process, so new
-    ranks would read the addresses of the dead ones, and fail to connect.
+def no_splits() -> Iterator[None]:
+    """A block whose new groups are not splits of the default group.
 
     Where the default group is bound to a device, torch has ranks outside of a new group split NCCL's communicator,
     which waits for all ranks; those inside of a gloo group never do (``_new_process_group_helper``).
     """
-    groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
+    default = dist.group.WORLD
     assert default is not None
-    backend, store = groups[default]
     device, default.bound_device_id = default.bound_device_id, None
-    groups[default] = (backend, distributed_c10d.PrefixStore(f"mosaic groups {name}", store))
     try:
         yield
     finally:
-        groups[default] = (backend, store)
         default.bound_device_id = device
 
 

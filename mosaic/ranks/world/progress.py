@@ -5,16 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 import torch.distributed as dist
 
 SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
+WaitedPhase = SentPhase | Literal["agreement"]
+"""Part of a step in which a rank waits for others; an agreement is anything that all decide or collect together."""
+Waiting = Callable[[SentPhase], AbstractContextManager[None]]
+"""Returns a block in which a thread waits for other ranks, in a phase of one module."""
+
+_Entry = tuple[str, str, int]
+"""Module, phase, and when it began on ``time.perf_counter_ns``."""
+_MAX_WAITS = 20_000
+THE_LOOP = "the loop"
+"""Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
 
 
 class Traffic:
@@ -41,18 +50,6 @@ class Traffic:
             self._num_bytes.clear()
 
 
-WaitedPhase = SentPhase | Literal["agreement"]
-"""Part of a step in which a rank waits for others; an agreement is anything that all decide or collect together."""
-Waiting = Callable[[SentPhase], AbstractContextManager[None]]
-"""Returns a block in which a thread waits for other ranks, in a phase of one module."""
-
-_Entry = tuple[str, str, int]
-"""Module, phase, and when it began on ``time.perf_counter_ns``."""
-_MAX_WAITS = 20_000
-THE_LOOP = "the loop"
-"""Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
     """The activity of a rank at some moment."""
@@ -70,13 +67,8 @@ class Whereabouts:
     for_s: float
     """Seconds that it had been doing this."""
 
-    @property
-    def is_start(self) -> bool:
-        """True if it had not come to any module."""
-        return not self.calls and self.module in ("", THE_LOOP)
-
     def __str__(self) -> str:
-        if self.is_start:
+        if not self.calls and self.module in ("", THE_LOOP):
             return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
         phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
         where = f"the {phase} of {'the model' if self.module == THE_LOOP else repr(self.module)}"
@@ -102,11 +94,10 @@ class Wait:
 class RankProgress:
     """The place of this rank; any thread may enter blocks.
 
-    A block costs two dictionary entries. The watchdog's thread reads the place now and then, and sends it.
-
     Attributes:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
+        waits: The last 20,000 waits, in the order in which they ended.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
         fail: Called with an error after which this rank sends no more messages in some communicators.
     """
@@ -114,20 +105,44 @@ class RankProgress:
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
+        self.waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.fail: Callable[[BaseException, Sequence[dist.ProcessGroup]], None] = lambda error, groups: None
         self._waiting: dict[int, _Entry] = {}
         self._computing: dict[int, _Entry] = {}
         self._last: _Entry = ("", "", time.perf_counter_ns())
-        self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
 
-    def waiting(self, module: str, phase: WaitedPhase) -> AbstractContextManager[None]:
-        """Returns a block in which this thread waits for other ranks; errors that end it name the rank at fault."""
-        return _Waiting(self, self._waiting, module, phase)
+    @contextmanager
+    def waiting(self, module: str, phase: WaitedPhase) -> Iterator[None]:
+        """A block in which this thread waits for other ranks; errors that end it name the rank at fault."""
+        start = time.perf_counter_ns()
+        with self._doing(self._waiting, module, phase, start):
+            try:
+                yield
+            except RuntimeError as error:
+                explained = self.explain(error)
+                if explained is error:
+                    raise
+                raise explained from error
+            finally:
+                self.waits.append(Wait(module, phase, self.step, start, time.perf_counter_ns()))
+
+    def clear_waits(self) -> None:
+        self.waits.clear()
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""
-        return _Block(self, self._computing, module, phase)
+        return self._doing(self._computing, module, phase, time.perf_counter_ns())
+
+    @contextmanager
+    def _doing(self, table: dict[int, _Entry], module: str, phase: WaitedPhase, start: int) -> Iterator[None]:
+        thread = threading.get_ident()
+        table[thread] = (module, phase, start)
+        try:
+            yield
+        finally:
+            table.pop(thread, None)
+            self._last = (module, phase, time.perf_counter_ns())
 
     @property
     def now(self) -> Whereabouts:
@@ -138,14 +153,6 @@ class RankProgress:
                 return self._whereabouts(doing, *entries[0])
         return self._whereabouts("elsewhere" if self._last[0] else "starting", *self._last)
 
-    @property
-    def waits(self) -> tuple[Wait, ...]:
-        """The last 20,000 waits, in the order in which they ended."""
-        return tuple(self._waits)
-
-    def clear_waits(self) -> None:
-        self._waits.clear()
-
     def _whereabouts(self, doing: str, module: str, phase: str, since_ns: int) -> Whereabouts:
         return Whereabouts(
             step=self.step,
@@ -155,38 +162,3 @@ class RankProgress:
             phase=phase,
             for_s=(time.perf_counter_ns() - since_ns) / 1e9,
         )
-
-
-class _Block:
-    __slots__ = ("_entry", "_progress", "_table")
-
-    def __init__(self, progress: RankProgress, table: dict[int, _Entry], module: str, phase: WaitedPhase) -> None:
-        self._progress = progress
-        self._table = table
-        self._entry = (module, phase, time.perf_counter_ns())
-
-    def __enter__(self) -> None:
-        self._table[threading.get_ident()] = self._entry
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._table.pop(threading.get_ident(), None)
-        self._progress._last = (*self._entry[:2], time.perf_counter_ns())
-
-
-class _Waiting(_Block):
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        progress, (module, phase, start) = self._progress, self._entry
-        progress._waits.append(Wait(module, phase, progress.step, start, time.perf_counter_ns()))
-        try:
-            if isinstance(error, RuntimeError):
-                explained = progress.explain(error)
-                if explained is not error:
-                    raise explained from error
-        finally:
-            super().__exit__(kind, error, trace)

@@ -15,7 +15,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mosaic.errors import BackendUnavailableError
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.02
 _LAST_S = 1.0
 """Seconds that rank 0, which may hold the store, stays after a failed rendezvous."""
@@ -37,8 +36,6 @@ class Member:
 class Members:
     """All ranks after their rendezvous."""
 
-    name: str
-    """The same on all ranks, and different at their next rendezvous."""
     ranks: tuple[Member, ...]
     store: Store
     """A part of the store that no other rendezvous uses."""
@@ -47,17 +44,14 @@ class Members:
     def gather(store: Store, rank: int, size: int, *, timeout_s: float) -> Members:
         """Waits until all ranks have written themselves to the store.
 
-        torchrun's agent keeps its store when it restarts the ranks, so keys contain the number of the restart. They
-        contain how often all ranks have met before, too.
+        Keys contain the number of torchrun's restart, and how often all ranks have met before.
 
         Raises:
             BackendUnavailableError: Some ranks have not come; names them. Or the store is gone.
         """
         try:
-            attempt = f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            number = (PrefixStore(attempt, store).add("arrivals", 1) - 1) // size
-            name = f"{attempt}/{number}"
-            own = PrefixStore(name, store)
+            attempt = PrefixStore(f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            own = PrefixStore(f"{(attempt.add('arrivals', 1) - 1) // size}", attempt)
             own.set(f"member/{rank}", json.dumps(asdict(Member(rank=rank, host=socket.gethostname(), pid=os.getpid()))))
             keys = [f"member/{other}" for other in range(size)]
             deadline = time.monotonic() + timeout_s
@@ -68,8 +62,7 @@ class Members:
                         time.sleep(_LAST_S)
                     raise _absent_error(absent, size, timeout_s)
                 time.sleep(_POLL_S)
-            ranks = tuple(Member(**json.loads(own.get(key))) for key in keys)
-            return Members(name=name, ranks=ranks, store=own)
+            return Members(ranks=tuple(Member(**json.loads(own.get(key))) for key in keys), store=own)
         except dist.DistError as error:
             raise BackendUnavailableError(
                 "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; read what "
@@ -87,25 +80,6 @@ def _absent_error(absent: list[int], size: int, timeout_s: float) -> BackendUnav
         found=f"{size - len(absent)} of {size} ranks",
         needed="all of them to call mosaic.colocate",
     )
-
-
-def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether a launcher such as torchrun started this process as one of several ranks.
-
-    Raises:
-        BackendUnavailableError: The launcher set only some of its variables.
-    """
-    if not (environ.get("WORLD_SIZE") or environ.get("RANK")) or environ.get("WORLD_SIZE") == "1":
-        return False
-    missing = [name for name in _VARIABLES if not environ.get(name)]
-    if missing:
-        raise BackendUnavailableError(
-            f"this process was started as one of several ranks, but {', '.join(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} not set; start it by torchrun, or unset the others",
-            found=", ".join(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
-            needed=", ".join(_VARIABLES),
-        )
-    return True
 
 
 def open_store(rank: int, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Store:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -25,58 +25,38 @@ from mosaic.ranks.world.groups import (
     carrier_of,
     connect,
     group_options,
+    no_splits,
     num_nccl_collectives,
-    own_group_keys,
     set_launch_order,
 )
+from mosaic.ranks.world.heartbeat import Heartbeats
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
-from mosaic.ranks.world.rendezvous import Members, is_launched, open_store
-from mosaic.ranks.world.watchdog import Watchdog
+from mosaic.ranks.world.rendezvous import Members, open_store
 
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """Facts that have to be the same on all ranks."""
+def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
+    """Returns what has to be the same on all ranks, by name; ``inputs`` are those of the sample's step."""
+    from mosaic import __version__
 
-    mosaic: str
-    """Version of Mosaic."""
-    torch: str
-    """Version of torch."""
-    device: str
-    num_slots: int
-    sms_per_slot: int
-    """1 on the host."""
-    graph: str
-    """Fingerprint of the modules that the rank found in its model, whatever their inputs."""
-    inputs: tuple[str, ...] = ()
-    """For each module the shapes and types of its arguments in the sample's step."""
-    remainder_sms: int = 0
-    """SMs that belong to no slot."""
-    nccl: str = ""
-    """Version of NCCL, on GPUs."""
-
-    @staticmethod
-    def of(device: Device, graph: ModuleGraph) -> RankFacts:
-        from mosaic import __version__
-
-        has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
-        shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
-        return RankFacts(
-            mosaic=__version__,
-            torch=torch.__version__,
-            device=device.name,
-            num_slots=device.num_slots,
-            sms_per_slot=device.sms_per_slot,
-            graph=shapeless.fingerprint,
-            inputs=tuple(f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules),
-            remainder_sms=device.remainder_sms,
-            nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
-        )
+    has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
+    shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
+    return {
+        "mosaic": __version__,
+        "torch": torch.__version__,
+        "device": device.name,
+        "num_slots": device.num_slots,
+        "sms_per_slot": device.sms_per_slot,
+        "graph": shapeless.fingerprint,
+        "inputs": [f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules],
+        "remainder_sms": device.remainder_sms,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+    }
 
 
 class World:
@@ -84,7 +64,7 @@ class World:
 
     Args:
         timeout_s: How long a collective may take before it is an error, and how long ranks may take to come.
-        watch: Settings of the watchdog; None: there is none.
+        watch: Settings of the heartbeats; None for no heartbeats.
         device: Where this rank's tensors are; by default the CPU.
 
     Attributes:
@@ -98,7 +78,6 @@ class World:
         progress: Where this rank is.
         store: Shared by all ranks of this world, and used by no other one.
         groups: Communicators that were made and are free.
-        grace_s: How long this rank's process may take to end by itself once a rank has failed.
         max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
@@ -120,7 +99,6 @@ class World:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.progress = RankProgress()
-        self.grace_s = (watch or RankSettings()).grace_s
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
         if device.type == "cuda" and self.size > 1:
@@ -128,24 +106,25 @@ class World:
         # A connection of its own: calls that wait hold up no others.
         store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
         members = Members.gather(store, self.rank, self.size, timeout_s=timeout_s)
-        self.me, self.store, self._keys = members.ranks[self.rank], members.store, members.name
+        self.me, self.store = members.ranks[self.rank], members.store
         self.groups = GroupPool(self._made, self._forget)
-        self._watchdog: Watchdog | None = None
+        self._grace_s = (watch or RankSettings()).grace_s
+        self._heartbeats: Heartbeats | None = None
         if watch is not None and self.size > 1:
-            self._watchdog = Watchdog(members, self.rank, self.progress, watch)
-            self._watchdog.start()
+            self._heartbeats = Heartbeats(members, self.rank, self.progress, watch)
+            self._heartbeats.start()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.
         self._patience = datetime.timedelta(seconds=max(timeout_s, PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
         with self.opening():
-            self._control = self._watched(self._new_group(self._patience))
+            self._control = self._new_group(self._patience)
             self.run: str = self.broadcast(uuid.uuid4().hex)
             self.check_devices((device.type, _gpu_of(device)))
             self.everyone = self.group(range(self.size))
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
-            if self._watchdog is not None:
-                self._watched(dist.group.WORLD)
+            if self._heartbeats is not None:
+                self._heartbeats.groups.append(dist.group.WORLD)  # type: ignore[arg-type]
 
     @classmethod
     def join(
@@ -157,6 +136,14 @@ class World:
     ) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
+            missing = [name for name in _VARIABLES if not os.environ.get(name)]
+            if missing:
+                raise BackendUnavailableError(
+                    f"this process was started as one of several ranks, but {', '.join(missing)} not set; start it by "
+                    "torchrun, or unset WORLD_SIZE",
+                    found=f"WORLD_SIZE={os.environ.get('WORLD_SIZE')}",
+                    needed=", ".join(_VARIABLES),
+                )
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = Members.gather(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s).store
             store.set(f"device/{rank}", _gpu_of(device))
@@ -174,14 +161,10 @@ class World:
 
     @staticmethod
     def is_there() -> bool:
-        """Returns whether this process is one of several ranks.
-
-        Raises:
-            BackendUnavailableError: A launcher's variables are set only in part.
-        """
+        """Returns whether this process is one of several ranks, of a process group or of a launcher's."""
         if dist.is_available() and dist.is_initialized():
             return dist.get_world_size() > 1
-        return is_launched()
+        return int(os.environ.get("WORLD_SIZE") or 1) > 1
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -193,9 +176,9 @@ class World:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stops the watchdog, and tells the others that this rank is done, or why it could not begin."""
-        if self._watchdog is not None:
-            self._watchdog.stop(error)
+        """Ends the heartbeats; the others read that this rank is done, or why it could not begin."""
+        if self._heartbeats is not None:
+            self._heartbeats.stop(error)
 
     # Groups.
 
@@ -209,10 +192,10 @@ class World:
         return group
 
     def background_group(self) -> dist.ProcessGroup:
-        """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
+        """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to request it."""
         if self._background is None:
             with self.progress.waiting(THE_LOOP, "agreement"):
-                self._background = self._watched(self._new_group(self._patience))
+                self._background = self._new_group(self._patience)
         return self._background
 
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
@@ -221,40 +204,29 @@ class World:
 
     def cancel_token(self, name: str, groups: list[dist.ProcessGroup]) -> CancelToken:
         """Returns what lets any rank cancel the work of a block; see ``CancelToken``."""
-        return CancelToken(
-            store=self.store,
-            rank=self.rank,
-            progress=self.progress,
-            grace_s=self.grace_s,
-            name=name,
-            groups=groups,
-        )
+        return CancelToken(self.store, self.rank, self.progress, grace_s=self._grace_s, name=name, groups=groups)
 
     def _made(self, key: GroupKey) -> Any:
         """Makes a communicator and warms it up."""
         options = group_options(key.backend, key.max_ctas)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            group = self._watched(
-                self._new_group(self._timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
-            )
+            group = self._new_group(self._timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
             if key.backend == "nccl" and self.rank in key.ranks:
                 connect(group, self.device)
         return group
 
     def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
-        with own_group_keys(self._keys):
+        """Makes a group, which is aborted when this rank ends with an error."""
+        with no_splits():
             device = None if backend == "gloo" else self.device
-            return dist.new_group(timeout=timeout, backend=backend, device_id=device, **options)
-
-    def _watched(self, group: Any) -> dist.ProcessGroup:
-        """Has the watchdog abort a group that this rank is in when a rank has failed."""
-        if self._watchdog is not None and isinstance(group, dist.ProcessGroup):
-            self._watchdog.groups.append(group)
-        return group  # type: ignore[no-any-return]
+            group = dist.new_group(timeout=timeout, backend=backend, device_id=device, **options)
+        if self._heartbeats is not None and isinstance(group, dist.ProcessGroup):
+            self._heartbeats.groups.append(group)
+        return group
 
     def _forget(self, group: dist.ProcessGroup) -> None:
-        if self._watchdog is not None:
-            self._watchdog.groups = [one for one in self._watchdog.groups if one is not group]
+        if self._heartbeats is not None:
+            self._heartbeats.groups = [other for other in self._heartbeats.groups if other is not group]
 
     # Small values.
 
@@ -316,9 +288,9 @@ class World:
                 needed=f"{self.size} GPUs",
             )
 
-    def check_alike(self, facts: RankFacts) -> None:
+    def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Raises BackendUnavailableError that names ranks which differ from rank 0, and in what."""
-        ranks: list[dict[str, Any]] = self.all_gather(asdict(facts))
+        ranks: list[dict[str, Any]] = self.all_gather(dict(facts))
         inputs = [theirs.pop("inputs") for theirs in ranks]
         differing = [
             f"rank {rank} has {name}={theirs[name]!r}"

@@ -1,4 +1,4 @@
-"""A rehearsal by day that finds errors of the night: takes a step, scores versions, keeps nothing."""
+"""A rehearsal by day that finds errors of the night, and the verification of a day's bits. Both keep nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mosaic.artifact import load
-from mosaic.checkpoint.folder import check_room
+from mosaic.checkpoint.folder import check_room, checkpoints_in
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
-from mosaic.retrain import arrivals, versions
+from mosaic.lines import steps_in
+from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.folder import DayFolder, DayState
+from mosaic.retrain.exits import StopRequests
+from mosaic.retrain.folder import DayFolder, DayState, new_dates, ready_dates, replay_dates
 from mosaic.retrain.gate import margin_finding
+from mosaic.retrain.records import Trained
 from mosaic.retrain.worker.data import check_new_data, freeze
-from mosaic.retrain.worker.score import frozen_rows, model_of, score_rows, weights_of
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.score import frozen_rows, model_of, score_rows
+from mosaic.retrain.worker.train import Training
 from mosaic.retrain.worker.work import Work
-from mosaic.train.day import Day
-from mosaic.train.worker_group import WorkerGroup
 
 _STEPS = 4
 """Steps to take; the first is not timed."""
@@ -34,96 +37,92 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
     """
     with group.shared_folder(work.folder.path, prefix=".check-") as aside:
         work = replace(work, day=DayFolder(aside / "day"))
-        group.first_does(lambda: _rehearse(work))
-        sources = work.sources
-        rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
-        yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
-        check_new_data(work, group)
-        data_check = load(DataCheck, work.day.data_check)
-        yield from (f"data: {finding.sentence}" for finding in data_check.findings)
-        if data_check.quarantine:
-            yield f"this data would be QUARANTINED: {data_check.reason}"
-        settings = work.settings(group, None)
-        day = Day(work.program, work.samples(), settings, group)
-        took = list(_timed(day))
-        step_ms = statistics.median(took[1:])
-        yield f"step: {step_ms:.1f} ms; a day takes about {sources.num_steps * step_ms / 60e3:.1f} min"
-        yield from (f"plan: {line}" for line in day.plan.said.splitlines())
-        size, count = day.checkpoint_bytes, settings.budget.keep + 2
+        yield from group.on_first(lambda: list(_check_data(work)))
+        training = Training(work, group)
+        took = list(_timed(training))
+        step_ms, budget = statistics.median(took[1:]), work.budget
+        yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
+        yield from (f"plan: {line}" for line in training.plan.said.splitlines())
+        size, count = training.checkpoint_bytes, budget.keep + 2
         check_room(work.day.checkpoints, checkpoint_bytes=size, count=count, more_bytes=size)
         yield f"disk: there is room for {count} checkpoints of {size / 2**20:.1f} MiB, and the export"
-        digest = day.handle.digest()
-        day.export(work.day.model, None)
-        if work.recipe.budget.ranks > 1 and not settings.budget.pipeline:
-            day.check_for_ranks()
-            yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
-        group.first_does(lambda: _read_back(work, digest))
-        yield f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
-        yield from _gate(work, group)
-        yield from _hooks(work)
+        digest = training.handle.digest()
+        training.export(work.day.model, None)
+        if budget.ranks > 1 and not budget.pipeline:
+            training.check_for_ranks()
+            yield f"ranks: its modules can be divided over {budget.ranks}"
+        yield from group.on_first(lambda: [_read_back(work, digest), *_check_gate(work), *_check_hooks(work)])
 
 
-def _rehearse(work: Work) -> None:
-    """Begins a day on the new data, or on the last day's."""
-    ready = arrivals.ready_dates(work.folder, work.recipe)
+def _check_data(work: Work) -> Iterator[str]:
+    """Begins a day on the new data, or on the last day's, and checks it."""
+    folder, recipe = work.folder, work.recipe
+    ready = ready_dates(folder, recipe)
     if not ready:
-        new = work.recipe.sources.new
+        new = recipe.sources.new
         raise MosaicError(
             f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
             "there, and that file last"
         )
-    dates = arrivals.new_dates(work.folder, work.recipe) or ready[-1:]
-    replay = tuple(date for date in arrivals.replay_dates(work.folder, work.recipe) if date not in dates)
+    dates = new_dates(folder, recipe) or ready[-1:]
+    champion = versions.linked(folder, "champion")
     work.day.path.mkdir()
     work.day.set(
         DayState(
             day=max(dates),
             phase="prepared",
             new=dates,
-            replay=replay,
-            parent=versions.linked(work.folder, "champion"),
-            champion=versions.linked(work.folder, "champion"),
-            anchor=versions.linked(work.folder, "anchor"),
+            replay=tuple(date for date in replay_dates(folder, recipe) if date not in dates),
+            parent=champion,
+            champion=champion,
+            anchor=versions.linked(folder, "anchor"),
             began="",
             deadline=None,
             version="check",
         )
     )
     freeze(work)
+    rows = ", ".join(f"{record.name}: {record.rows} rows" for record in work.sources.sources)
+    yield f"data: {rows}; {work.sources.num_steps} steps of {work.sources.batch}"
+    check_new_data(work)
+    data_check = load(DataCheck, work.day.data_check)
+    yield from (f"data: {finding.sentence}" for finding in data_check.findings)
+    if data_check.quarantine:
+        yield f"this data would be QUARANTINED: {data_check.reason}"
 
 
-def _timed(day: Day) -> Iterator[float]:
+def _timed(training: Training) -> Iterator[float]:
     for _ in range(_STEPS):
         began = time.perf_counter()
-        day.try_step()
+        training.try_step()
         yield (time.perf_counter() - began) * 1e3
 
 
-def _read_back(work: Work, digest: str) -> None:
+def _read_back(work: Work, digest: str) -> str:
     again = KeptModel(work.program.make_model())
     again.load_weights(work.day.model)
     if again.digest() != digest:
         raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
+    return f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
 
 
-def _gate(work: Work, group: WorkerGroup) -> Iterator[str]:
+def _check_gate(work: Work) -> Iterator[str]:
     """Reports what the frozen rows can tell; refuses a margin below that."""
     gate, champion = work.recipe.gate, work.day.state.champion
     rows = frozen_rows(work)
     if not rows:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
-    with model_of(work, weights_of(work, champion), group) as model:
-        scores = score_rows(work, group, model, champion or "none", "frozen", rows)
+    scores = score_rows(work, model_of(work, champion), champion or "none", "frozen", rows)
     missing = [name for name in gate.slices if name not in scores.columns]
     if missing:
         raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
     finding = margin_finding(scores, gate)
-    yield f"gate: {finding.sentence}"
     if not finding.passed:
         raise MosaicError(finding.sentence)
+    yield f"gate: {finding.sentence}"
 
 
-def _hooks(work: Work) -> Iterator[str]:
+def _check_hooks(work: Work) -> Iterator[str]:
     for command in work.recipe.promote.hooks:
         program = command.split()[0]
         if shutil.which(program) is None and not (work.folder.path / program).exists():
@@ -131,3 +130,59 @@ def _hooks(work: Work) -> Iterator[str]:
                 f"hook {command!r}: there is no program {program}; give its path from the recipe's folder"
             )
         yield f"hook: {command}"
+
+
+# Verification.
+
+
+def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
+    """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result.
+
+    Raises:
+        MosaicError: No step can be repeated, or one differs; names the first.
+    """
+    day, before = work.day, steps_in(work.day.metrics)
+    kept = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
+    first, last = min(kept, default=0), max(before, default=0)
+    if not kept or first >= last:
+        raise MosaicError(
+            f"{day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
+        )
+    to = min(first + steps, last)
+    to = max((step for step in kept if first < step <= to), default=to)
+    budget = replace(work.recipe.budget, save="1000000h")  # saves only at the end
+    with group.shared_folder() as aside:
+        copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
+        if group.rank == 0:
+            shutil.copytree(kept[first], copied.day.checkpoints / kept[first].name)
+            for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
+                shutil.copyfile(path, copied.day.path / path.name)
+        group.gather(None)  # the copy is there
+        training = Training(copied, group)
+        trained = training.train(stop, to=to)
+        training.leave()
+        again = steps_in(copied.day.metrics)
+    for step in range(first + 1, to + 1):
+        if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:
+            raise MosaicError(
+                f"step {step} of {day.path.name} had the loss {before[step]['loss']} and has "
+                f"{again[step]['loss']}: something is not as it was; see environment.json"
+            )
+    sentence = f"steps {first + 1} to {to} of {day.path.name} have the same losses to the last bit"
+    expected = _digest_at(work, to)
+    if expected is not None and trained.digest != expected:
+        raise MosaicError(f"{sentence}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
+    yield f"{sentence}, and the parameters after step {to} too" if expected else f"{sentence}; no digest is kept"
+
+
+def _digest_at(work: Work, step: int) -> str | None:
+    """Returns the digest of the parameters after a step, from the day's end or a checkpoint."""
+    if work.day.trained.is_file():
+        trained = load(Trained, work.day.trained)
+        if trained.step == step:
+            return trained.digest
+    if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):
+        return None
+    keeper = KeptModel(work.program.make_model())
+    keeper.load(work.day.checkpoints, step=step)
+    return keeper.digest()

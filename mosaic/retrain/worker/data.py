@@ -21,13 +21,11 @@ from mosaic.errors import MosaicError
 from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.folder import load_of_earlier_day
 from mosaic.retrain.gate import Scores, joined
-from mosaic.retrain.worker.score import model_of, weights_of
+from mosaic.retrain.worker.loader import is_iterable
+from mosaic.retrain.worker.positions import CYCLE, shares_of
+from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
+from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
 from mosaic.retrain.worker.work import Work
-from mosaic.train.data.positions import CYCLE, shares_of
-from mosaic.train.data.samples import is_iterable
-from mosaic.train.data.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
-from mosaic.train.scoring import Unreadable, read_rows, score_batches
-from mosaic.train.worker_group import WorkerGroup
 
 MAX_ROWS = 5000
 """Most rows of a day to check, evenly spread."""
@@ -59,16 +57,17 @@ def freeze(work: Work) -> None:
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
-    new_share = float(sum(share for name, share in shares.items() if name in new))
+    num_steps = budget.steps
+    if num_steps is None:
+        new_share = float(sum(share for name, share in shares.items() if name in new))
+        num_steps = max(1, math.ceil(sum(new.values()) * budget.passes / (budget.batch * new_share)))
     frozen = recipe.sources.frozen
     sources = Sources(
         day=state.day,
         seed=budget.seed,
         fresh_share=recipe.sources.fresh_share,
         batch=budget.batch,
-        num_steps=planned_steps(
-            sum(new.values()), passes=budget.passes, steps=budget.steps, batch=budget.batch, new_share=new_share
-        ),
+        num_steps=num_steps,
         sources=tuple(replace(record, units=int(shares.get(record.name, 0) * CYCLE)) for record in records),
         frozen=record_of(work.folder.path, work.folder.path / frozen, kind="frozen", day="", known=known),
     )
@@ -103,7 +102,7 @@ def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
         )
 
 
-def check_new_data(work: Work, group: WorkerGroup) -> None:
+def check_new_data(work: Work) -> None:
     """Writes ``figures.json`` and ``data_check.json``.
 
     The champion scores today's rows. Without one, new weights do, for labels and modalities only.
@@ -111,21 +110,15 @@ def check_new_data(work: Work, group: WorkerGroup) -> None:
     judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
     earlier = [load_of_earlier_day(DayFigures, day.figures) for day in judged if day.path != work.day.path]
     before = tuple(figures for figures in earlier if figures is not None)
-    today, program = _Measured(), work.program
+    today, frozen = _Measured(), _Measured()
     rows = today.rows_of(work, [work.folder.path / record.path for record in work.sources.of_kind("new")])
-    with model_of(work, weights_of(work, work.day.state.champion), group) as model:
-        columns = joined(score_batches(program, model, rows, batch=work.recipe.budget.batch, device=group.device))
-
-    def write() -> None:
-        figures = _figures(work, today, columns, before)
-        save(figures, work.day.figures)
-        frozen = _Measured()
-        for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
-            pass
-        check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
-        save(check, work.day.data_check)
-
-    group.first_does(write)
+    columns = joined(score_batches(work, model_of(work, work.day.state.champion), rows))
+    figures = _figures(work, today, columns, before)
+    save(figures, work.day.figures)
+    for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
+        pass
+    check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
+    save(check, work.day.data_check)
 
 
 class _Measured:

@@ -19,22 +19,21 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
+from mosaic.retrain import exits
 from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.exits import StopRequests
 from mosaic.retrain.folder import Folder, named_remedy
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.worker.check import check
+from mosaic.retrain.records import WINDOW_OVER
+from mosaic.retrain.worker.check import check, verify
 from mosaic.retrain.worker.data import check_new_data, freeze
+from mosaic.retrain.worker.environment import use_repeatable_kernels
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.loader import LoaderDiedError
 from mosaic.retrain.worker.score import score_versions
-from mosaic.retrain.worker.verify import verify
+from mosaic.retrain.worker.train import Training
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import PARTS, WorkerError
-from mosaic.train import exits
-from mosaic.train.data.loader import LoaderDiedError
-from mosaic.train.day import Day, end_ranks
-from mosaic.train.environment import use_repeatable_kernels
-from mosaic.train.records import WINDOW_OVER
-from mosaic.train.signals import StopRequests
-from mosaic.train.worker_group import WorkerGroup
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class _StopError(Exception):
 
 
 def main() -> None:
-    """Runs the parts on the command line, and exits with a code of ``mosaic.train.exits``."""
+    """Runs the parts on the command line, and exits with a code of ``mosaic.retrain.exits``."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -87,62 +86,57 @@ def main() -> None:
 
 def _run(work: Work, arguments: argparse.Namespace) -> None:
     stop = StopRequests()
+    use_repeatable_kernels(work.device)
     group = work.group()
-    use_repeatable_kernels(group.device)
     stopped = None
     try:
         _do_parts(work, group, stop, arguments)
     except _StopError as error:
         stopped = error
     group.leave()
-    end_ranks()
     if stopped is not None:
         raise stopped
 
 
 def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: argparse.Namespace) -> None:
+    """Does the parts of a task; several ranks only train, check and verify."""
+
     def check_time() -> None:
-        over = arguments.total_until is not None and time.monotonic() >= arguments.total_until
-        stopped, over = group.any_of(bool(stop.received), over)
-        if stopped:
-            raise _StopError(exits.INTERRUPTED, f"stopped by {stop.received or 'another rank'}")
-        if over:
+        if stop.received:
+            raise _StopError(exits.INTERRUPTED, f"stopped by {stop.received}")
+        if arguments.total_until is not None and time.monotonic() >= arguments.total_until:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
-    def is_there(path: Path) -> bool:
-        return group.broadcast(path.is_file())  # equal on all ranks, even if a file appears meanwhile
-
-    if "check" in arguments.parts:
-        for line in check(work, group):
+    parts, day = arguments.parts, work.day
+    lines = check(work, group) if "check" in parts else verify(work, group, stop, arguments.steps)
+    if "check" in parts or "verify" in parts:
+        for line in lines:
             if group.rank == 0:
                 print(line, flush=True)
-    if "verify" in arguments.parts:
-        result = verify(work, group, stop, arguments.steps)
-        print(result if group.rank == 0 else "", end="\n" if group.rank == 0 else "")
-    if "data" in arguments.parts:
+    if "data" in parts:
         check_time()
-        if not is_there(work.day.sources):
-            group.first_does(lambda: freeze(work))
-        if not is_there(work.day.data_check):
-            check_new_data(work, group)
-        data_check = load(DataCheck, work.day.data_check)
+        if not day.sources.is_file():
+            freeze(work)
+        if not day.data_check.is_file():
+            check_new_data(work)
+        data_check = load(DataCheck, day.data_check)
         if data_check.quarantine:
             raise _StopError(exits.QUARANTINED, data_check.reason)
     model = None
-    if "train" in arguments.parts and not is_there(work.day.trained):
+    if "train" in parts and not day.trained.is_file():
         model = _train(work, group, stop, arguments.train_until)
-    if "score" in arguments.parts and not is_there(work.day.scores):
-        score_versions(work, group, model, check_time)
+    if "score" in parts and not day.scores.is_file():
+        score_versions(work, model, check_time)
 
 
 def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | None) -> nn.Module | None:
-    day = Day(work.program, work.samples(), work.settings(group, until), group)
-    trained = day.train(stop)
+    training = Training(work, group, until)
+    trained = training.train(stop)
     if trained.ended not in ("done", WINDOW_OVER):
         raise _StopError(exits.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     if trained.step == 0:
         raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
-    model = day.export(work.day.model, work.recipe.export)
+    model = training.export(work.day.model, work.recipe.export)
     if group.rank == 0:
         save(trained, work.day.trained)
     return model

@@ -1,64 +1,43 @@
-"""Scores the challenger, the champion and the anchor on the same rows, for the gate."""
+"""Scores the challenger, the champion and the anchor on the same rows, for the gate. One process has the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
 
 from mosaic.artifact import save
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, digest_of_rows, joined
+from mosaic.retrain.worker.loader import is_iterable
+from mosaic.retrain.worker.seeds import drawn_under, generators_of, seed_step
+from mosaic.retrain.worker.sources import held_out_rows
 from mosaic.retrain.worker.work import Work
-from mosaic.train.data.samples import is_iterable
-from mosaic.train.data.seeds import seed_step
-from mosaic.train.data.sources import held_out_rows
-from mosaic.train.pipelined import PipelinedScores
-from mosaic.train.scoring import Scored, Unreadable, latency_ms, read_rows, score_batches
-from mosaic.train.worker_group import WorkerGroup
 
+VALUE = "value"
+"""The column that decides."""
+_REPEATS = 5
 Row = tuple[str, Any]
 """The name of a row, such as ``data/frozen:7``, and its sample."""
 
 
-@contextmanager
-def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: bool = True) -> Iterator[Scored]:
-    """Constructs today's model for scoring; parts without weights are untrained."""
-    budget = work.recipe.budget
-    seed_step(budget.seed, 0, 0)
-    model = work.program.make_model().to(group.device)
-    if weights is not None:
-        KeptModel(model).load_weights(weights, partial=partial)
-    if not budget.pipeline:
-        yield model
-        return
-    scores = PipelinedScores(
-        model, work.program.score, micro_batches=budget.micro_batches, memory_bytes=budget.memory_bytes
-    )
-    try:
-        yield scores
-    finally:
-        scores.remove()
-
-
-def weights_of(work: Work, version: str | None) -> Path | None:
-    return None if version is None else versions.find(work.folder, version).weights
-
-
-def score_versions(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: Callable[[], None]) -> None:
+def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[], None]) -> None:
     """Writes ``facts.json`` and ``scores.json``.
 
     Args:
         work: The day.
-        group: The ranks.
-        model: The trained model; None if the day resumes from its export, or the model is divided.
+        trained: The trained model; None if the day resumes from its export, or other processes trained it.
         check_time: Raises after the end of the window.
     """
     state = work.day.state
@@ -67,38 +46,131 @@ def score_versions(work: Work, group: WorkerGroup, model: nn.Module | None, chec
     scores = []
     for name in dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None):
         check_time()
-        is_new = name == state.version
-        weights = work.day.model if is_new else weights_of(work, name)
-        with model_of(work, weights, group, partial=not is_new) as scored:
-            if is_new:
-                facts = _facts(work, group, scored, model, rows["frozen"] or rows["fresh"])
-            scores += [score_rows(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
-    if group.rank == 0:
-        save(facts, work.day.facts)
-        save(DayScores(scores=tuple(scores)), work.day.scores)
+        if name == state.version:
+            model = make_model(work, work.day.model)
+            save(_facts(work, model, trained, rows["frozen"] or rows["fresh"]), work.day.facts)
+        else:
+            model = model_of(work, name)
+        scores += [score_rows(work, model, name, kind, part) for kind, part in rows.items() if part]
+    save(DayScores(scores=tuple(scores)), work.day.scores)
+
+
+def model_of(work: Work, version: str | None) -> nn.Module:
+    """Returns today's model with the weights of a version; parts without weights are untrained."""
+    return make_model(work, versions.find(work.folder, version).weights if version is not None else None, partial=True)
+
+
+def make_model(work: Work, weights: Path | None, *, partial: bool = False) -> nn.Module:
+    seed_step(work.recipe.budget.seed, 0, 0)
+    model = work.program.make_model().to(work.device)
+    if weights is not None:
+        KeptModel(model).load_weights(weights, partial=partial)
+    return model
 
 
 def frozen_rows(work: Work) -> tuple[Row, ...]:
     return tuple(_rows(work, work.recipe.sources.frozen))
 
 
-def score_rows(
-    work: Work, group: WorkerGroup, model: Scored, version: str, kind: RowSet, rows: tuple[Row, ...]
-) -> Scores:
-    samples = (sample for _, sample in rows)
-    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=group.device))
+def score_rows(work: Work, model: nn.Module, version: str, kind: RowSet, rows: tuple[Row, ...]) -> Scores:
+    columns = joined(score_batches(work, model, (sample for _, sample in rows)))
     return Scores.of(version, kind, digest_of_rows(name for name, _ in rows), columns)
+
+
+def score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """Scores samples batch by batch, in evaluation mode and without gradients; yields the results of ``score``.
+
+    Raises:
+        MosaicError: The result of ``score`` is not a dict of columns with one entry per row.
+    """
+    collate, was_training = work.program.collate or default_collate, model.training
+    remaining = iter(samples)
+    model.eval()
+    try:
+        with torch.no_grad():
+            while part := list(islice(remaining, work.recipe.budget.batch)):
+                on_device = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(work.device), collate(part))
+                columns = work.program.score(model, on_device)
+                _check(columns, len(part))
+                yield columns
+    finally:
+        model.train(was_training)
+
+
+def _check(columns: Any, count: int) -> None:
+    if not isinstance(columns, Mapping) or VALUE not in columns:
+        raise MosaicError(f"score returned {type(columns).__name__}; return a dict of columns with 'value' among them")
+    for name, column in columns.items():
+        if len(column) != count:
+            raise MosaicError(f"score returned {len(column)} entries of {name!r} for {count} rows; return one a row")
+
+
+def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tuple[Row, ...]) -> ModelFacts:
+    """Measures the facts that do not depend on other versions."""
+    first = [sample for _, sample in rows[: work.recipe.budget.batch]]
+    difference = None
+    if trained is not None and first:
+        reloaded, original = (
+            np.array(joined(score_batches(work, model, first))[VALUE]) for model in (exported, trained)
+        )
+        difference = float(np.max(np.abs(reloaded - original)))
+    state = exported.state_dict()
+    return ModelFacts(
+        invalid_tensors=tuple(name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())),
+        export_difference=difference,
+        size_bytes=work.day.model.stat().st_size,
+        latency_ms=_latency_ms(work, exported, first[:1]) if first else None,
+    )
+
+
+def _latency_ms(work: Work, model: nn.Module, samples: list[Any]) -> float:
+    """Measures the time to score samples, in ms: the fastest of a few repeats."""
+    times = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        for columns in score_batches(work, model, samples):
+            torch.as_tensor(columns[VALUE]).cpu()
+        times.append((time.perf_counter() - began) * 1e3)
+    return min(times)
+
+
+# Rows.
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    reason: str
+    """Kind and message of the error."""
+
+
+def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
+    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same.
+
+    An iterable data set yields as many rows from its beginning as it has.
+    """
+    generators = generators_of(data)
+    iterator = iter(data) if is_iterable(data) else None
+    for row in rows:
+        with drawn_under(seed, row, generators):
+            try:
+                sample = data[row] if iterator is None else next(iterator)
+            except StopIteration:
+                return
+            except MemoryError:
+                raise
+            except Exception as error:  # of any kind, from the user's data set: the caller counts it, or raises
+                sample = Unreadable(f"{type(error).__name__}: {error}")
+        yield sample
 
 
 def _fresh_rows(work: Work) -> Iterator[Row]:
     """Yields the held-out rows of the day's new data."""
     sources = work.sources
     for record in sources.of_kind("new"):
-        if not record.rows:  # iterable: no row is held out
-            continue
-        data = work.program.make_dataset(work.folder.path / record.path, False)
-        out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
-        yield from _rows(work, record.path, tuple(np.flatnonzero(out).tolist()))
+        if record.rows:  # an iterable data set has no held-out rows
+            data = work.program.make_dataset(work.folder.path / record.path, False)
+            is_out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
+            yield from _rows(work, record.path, tuple(np.flatnonzero(is_out).tolist()))
 
 
 def _rows(work: Work, path: str, rows: tuple[int, ...] | None = None) -> Iterator[Row]:
@@ -113,26 +185,3 @@ def _rows(work: Work, path: str, rows: tuple[int, ...] | None = None) -> Iterato
                 "take it out of the folder"
             )
         yield f"{path}:{row}", sample
-
-
-def _facts(
-    work: Work, group: WorkerGroup, exported: Scored, model: nn.Module | None, rows: tuple[Row, ...]
-) -> ModelFacts:
-    """Measures the facts that do not depend on other versions."""
-    first = [sample for _, sample in rows[: work.recipe.budget.batch]]
-    plain = exported.model if isinstance(exported, PipelinedScores) else exported
-    difference = None
-    if model is not None and first:
-        reloaded, original = (
-            np.array(joined(score_batches(work.program, scored, first, batch=len(first), device=group.device))["value"])
-            for scored in (exported, model)
-        )
-        difference = float(np.max(np.abs(reloaded - original)))
-    return ModelFacts(
-        invalid_tensors=tuple(
-            name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all())
-        ),
-        export_difference=difference,
-        size_bytes=work.day.model.stat().st_size,
-        latency_ms=latency_ms(work.program, exported, first[:1], group.device) if first else None,
-    )

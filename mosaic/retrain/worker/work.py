@@ -1,4 +1,4 @@
-"""The work of a worker: a day with its recipe, the user's functions, and their settings."""
+"""The work of a worker: a day with its recipe, its data, and the user's functions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
+
+import torch
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.retrain import versions
-from mosaic.retrain.data_check import DayFigures
-from mosaic.retrain.folder import DayFolder, Folder, load_of_earlier_day
-from mosaic.retrain.recipe import Recipe
-from mosaic.train.budget import DaySettings
-from mosaic.train.choice import drift_of
-from mosaic.train.data.positions import CYCLE, PositionStream, Source
-from mosaic.train.data.samples import Samples, is_iterable
-from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
-from mosaic.train.day import device_of
-from mosaic.train.program import Program
-from mosaic.train.records import StoredPlan, Trained
-from mosaic.train.worker_group import PipelineGroup, WorkerGroup
+from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.recipe import Budget, Recipe
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.loader import Samples, is_iterable
+from mosaic.retrain.worker.positions import CYCLE, PositionStream, Source
+from mosaic.retrain.worker.program import Program
+from mosaic.retrain.worker.sources import Sources, check_unchanged, trained_rows
 
 
 @dataclass(frozen=True)
@@ -38,29 +34,34 @@ class Work:
 
     @cached_property
     def program(self) -> Program:
-        recipe = self.recipe
-        return Program.load(
-            {
-                "make_model": recipe.model,
-                "make_dataset": recipe.data,
-                "loss": recipe.loss,
-                "score": recipe.score,
-                "make_optimizer": recipe.optimizer,
-                "make_companions": recipe.companions,
-                "update_companions": recipe.update_companions,
-                "collate": recipe.collate,
-                "make_scaler": recipe.scaler,
-            },
-            self.folder.path,
-        )
+        return Program.load(self.recipe, self.folder.path)
 
     @property
-    def program_file(self) -> Path:
-        return self.folder.path / self.recipe.model.partition(":")[0]
+    def program_digest(self) -> str:
+        return sha256_of(self.folder.path / self.recipe.model.partition(":")[0])
 
     @cached_property
     def sources(self) -> Sources:
         return load(Sources, self.day.sources)
+
+    @property
+    def budget(self) -> Budget:
+        """The recipe's budget, with the batch and the seed that the day began with."""
+        return replace(self.recipe.budget, batch=self.sources.batch, seed=self.sources.seed)
+
+    @cached_property
+    def device(self) -> torch.device:
+        name = self.recipe.device
+        if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+            rank = int(os.environ.get("RANK", "0"))
+            device = torch.device("cuda", rank % max(1, torch.cuda.device_count()))
+            torch.cuda.set_device(device)
+            return device
+        return torch.device("cpu")
+
+    def group(self) -> WorkerGroup:
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return WorkerGroup(self.device, rank, size, pipeline=self.recipe.budget.pipeline and size > 1)
 
     def samples(self) -> Samples | Callable[[], Iterable[Any]]:
         """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it."""
@@ -69,51 +70,25 @@ class Work:
         datasets, streamed = [], []
         for record in sources.sources:
             if record.units:
-                data = self.program.make_dataset(self.folder.path / record.path, True)
+                path = self.folder.path / record.path
+                data = self.program.make_dataset(path, True)
                 if is_iterable(data):
-                    return partial(self.program.make_dataset, self.folder.path / record.path, True)
+                    return partial(self.program.make_dataset, path, True)
                 datasets.append(trained_rows(record, data, sources))
                 share = Fraction(record.units, CYCLE)
                 streamed.append(Source(name=record.name, rows=record.trained, share=share))
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
-    def group(self) -> WorkerGroup:
-        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        device = device_of(self.recipe.device, rank)
-        kind = PipelineGroup if self.recipe.budget.pipeline else WorkerGroup
-        return kind(device, rank, size)
+    @property
+    def start(self) -> versions.Version | None:
+        """The version that the training starts from.
 
-    def settings(self, group: WorkerGroup, until: float | None) -> DaySettings:
-        """Returns the settings of the training; ``until`` is its deadline on the clock of ``time.monotonic()``."""
-        budget, state = self.recipe.budget, self.day.state
-        champion = None
-        if state.parent is not None and not self._begins_fresh():
-            champion = versions.find(self.folder, state.parent)
-        start = self.folder.day(champion.card.day).checkpoints if champion is not None else None
-        before = [day for day in self.folder.days() if day.plan.is_file() and day.path.name < state.day]
-        stored = load_of_earlier_day(StoredPlan, before[-1].plan) if before else None
-        last = load_of_earlier_day(Trained, before[-1].trained) if before else None
-        return DaySettings(
-            budget=replace(budget, batch=self.sources.batch, seed=self.sources.seed),
-            num_steps=self.sources.num_steps,
-            max_unreadable=self.recipe.sources.max_unreadable,
-            exact_data=self.recipe.sources.exact,
-            modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
-            program=sha256_of(self.program_file),
-            until=until,
-            checkpoints=self.day.checkpoints,
-            metrics=self.day.metrics if group.rank == 0 else None,
-            environment=self.day.environment,
-            plan=self.day.plan,
-            profile=self.day.profile,
-            plan_before=before[-1].plan if stored is not None else None,
-            drift=drift_of(stored, last.step_ms if last is not None else None),
-            start=start,
-            weights=champion.weights if champion is not None else None,
-        )
-
-    def _begins_fresh(self) -> bool:
-        """Returns True if new weights are due: warm starts lose the ability to learn (Ash & Adams 2020)."""
+        None for new weights, which are also due after some promotions: warm starts lose the ability to learn (Ash &
+        Adams 2020).
+        """
         interval = self.recipe.budget.fresh_start_every
         promoted = sum(day.state.outcome == "promoted" for day in self.folder.days())
-        return interval > 0 and promoted > 0 and promoted % interval == 0
+        parent = self.day.state.parent
+        if parent is None or (interval > 0 and promoted > 0 and promoted % interval == 0):
+            return None
+        return versions.find(self.folder, parent)

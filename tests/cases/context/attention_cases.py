@@ -76,7 +76,7 @@ def attended(attend: Attend, given: Tensors) -> Tensors:
     q, k, v = (one.clone().requires_grad_() for one in given[:3])
     out = attend(*(batch.cut(one, dim=2) for one in (q, k, v)))
     out.backward(batch.cut(given[3], dim=2))
-    order = torch.from_numpy(attend.plan.layout.order_of(attend.rank))
+    order = torch.from_numpy(attend.plan.order_of(attend.rank))
     whole = torch.zeros_like(given[3])
     whole[:, :, order[order >= 0]] = out.detach()[:, :, order >= 0]
     assert not out.detach()[:, :, order < 0].any()

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 VOCABULARY, WIDTH = 48, 16
 IMAGE, AUDIO = 50, 51
@@ -58,9 +58,9 @@ def hearing(**more: Any) -> nn.Module:
     return WhisperEncoder(transformers.WhisperConfig(**HEARING | more))
 
 
-def glued(**more: Any) -> Glue:
+def glued(**more: Any) -> MultimodalModel:
     """SigLIP, Whisper's encoder and Qwen3, with more that its configuration says."""
-    return Glue(
+    return MultimodalModel(
         language_model=language_model(**more),
         vision=Tower(vision(), token=IMAGE),
         audio=Tower(hearing(), projector="linear", token=AUDIO),
@@ -89,7 +89,7 @@ def llava(vision_config: Any, text_config: Any, **more: Any) -> nn.Module:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-def as_glue(model: nn.Module, text: type[nn.Module], *, layer: int, skips_first: bool) -> Glue:
+def as_glue(model: nn.Module, text: type[nn.Module], *, layer: int, skips_first: bool) -> MultimodalModel:
     """Returns a LLaVA's own modules, glued: the same weights, under other names.
 
     Args:
@@ -110,7 +110,7 @@ def as_glue(model: nn.Module, text: type[nn.Module], *, layer: int, skips_first:
     )
     tower = type(model.model.vision_tower)(model.config.vision_config)
     tower.load_state_dict(model.model.vision_tower.state_dict())
-    found = Glue(
+    found = MultimodalModel(
         language_model=language,
         vision=Tower(
             tower,

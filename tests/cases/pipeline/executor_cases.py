@@ -12,16 +12,12 @@ from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
 from mosaic.backends.host import HostBackend
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.lower import lower
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import task_graph, training_chunks
-from mosaic.pipelining.tasks import Orders, TaskGraph
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 from mosaic.ranks.pipeline.executing.executor import LaunchMode, OnThreads
 from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport

@@ -19,12 +19,10 @@ from mosaic.backends.host import HostBackend
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.schedule.lower import lower
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, lower
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.counting import CountedModel, count_model

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.layers import Feed, Layer, Microbatch, PipelineModel, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ import itertools
 import random
 
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.tasks import Task, TaskGraph, Wait
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait
 
 FORWARD, BACKWARD, WEIGHTS = ActionKind
 

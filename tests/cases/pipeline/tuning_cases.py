@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.tasks import Deadlock, Orders, Task, TaskGraph, Timed, Wait
+from mosaic.pipelining.tasks import ActionKind, Deadlock, Orders, Task, TaskGraph, Timed, Wait
 from mosaic.pipelining.tuning import Candidate, Pair
 
 MIB = 2**20

@@ -23,8 +23,7 @@ from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import DayReport
-from mosaic.train.records import Trained
+from mosaic.retrain.records import DayReport, Trained
 
 DAY = "2026-11-20"
 BUDGET = {"ranks": 2, "pipeline": True, "micro_batches": 4, "memory_gb": 0.00006}

@@ -18,8 +18,7 @@ from bench.retrain.small_folder import write_folder, write_recipe
 from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport
-from mosaic.train.records import Trained
+from mosaic.retrain.records import DayReport, Trained
 
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from mosaic.train.data.positions import PositionStream, Source, shares_of
-from mosaic.train.data.samples import Samples
+from mosaic.retrain.worker.loader import Samples
+from mosaic.retrain.worker.positions import PositionStream, Source, shares_of
 
 ROWS = {"new": 70, "old": 90, "older": 40}
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import mosaic
-from mosaic.glue import Glue, Parallel, Tower, parallelize
-from mosaic.pipelining.order.search import OrderLimits
+from mosaic.glue import MultimodalModel, Parallel, Tower, parallelize
+from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from ranks.begun import join
 from ranks.graphs import colocated, difference, twins
@@ -32,9 +32,9 @@ def steps() -> list[list[dict[str, Any]]]:
     return [[doubled(cases.batch(images, 0, rows=1)) for images in step] for step in ((3, 0, 2, 1), (1, 0, 4))]
 
 
-def frozen() -> Glue:
+def frozen() -> MultimodalModel:
     tower = Tower(cases.vision(), token=cases.IMAGE)
-    return Glue(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
+    return MultimodalModel(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
 
 
 def over_sequences(rank: int, size: int, place: Path) -> None:

@@ -52,6 +52,3 @@ def test_what_the_table_does_not_have_is_an_error_that_names_what_it_has():
         open_backend("tpu")
     with pytest.raises(BackendUnavailableError, match="found: device meta; needed: cuda, cpu"):
         default_backend(torch.device("meta"))
-
-
-# A new backend: this much is its file.

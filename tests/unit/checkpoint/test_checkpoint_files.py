@@ -20,7 +20,6 @@ from mosaic.checkpoint.folder import (
     damage_of,
     write_flushed,
 )
-from mosaic.checkpoint.saving import assign
 from mosaic.checkpoint.tensors import SUFFIX, bytes_of, describe, open_tensors, write_tensors
 from mosaic.checkpoint.weights import extract_weights
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
@@ -160,16 +159,3 @@ def test_weights_come_out_of_a_checkpoint_under_all_of_their_names(tmp_path: Pat
     with pytest.raises(InvalidCheckpointError, match="was changed"):
         extract_weights(whole, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
-
-
-def test_each_tensor_is_written_once_by_a_rank_that_has_it_and_all_write_about_as_much():
-    for seed in range(50):
-        draw = random.Random(seed)
-        num_bytes = {f"t{index}": draw.randint(0, 1000) for index in range(draw.randint(1, 30))}
-        holders = {name: draw.sample(range(4), draw.choice([draw.randint(1, 4), 4])) for name in num_bytes}
-        writer = assign(holders, num_bytes, 4)
-        assert writer.keys() == num_bytes.keys()
-        assert all(writer[name] in holders[name] for name in writer)
-        if all(len(ranks) == 4 for ranks in holders.values()):
-            loads = [sum(num_bytes[name] for name in writer if writer[name] == rank) for rank in range(4)]
-            assert max(loads) - min(loads) <= max(num_bytes.values())

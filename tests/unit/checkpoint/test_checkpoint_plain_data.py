@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections import Counter
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.checkpoint.state import from_plain, random_state, set_random_state, to_plain
+from mosaic.checkpoint.state import from_plain, to_plain
 
 KEYS = st.one_of(st.text(max_size=3), st.just("$"), st.integers(), st.tuples(st.integers(), st.text(max_size=2)))
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
@@ -82,27 +81,3 @@ def test_a_kind_of_value_that_is_not_known_is_refused():
         from_plain({"$": "os.system", "items": ["true"]})
     with pytest.raises(ValueError, match="'kept' is no kind of value"):
         from_plain({"$": "kept", "key": "a"})
-
-
-def test_tensors_are_kept_elsewhere_under_where_they_stand():
-    kept = {}
-
-    def keep(tensor: torch.Tensor, where: str) -> str:
-        kept[where] = tensor
-        return where
-
-    plain = to_plain({"a": [torch.ones(2), 3], "b": (torch.zeros(1),)}, "state", keep)
-    assert list(kept) == ["state['a'][0]", "state['b'][0]"]
-    assert torch.equal(from_plain(plain, kept.__getitem__)["b"][0], torch.zeros(1))
-
-
-def test_random_generators_go_on_where_they_were():
-    def draws() -> list[Any]:
-        return [torch.randn(3).tolist(), random.gauss(0, 1), np.random.standard_normal(3).tolist()]
-
-    draws()
-    state = to_plain(random_state(), "state")
-    first = draws()
-    assert draws() != first
-    set_random_state(from_plain(json.loads(json.dumps(state))))
-    assert draws() == first

@@ -52,18 +52,6 @@ def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
     assert plan_context(long, 8).digest() == plan_context(long, 8, balance="pairs").digest()
 
 
-def test_plans_of_one_mask_are_equal_and_of_others_are_not():
-    made = plan_context(DRAWN["mp"](4096, 0), 4)
-    assert made.digest() == plan_context(DRAWN["mp"](4096, 0), 4).digest()
-    others = [
-        plan_context(DRAWN["mp"](4096, 1), 4),
-        plan_context(DRAWN["mp"](4096, 0), 2),
-        plan_context(DRAWN["mp"](4096, 0), 4, block=64),
-        plan_context(DRAWN["mp"](4096, 0), 4, method="headtail"),
-    ]
-    assert len({plan.digest() for plan in [made, *others]}) == 5
-
-
 def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
     made = plan_context(DRAWN["mp"](4096, 0), 4)
     arrived = pickle.loads(pickle.dumps(made))

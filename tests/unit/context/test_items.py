@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,15 +12,6 @@ def test_the_image_with_most_patches_goes_to_the_rank_with_least():
     assert share.rank_of == (1, 0, 0, 1)
     assert [share.rows_of(rank) for rank in range(2)] == [11, 9]
     assert share.places_of(1).tolist() == [0, 1, 2, 3, 15, 16, 17, 18, 19]
-
-
-def test_gathered_rows_are_taken_in_the_order_of_items():
-    share = share_items([4, 9, 2, 5], 3)
-    gathered = np.full(3 * share.room, -1)
-    for rank in range(3):
-        own = share.places_of(rank)
-        gathered[rank * share.room : rank * share.room + len(own)] = own
-    assert gathered[share.order()].tolist() == list(range(20))
 
 
 def test_one_rank_and_no_items_are_as_without_sharing():

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # transformers' own
 
@@ -49,7 +49,7 @@ def test_a_folder_gives_back_the_model_that_was_saved_bit_for_bit(tmp_path: Path
     torch.manual_seed(0)
     model = cases.glued(tie_word_embeddings=True).freeze("vision.model", "language_model.lm_head")
     model.save_pretrained(tmp_path)
-    found = Glue.from_pretrained(tmp_path)
+    found = MultimodalModel.from_pretrained(tmp_path)
     assert_equal(model, found)
     assert found.frozen == ("vision.model", "language_model.lm_head")
     assert not found.training
@@ -65,33 +65,35 @@ def test_weights_keep_the_types_in_which_they_were_saved(tmp_path: Path):
     model = cases.glued().to(torch.bfloat16)
     model.audio.projector.float()
     model.save_pretrained(tmp_path)
-    assert_same_weights(model, Glue.from_pretrained(tmp_path))
+    assert_same_weights(model, MultimodalModel.from_pretrained(tmp_path))
 
 
 def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
     torch.manual_seed(0)
-    model = Glue(
+    model = MultimodalModel(
         language_model=cases.language_model(tie_word_embeddings=True),
         vision=Tower(OwnEncoder(), projector=nn.Linear(24, cases.WIDTH), token=cases.IMAGE, after_projector=half),
         audio=Tower(cases.hearing(), token=cases.AUDIO),
     )
     model.save_pretrained(tmp_path)
     modules = {"vision.model": OwnEncoder(), "vision.projector": nn.Linear(24, cases.WIDTH)}
-    found = Glue.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half})
+    found = MultimodalModel.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half})
     assert_equal(model, found)
     with pytest.raises(ValueError, match=r"pass callbacks=\{'vision.after_projector': ...\}"):
-        Glue.from_pretrained(tmp_path, modules=modules)
+        MultimodalModel.from_pretrained(tmp_path, modules=modules)
     with pytest.raises(ValueError, match=r"pass modules=\{'vision.model': ...\}"):
-        Glue.from_pretrained(
+        MultimodalModel.from_pretrained(
             tmp_path,
             modules={"vision.projector": modules["vision.projector"]},
             callbacks={"vision.after_projector": half},
         )
     with pytest.raises(ValueError, match=r"callbacks has audio\.after, and the model was saved without"):
-        Glue.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half, "audio.after": half})
+        MultimodalModel.from_pretrained(
+            tmp_path, modules=modules, callbacks={"vision.after_projector": half, "audio.after": half}
+        )
     modules["vision.projector"] = nn.Linear(24, 3)
     with pytest.raises(InvalidCheckpointError, match=r"projector.safetensors does not hold the projector of 'vision'"):
-        Glue(language_model=found.language_model, vision=found.vision) and Glue.from_pretrained(
+        MultimodalModel(language_model=found.language_model, vision=found.vision) and MultimodalModel.from_pretrained(
             tmp_path, modules=modules, callbacks={"vision.after_projector": half}
         )
 
@@ -106,7 +108,7 @@ def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
     with pytest.raises(OSError, match="no space left"):
         model.save_pretrained(tmp_path)
     with pytest.raises(InvalidFileError, match=r"cannot read .*glue.json"):
-        Glue.from_pretrained(tmp_path)
+        MultimodalModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_a_class_that_is_not_the_one_that_was_saved_is_refused(
     record = json.loads((tmp_path / "glue.json").read_text())
     (tmp_path / "glue.json").write_text(json.dumps(record | {"language_model": kind}))
     with pytest.raises((UnsupportedModelError, InvalidCheckpointError), match=match):
-        Glue.from_pretrained(tmp_path)
+        MultimodalModel.from_pretrained(tmp_path)
 
 
 def test_weights_that_are_missing_or_damaged_are_refused(tmp_path: Path):
@@ -136,10 +138,10 @@ def test_weights_that_are_missing_or_damaged_are_refused(tmp_path: Path):
     weights = tmp_path / "audio" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
-        Glue.from_pretrained(tmp_path)
+        MultimodalModel.from_pretrained(tmp_path)
     weights.unlink()
     with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
-        Glue.from_pretrained(tmp_path)
+        MultimodalModel.from_pretrained(tmp_path)
 
 
 def test_classes_whose_code_came_with_weights_are_not_saved(tmp_path: Path):
@@ -161,4 +163,4 @@ def test_adapters_are_merged_before_a_model_is_saved(tmp_path: Path):
         model.save_pretrained(tmp_path)
     model.language_model = model.language_model.merge_and_unload()
     model.save_pretrained(tmp_path)
-    assert_equal(model, Glue.from_pretrained(tmp_path))
+    assert_equal(model, MultimodalModel.from_pretrained(tmp_path))

@@ -10,11 +10,11 @@ import torch
 import transformers
 from torch import nn
 
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 
-def glue_of(**towers: Any) -> Glue:
-    return Glue(language_model=cases.language_model(), **towers)
+def glue_of(**towers: Any) -> MultimodalModel:
+    return MultimodalModel(language_model=cases.language_model(), **towers)
 
 
 def t5() -> nn.Module:
@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no token": (
         lambda: glue_of(vision=Tower(cases.vision())),
-        r"'vision' has no token .*; use Tower\(token=...\), or Glue\(before=...\)",
+        r"'vision' has no token .*; use Tower\(token=...\), or MultimodalModel\(before=...\)",
     ),
     "no tower": (
         lambda: glue_of(vision=cases.vision()),
@@ -61,11 +61,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"T5ForConditionalGeneration is an encoder with a decoder, not a tower: .* such as model.get_encoder\(\)",
     ),
     "an encoder with a decoder as the language model": (
-        lambda: Glue(language_model=t5()),
+        lambda: MultimodalModel(language_model=t5()),
         "T5ForConditionalGeneration is an encoder with a decoder, not a language model",
     ),
     "a language model without embeddings": (
-        lambda: Glue(language_model=nn.Linear(2, 2)),
+        lambda: MultimodalModel(language_model=nn.Linear(2, 2)),
         r"Linear has no get_input_embeddings\(\); use a language model of transformers, or add the method to yours",
     ),
 }

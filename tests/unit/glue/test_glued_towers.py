@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 ORACLES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "clip and llama": (
@@ -114,7 +114,7 @@ def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
 
     torch.manual_seed(0)
     tower = Tower(cases.vision(), before=before, after=after, after_projector=after_projector)
-    model = Glue(language_model=cases.language_model(), vision=tower, before=before_text)
+    model = MultimodalModel(language_model=cases.language_model(), vision=tower, before=before_text)
     ids = torch.randint(1, cases.VOCABULARY, (2, 5))
     tiles = torch.randn(2, 3, 3, 8, 8)
     out = model(input_ids=ids, labels=ids, vision={"tiles": tiles})
@@ -139,7 +139,7 @@ def test_a_tower_may_return_items_of_different_lengths():
         ],
         before=lambda inputs: {"pixel_values": inputs["pixel_values"]},
     )
-    model = Glue(language_model=cases.language_model(), vision=tower)
+    model = MultimodalModel(language_model=cases.language_model(), vision=tower)
     ids = torch.randint(1, cases.VOCABULARY, (2, 9))
     ids[0, 1:5] = ids[1, 2:3] = cases.IMAGE
     inputs = {"pixel_values": torch.randn(3, 3, 8, 8), "lengths": [1, 3, 1]}

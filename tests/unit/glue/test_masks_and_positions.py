@@ -10,15 +10,13 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers.masking_utils import create_causal_mask
 
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 TEXT = [3, 4]
 IDS = torch.tensor(
     [[*TEXT, *[cases.IMAGE] * 4, 5, *[cases.IMAGE] * 4, *[cases.AUDIO] * 3, 6, *[cases.AUDIO] * 3, 7, 8]]
 )
-IMAGES = np.array([-1] * 2 + [0] * 4 + [-1] + [1] * 4 + [2] * 3 + [-1] + [3] * 3 + [-1] * 2)
 
 
 def test_a_causal_mask_sees_what_came_before_in_its_document():
@@ -27,20 +25,6 @@ def test_a_causal_mask_sees_what_came_before_in_its_document():
     expected = np.tril(np.ones((20, 20), bool))
     expected[7:, :7] = expected[18:] = False
     assert (dense == expected).all()
-
-
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
-def test_gemmas_mask_is_hugging_faces():
-    dense = cases.glued().mask(IDS, "gemma").dense()
-    config = transformers.Gemma3TextConfig(**cases.TEXT, attn_implementation="sdpa")
-    theirs = create_causal_mask(
-        config=config,
-        inputs_embeds=torch.zeros(1, 20, cases.WIDTH),
-        attention_mask=torch.ones(1, 20, dtype=torch.long),
-        past_key_values=None,
-        block_sequence_ids=torch.from_numpy(IMAGES)[None],
-    )
-    assert (dense == theirs[0, 0].numpy()).all()
 
 
 def test_items_beside_each_other_are_told_apart_by_their_lengths():
@@ -98,7 +82,7 @@ def test_positions_on_three_axes_are_qwen2_vls():
         ids, mm_token_type_ids=(ids == 7).int(), image_grid_thw=grid, attention_mask=mask
     )
     tower = Tower(cases.vision(), token=7, positions=grid_positions)
-    model = Glue(language_model=cases.language_model(), vision=tower)
+    model = MultimodalModel(language_model=cases.language_model(), vision=tower)
     found = model.positions(ids, mask - 1, vision={"image_grid_thw": grid})
     assert torch.equal(found, theirs)
     text = model.positions(torch.tensor([[1, 2]]))
@@ -134,7 +118,7 @@ def test_a_glued_language_model_with_m_rope_is_called_with_its_positions():
         after=lambda inputs, output: output.pooler_output,
         positions=lambda inputs: grid_positions({"image_grid_thw": inputs["grid_thw"]}),
     )
-    ours = Glue(language_model=Headed(), vision=tower)
+    ours = MultimodalModel(language_model=Headed(), vision=tower)
     kinds = (ids == 7).int()
     expected = theirs(
         input_ids=ids, pixel_values=given["pixel_values"], image_grid_thw=grid, mm_token_type_ids=kinds

@@ -9,15 +9,14 @@ import glued_models as cases
 import pytest
 from pipeline_cases import plain
 
-from mosaic.glue import Glue, Parallel, parallelize
-from mosaic.pipelining.partition.parallel import on_own_ranks
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.glue import MultimodalModel, Parallel, parallelize
+from mosaic.pipelining.cuts import on_own_ranks
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.partition import Request
 
 
 @pytest.fixture(scope="module")
-def model() -> Glue:
+def model() -> MultimodalModel:
     return cases.glued()
 
 
@@ -38,7 +37,7 @@ def ranks_of(asked: dict[str, Any], request: Request) -> dict[str, int]:
     return dict(Counter(chunk.parts[0].module for chunk in asked["plan"](request).chunks))
 
 
-def test_what_is_given_is_kept_and_the_rest_is_found(model: Glue):
+def test_what_is_given_is_kept_and_the_rest_is_found(model: MultimodalModel):
     found = ranks_of(parallelize(model), request_for(8))
     assert found == Counter(chunk.parts[0].module for chunk in on_own_ranks(request_for(8)).chunks)
     specs = {"vision": Parallel(pipeline=3), "audio": Parallel(), "language_model": Parallel()}
@@ -50,7 +49,7 @@ def test_what_is_given_is_kept_and_the_rest_is_found(model: Glue):
     assert ranks_of(parallelize(model, specs), request_for(8))["language_model"] == 2
 
 
-def test_where_all_is_given_ranks_that_are_left_are_replicas(model: Glue):
+def test_where_all_is_given_ranks_that_are_left_are_replicas(model: MultimodalModel):
     specs = {"vision": Parallel(pipeline=1), "audio": Parallel(pipeline=1), "language_model": Parallel(pipeline=2)}
     asked = parallelize(model, specs)
     assert asked["data"] is None
@@ -58,13 +57,6 @@ def test_where_all_is_given_ranks_that_are_left_are_replicas(model: Glue):
     specs["vision"] = Parallel(pipeline=1, data=2)
     asked = parallelize(model, specs)
     assert asked["data"] == 2
-    assert asked["plan"](request_for(8)).num_ranks == 4
-
-
-def test_ranks_that_share_layers_are_no_pipeline_ranks(model: Glue):
-    specs = dict.fromkeys(("vision", "audio", "language_model"), Parallel(tensor=2))
-    asked = parallelize(model, specs)
-    assert (asked["tensor"], asked["data"]) == (2, 1)
     assert asked["plan"](request_for(8)).num_ranks == 4
 
 
@@ -97,13 +89,13 @@ REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_specifications_that_do_not_fit_are_refused(model: Glue, name: str):
+def test_specifications_that_do_not_fit_are_refused(model: MultimodalModel, name: str):
     specs, match = REFUSED[name]
     with pytest.raises(ValueError, match=match):
         parallelize(model, specs)
 
 
-def test_ranks_that_a_model_cannot_use_are_refused(model: Glue):
+def test_ranks_that_a_model_cannot_use_are_refused(model: MultimodalModel):
     with pytest.raises(ValueError, match="pipeline=5 for 'audio', which has 4 layers; use 4"):
         parallelize(model, specs_with(audio=Parallel(pipeline=5)))["plan"](request_for(8))
     with pytest.raises(ValueError, match=r"'vision' has no list of layers .* only audio, language_model have one"):

@@ -10,9 +10,9 @@ from pipeline_oracle import simulated
 
 from bench.papers.baselines import PAPER_BASELINES
 from mosaic.pipelining.baselines import Drawn, draw_baseline
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.tasks import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

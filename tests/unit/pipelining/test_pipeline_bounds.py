@@ -8,9 +8,8 @@ from task_graph_cases import BACKWARD, FORWARD, random_step
 
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Part
-from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
-from mosaic.pipelining.tasks import Task, TaskGraph, Wait
+from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
+from mosaic.pipelining.tasks import Task, TaskGraph, Wait, bound
 
 PARTS = (Part(module="text"),)
 SHAPES = (

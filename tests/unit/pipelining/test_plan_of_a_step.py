@@ -12,13 +12,13 @@ from pipeline_oracle import simulated
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.compare import contend
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.baselines import contend
+from mosaic.pipelining.check import check_pipeline_schedule
+from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.task_graph import RankSpace
 
 FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))
 

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.partition.partition import Chunk, Partition
+from mosaic.pipelining.partition import Chunk, Partition
 from mosaic.pipelining.rank_hardware import Collective, RankHardware
-from mosaic.pipelining.rank_memory import gradient_sums_ns, rank_timelines
-from mosaic.pipelining.tasks import Task, TaskGraph, Timed, Wait
+from mosaic.pipelining.task_graph import gradient_sums_ns
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Timed, Wait, rank_timelines, simulate
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import images, vision_and_text
 
+from mosaic.pipelining.check import check_pipeline_schedule
+from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.next_step import NextStepPlanner, Search, StepPlanning
-from mosaic.pipelining.order.simulate import roll_out
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep, share_out
-from mosaic.pipelining.schedule.check import check_pipeline_schedule
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.planner import SharedStep, share_out
+from mosaic.pipelining.task_graph import RankSpace
+from mosaic.pipelining.tasks import roll_out
 
 
 @given(times=st.lists(st.floats(0.0, 10.0), max_size=12), num_replicas=st.integers(1, 5))

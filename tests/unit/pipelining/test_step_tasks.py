@@ -14,14 +14,13 @@ from pipeline_oracle import natural, simulated
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.find import find_hardware
 from mosaic.hardware.link import Link
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Feed, PipelineModel
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import pair_layers, strategies_of
 from mosaic.pipelining.task_graph import task_graph, training_chunks
-from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.pipelining.tuning import Candidates, pairs_of, with_candidates
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 

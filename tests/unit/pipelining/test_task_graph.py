@@ -10,8 +10,7 @@ import pytest
 from task_graph_cases import FORWARD, random_step
 
 from mosaic.graph import Part
-from mosaic.pipelining.order.simulate import roll_out
-from mosaic.pipelining.tasks import Task, TaskGraph, Wait
+from mosaic.pipelining.tasks import Task, TaskGraph, Wait, roll_out
 
 PARTS = (Part(module="text"),)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_cases import one_f_one_b, run_in_order
 
-from mosaic.pipelining.rank_memory import rank_timelines
-from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
+from mosaic.pipelining.layers import Layer, Strategy
+from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, rank_timelines
 from mosaic.pipelining.tuning import (
     Candidate,
     Candidates,
@@ -23,7 +23,6 @@ from mosaic.pipelining.tuning import (
     tune,
     with_candidates,
 )
-from mosaic.pipelining.workload.layers import Layer, Strategy
 
 RAGGED = (1.0, 0.4, 1.6, 0.7, 1.3, 0.4, 1.0, 1.6)
 

@@ -1,16 +1,14 @@
-"""Aborts of communicators: those of NCCL together, and within a limit of time."""
+"""Aborts of communicators: those of NCCL together."""
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.world.cancel import EXIT_CODE, abort_groups, abort_within
+from mosaic.ranks.world.cancel import abort_groups
 
 
 class Group:
@@ -46,16 +44,3 @@ def test_communicators_of_nccl_are_aborted_in_one_group(monkeypatch: pytest.Monk
     monkeypatch.setattr(dist, "get_backend", backend_of)
     abort_groups(groups)
     assert events == ["start", "one", "closed", "two", "end"]
-
-
-def test_a_process_whose_communicators_are_not_aborted_in_time_is_ended(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    ended: list[int] = []
-    go_on = threading.Event()
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr("mosaic.ranks.world.cancel.abort_groups", lambda groups: go_on.wait())
-    abort_within([], 0.01)
-    go_on.set()
-    assert ended == [EXIT_CODE]
-    assert "communicators were not aborted within 0.01 s" in capsys.readouterr().err

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.world.devices import check_place, device_of
 from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
     carrier_of,
-    own_group_keys,
+    check_place,
+    device_of,
+    no_splits,
     peers_share_a_communicator,
     set_launch_order,
 )
@@ -75,7 +76,7 @@ def test_new_groups_are_no_split_of_a_default_group_that_is_bound_to_a_device():
     try:
         world: Any = dist.group.WORLD
         world.bound_device_id = device = torch.device("cuda", 0)
-        with own_group_keys("run"):
+        with no_splits():
             assert world.bound_device_id is None
             dist.destroy_process_group(dist.new_group(backend="gloo"))
         assert world.bound_device_id == device

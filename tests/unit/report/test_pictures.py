@@ -15,8 +15,7 @@ from mosaic.context import causal, packed, plan_context
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.tasks import Task, TaskGraph
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.context_picture import context_figure, draw_context
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_figure

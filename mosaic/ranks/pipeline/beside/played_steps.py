@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed, simulate
 from mosaic.rank_trace import RankSpan
 from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
 from mosaic.ranks.pipeline.runner import StepPlanner

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mosaic.errors import InfeasibleError
+from mosaic.pipelining.layers import CountedMicrobatch, Microbatch
 from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.schedule import forward_only
-from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.planner import SharedStep
+from mosaic.pipelining.schedule import forward_only
 from mosaic.ranks.pipeline.runner import StepPlanner
 from mosaic.ranks.world.world import World
 

@@ -22,11 +22,10 @@ from torch.utils import _pytree as pytree
 
 from mosaic.context.attention.attend import Attend
 from mosaic.context.attention.batch import ContextBatch, shifted_labels
+from mosaic.context.attention.exchange import gather_items
 from mosaic.context.attention.hugging_face import check_config, use_attention
-from mosaic.context.attention.items import gather_items
 from mosaic.context.items import ItemShare, share_items
-from mosaic.context.plan import ContextPlan
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextPlan, ContextSettings
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.parts.parted_model import PartedModel

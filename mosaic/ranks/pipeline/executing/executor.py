@@ -21,8 +21,7 @@ from mosaic.backends.base import Lane, Lanes
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, StreamTicket
 from mosaic.engine.calls.thread_state import ThreadState, forget_cast_weights, interception
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.ranks.pipeline.executing.program import (
     BACKWARD,
     FORWARD,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName, Verb
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.transports.transport import Message, Tensors, TensorSpec
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mosaic.errors import ModuleContractError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition import Partition
 from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
-from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
+from mosaic.pipelining.layers import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.tensor.slices import TensorPlan, WeightSlices, check_draws, styles_of

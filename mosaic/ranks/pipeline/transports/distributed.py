@@ -145,7 +145,7 @@ class DistributedTransport:
         self._is_aborted = True
         try:
             self._token.cancel(why)
-        except (RuntimeError, OSError):  # whoever holds the store is gone, which the watchdog reports
+        except (RuntimeError, OSError):  # the process that holds the store is gone
             self._token.abort()
 
     @contextmanager

@@ -22,15 +22,14 @@ from typing import Any
 import numpy as np
 
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.plan import FittedTimes, HostTimes
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.tasks import Task, TaskGraph
-from mosaic.pipelining.workload.counted import ModuleFit, PhaseFit
+from mosaic.pipelining.layers import ModuleFit, PhaseFit
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.plan import FittedTimes
+from mosaic.pipelining.planner import SharedStep
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.task_graph import HostTimes
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
 from mosaic.ranks.pipeline.runner import PipelineRunner, StepPlanner
 from mosaic.ranks.pipeline.trying.setup import PipelineSetup

@@ -11,13 +11,11 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.errors import InfeasibleError, InvalidPlanError
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import PlannerOptions, SharedStep
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel

@@ -14,8 +14,7 @@ from typing import Any
 
 from mosaic.errors import InfeasibleError
 from mosaic.find.random_numbers import forked
-from mosaic.pipelining.planner import AUTO, PlannerOptions
-from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
 from mosaic.ranks.pipeline.runner import PLANNED, PipelineRunner, StepPlanner
 from mosaic.ranks.pipeline.trying.fitting import fit_lanes, fit_modules
 from mosaic.ranks.pipeline.trying.setup import PipelineSetup

@@ -25,7 +25,7 @@ from mosaic.errors import (
     UnsplittableError,
 )
 from mosaic.graph import Part
-from mosaic.pipelining.partition.partition import Chunk, Partition
+from mosaic.pipelining.partition import Chunk, Partition
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.programs.pipeline.trained import llama, llava, microbatch, options, ragged, train, words

@@ -1,4 +1,4 @@
-"""Ways kept for a later start, and a user's loss and score around a model; each function is one rank's program."""
+"""Ways kept for a later start, and a user's loss around a model; each function is one rank's program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.train.pipelined import PipelinedModel, PipelinedScores
+from mosaic.retrain.worker.pipelined import PipelinedModel
 from ranks.begun import in_turn
 
 TOO_LITTLE = 1200
@@ -47,41 +47,19 @@ def batch_of(rows: int) -> dict[str, Any]:
     return {"inputs": inputs, "label": torch.arange(rows) % 4, "names": ["row"] * rows}
 
 
-def score(model: nn.Module, batch: Any) -> dict[str, Any]:
-    found = model(**batch["inputs"])
-    return {"value": found.sum(1), "right": (found.argmax(1) == batch["label"]).tolist(), "names": batch["names"]}
-
-
-def score_of_tower(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Reads inside of the model what one rank alone has."""
-    seen: list[Tensor] = []
-    hook = model.tower[0].register_forward_hook(lambda module, given, result: seen.append(result))
-    found = model(**batch["inputs"])
-    hook.remove()
-    return {"value": (found.sum(1) + seen[0].sum(1)).tolist()}
-
-
 def loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(**batch["inputs"]), batch["label"])
 
 
 def around(rank: int, size: int, place: Path) -> None:
-    """Scores are those of the plain model; what ranks would do otherwise than one device is refused."""
+    """Random numbers that ranks would draw otherwise than one device are refused."""
     torch.manual_seed(3)
-    model, batches = Layered().eval(), [batch_of(rows) for rows in (3, 3, 2)]
-    with torch.no_grad():
-        expected = [{**score(model, one), "value": score(model, one)["value"].tolist()} for one in batches]
-    scores = PipelinedScores(model, score, micro_batches=3, memory_bytes=0)
-    assert scores.scores(batches) == expected
-    assert any(one.is_meta for one in model.parameters())
-    scores.remove()
-    with pytest.raises(MosaicError, match="score gives other values of 'value' in a pipeline"):
-        PipelinedScores(Layered().eval(), score_of_tower, micro_batches=1, memory_bytes=0).scores(batches)
+    batches = [batch_of(rows) for rows in (3, 3, 2)]
     own = Layered()
     own.noise = torch.Generator()  # type: ignore[assignment]
     with pytest.raises(MosaicError, match="has random generators of its own"):
-        PipelinedModel(own, loss, batches, way=None, memory_bytes=0)
-    drawing = PipelinedModel(Layered(), drawn_loss, batches, way=None, memory_bytes=0)
+        PipelinedModel(own, loss, batches, plan=None, memory_bytes=0)
+    drawing = PipelinedModel(Layered(), drawn_loss, batches, plan=None, memory_bytes=0)
     with pytest.raises(MosaicError, match="draws random numbers from Python or NumPy"):
         drawing.add_gradients(batches, None)
     drawing.remove()
@@ -93,10 +71,10 @@ def again(rank: int, size: int, place: Path) -> None:
     steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
 
     def begun(way: PipelinePlan | None) -> PipelinedModel:
-        return PipelinedModel(Layered(), loss, steps[0], way=way, memory_bytes=TOO_LITTLE)
+        return PipelinedModel(Layered(), loss, steps[0], plan=way, memory_bytes=TOO_LITTLE)
 
     tried = begun(None)
-    first, way = gradients_of(tried, steps), tried.way
+    first, way = gradients_of(tried, steps), tried.plan
     path = place / f"kept{rank}.json"
     save(way, path)
     assert load(PipelinePlan, path) == way

@@ -16,9 +16,9 @@ from torch import nn
 import mosaic
 from mosaic.artifact import save
 from mosaic.errors import ModuleContractError
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.layers import Feed, PipelineModel
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import plan_step
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn, join

@@ -15,7 +15,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaC
 
 import mosaic
 from mosaic.backends.host import HostBackend
-from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn

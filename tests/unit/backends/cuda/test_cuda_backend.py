@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from fake_streams import FakeGreenDriver, FakeStreams
-from fake_streams.runtime import WORKSPACE_BYTES
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
@@ -45,23 +44,6 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
 )
 def test_partitions_are_packed_into_layouts_without_a_common_slot(partitions: Any, layouts: Any):
     assert pack_layouts(partitions) == layouts
-
-
-def test_records_have_what_was_asked_granted_seen_and_paid(driver: FakeGreenDriver, runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (2, 1), (0, 1)]) as lanes:
-        one, two, both = lanes.partitions
-    assert (one.slots, two.slots, both.slots) == ((0,), (1, 2), (0, 1))
-    assert (two.requested_sms, two.granted_sms, two.sm_ids) == (16, 16, tuple(range(8, 24)))
-    assert [record.creation_ms for record in (one, two, both)] == [37.0] * 3
-
-
-def test_streams_that_exist_are_lent_again_and_cost_nothing(driver: FakeGreenDriver, runtime: FakeStreams):
-    first = CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)])
-    handles = [lane.stream.handle for lane in first]
-    first.close()
-    with CudaBackend(api=runtime, driver=driver).open_lanes([(1,), (0,)]) as second:
-        assert [lane.stream.handle for lane in second] == handles[::-1]
-        assert [len(pool.known) for pool in driver.pools] == [2]
 
 
 def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -112,26 +94,6 @@ def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: F
         assert first.is_concurrent_with(second)
         assert third.is_concurrent_with(last)
         assert last.is_after(second)
-
-
-def test_plain_lanes_are_streams_of_the_whole_device(driver: FakeGreenDriver, runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=driver).open_plain_lanes([(0,), (1,)]) as lanes:
-        assert [lane.num_sms for lane in lanes] == [None, None]
-        assert [lane.stream.priority for lane in lanes] == [0, 0]
-        assert len({lane.stream.handle for lane in lanes}) == 2
-    assert driver.pools == []
-    assert runtime.lent == []
-
-
-def test_what_a_lane_costs_is_measured(driver: FakeGreenDriver, runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)]) as lanes:
-        found = lanes.measure_memory()
-        assert [(lane.slots, lane.reserved_bytes) for lane in found] == [
-            ((0,), WORKSPACE_BYTES),
-            ((1,), WORKSPACE_BYTES),
-        ]
-        assert found[0].device_bytes == WORKSPACE_BYTES
-        assert lanes.measure_memory() == found  # what was there before is given back first
 
 
 def test_what_defeats_partitions_is_noted_and_logged_once(

@@ -96,22 +96,6 @@ result = [sums, open_, report, closed, kept, leaked(), misused()]
     assert (left, misused) == ({}, [])
 
 
-def test_placement_by_sizes_makes_each_layout_by_a_split_of_its_own(fake_driver: FakeDriver):
-    body = """
-backend = CudaBackend(api=runtime, placement="split")
-with backend.open_lanes(EVEN + UNEVEN) as lanes:
-    sums = work(lanes)
-    sms = [list(record.sm_ids) for record in lanes.partitions]
-backend.pool.close()
-result = [sums, sms, leaked(), misused()]
-"""
-    sums, sms, left, misused = run(fake_driver, body, version=13010)
-    assert sums == [8.0, 8.0]
-    assert set(sms[0]).isdisjoint(sms[1])
-    assert set(sms[2]).isdisjoint(sms[3])
-    assert (left, misused) == ({}, [])
-
-
 def test_a_process_ends_well_with_lanes_open(fake_driver: FakeDriver, tmp_path: Path):
     report = tmp_path / "report"
     body = """

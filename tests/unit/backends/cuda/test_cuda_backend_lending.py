@@ -8,26 +8,6 @@ import pytest
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.errors import CudaError
-
-
-def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch):
-    backend = CudaBackend(api=runtime, driver=driver)
-    backend.open_lanes([(0,), (1,)]).close()
-    lend, calls = driver.pools[0].lend, []
-
-    def fail_second(*arguments: Any, **options: Any) -> int:
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise CudaError("no", call="cuStreamCreate", status="CUDA_ERROR_UNKNOWN")
-        return lend(*arguments, **options)
-
-    monkeypatch.setattr(driver.pools[0], "lend", fail_second)
-    with pytest.raises(CudaError):
-        backend.open_lanes([(0,), (1,)])
-    assert driver.num_lent == 0
-    with backend.open_lanes([(0,), (1,)]):
-        assert driver.num_lent == 2
 
 
 def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
@@ -68,13 +48,3 @@ def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
         assert old == []
         assert driver.num_lent == 2
     assert driver.num_lent == 0
-
-
-def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver)
-    with backend.open_lanes([(0,)]) as lanes:
-        with runtime.use_stream(lanes.lane((0,)).stream):
-            hold = runtime.hold()
-        backend.open_lanes([(1,)]).close()
-        assert not hold.is_open
-        hold.open()

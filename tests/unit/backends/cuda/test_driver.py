@@ -32,11 +32,6 @@ def test_each_failing_call_raises_a_cuda_error_that_names_call_and_status(fake_d
     assert call in error["text"]
 
 
-def test_a_status_without_a_name_is_given_by_its_number(fake_driver: FakeDriver):
-    error = fake_driver.run(LIFE + "result = error_of(life)", fail="cuDeviceGet=4321")
-    assert error["status"] == "CUresult 4321"
-
-
 @pytest.mark.parametrize(
     ("settings", "fine", "slots"),
     [
@@ -97,17 +92,6 @@ def test_an_ordinal_out_of_range_is_refused_with_the_way_out(fake_driver: FakeDr
         "kind": "ValueError",
         "text": "ordinal=2 names no device: this machine has 2; use 0 to 1",
     }
-
-
-def test_a_primary_context_is_released_once(fake_driver: FakeDriver):
-    body = """
-from mosaic import _C
-held = _C.PrimaryContext(_C.Device(0))
-before = [held.held, count("created", "primary"), count("destroyed", "primary")]
-held.close(), held.close()
-result = [before, count("created", "primary"), count("destroyed", "primary")]
-"""
-    assert fake_driver.run(body) == [[True, 1, 0], 1, 1]
 
 
 def test_an_old_driver_names_the_functions_that_it_lacks(fake_driver: FakeDriver):

@@ -20,8 +20,6 @@ from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.calls.streams import StreamRankExecutor
-from mosaic.ranks.world.progress import RankProgress
 
 NUM_SMS = 132
 
@@ -165,52 +163,6 @@ def test_forward_and_backward_of_a_lane_go_by_its_settings(
         assert (tower.forwards, tower.backwards) == ([expected] * 2, [expected] * 2)
 
 
-def test_the_handle_of_the_thread_that_runs_backward_has_the_target(libraries: Libraries):
-    model, left, _ = towers(libraries)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-        tell(handle, sm_target=True)
-        loss = model(*pair_batch()).square().mean()
-        left.backwards.clear()
-
-        def back() -> None:
-            with backend.api.watching():
-                loss.backward()
-
-        thread = threading.Thread(target=back)
-        thread.start()
-        thread.join()
-    assert left.backwards == [TARGET]
-
-
-def test_what_is_not_on_a_lane_has_no_target_before_between_and_behind_placed_modules(libraries: Libraries):
-    seen: dict[str, Any] = {}
-
-    class Model(nn.Module):
-        """A stem and a middle that are not placed, about two towers that follow each other."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.middle = nn.Linear(8, 8), nn.Linear(16, 8)
-            self.left, self.right = Looking(libraries), Looking(libraries)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            stem = self.stem(x)
-            middle = self.middle(self.left(stem))
-            result = self.right(middle + y)
-            for name, tensor in (("stem", stem), ("middle", middle)):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _, name=name: seen.update({name: libraries.seen()}))
-            return result
-
-    model = Model()
-    with colocated(model, pair_batch(), ({"left": 1}, {"right": 1}), include=["left", "right"]) as (handle, _):
-        tell(handle, sm_target=True)
-        model.left.backwards.clear()
-        model(*pair_batch()).square().mean().backward()
-    assert model.left.backwards == [TARGET]
-    assert seen == {"stem": ALONE, "middle": ALONE}
-
-
 @pytest.mark.parametrize("choice", [{"sm_target": True}, {"cudnn": False}])
 def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: dict[str, bool]):
     model, _, right = towers(libraries)
@@ -224,16 +176,6 @@ def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: 
             assert libraries.seen() == ALONE
 
 
-def test_a_forward_that_fails_leaves_nothing_set(libraries: Libraries):
-    model, left, _ = towers(libraries)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        tell(handle, sm_target=True, cudnn=False)
-        with pytest.raises(RuntimeError):
-            model(torch.ones(3, 9), torch.ones(3, 8))
-        assert left.forwards[-1] == (NUM_SMS - 8, 8, False, False)
-        assert libraries.seen() == ALONE
-
-
 def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries):
     model, left, _ = towers(libraries)
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
@@ -245,14 +187,6 @@ def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries
         result.sum().backward()
     assert left.forwards == [NO_CUDNN] * 2
     assert left.backwards == [NO_CUDNN]
-
-
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
-    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
-    with backend.open_lanes([(0,)]) as lanes:
-        calls = StreamRankExecutor(lanes, RankProgress(), in_order={})
-        assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
 
 
 # The backend's choice.

@@ -8,10 +8,9 @@ import pytest
 import torch
 from attention_cases import BLOCK, MASKS, attended, dense, inputs_of
 
-from mosaic.context.attention import Attend, attend, room
+from mosaic.context.attention import Attend, attend
 from mosaic.context.attention.exchange import Alone, Pending
 from mosaic.context.plan import plan_context
-from mosaic.errors import InfeasibleError
 
 MASK = MASKS["gemma, packed, padded"]
 
@@ -21,7 +20,7 @@ def alone(**given: Any) -> Attend:
 
 
 def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    tokens = alone().plan.layout.local_tokens if tokens is None else tokens
+    tokens = alone().plan.local_tokens if tokens is None else tokens
     draw = torch.Generator().manual_seed(0)
     return [torch.randn(1, count, tokens, 8, generator=draw).to(dtype) for count in (q, heads, heads)]
 
@@ -37,11 +36,6 @@ def test_shorter_types_are_dense_attention_within_their_precision(
         assert own.dtype == dtype
         assert float((own.double() - other).norm() / other.norm()) < within
     assert summed == {torch.float32}  # over tiles and ranks
-
-
-def test_the_scale_of_scores_can_be_given():
-    q, k, v = tensors(dtype=torch.float64)
-    assert torch.allclose(alone()(q, k, v, scale=0.5), alone()(q * 0.5 * 8**0.5, k, v))
 
 
 def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.MonkeyPatch):
@@ -103,16 +97,3 @@ def test_a_second_backward_pass_over_a_kept_graph_gives_the_same():
 def test_what_does_not_fit_is_refused_with_the_way_out(arguments: Any, given: Any, says: str):
     with pytest.raises(ValueError, match=says):
         alone(**arguments)(*tensors(**given))
-
-
-def test_too_little_room_for_fetched_heads_is_refused(monkeypatch: pytest.MonkeyPatch):
-    q, k, v = tensors()
-    needed = 288 * 2 * 16 * (2 * 4)
-    monkeypatch.setattr(room, "free_bytes", lambda device: needed)
-    assert alone(heads=2)(q, k, v).shape == q.shape
-    with pytest.raises(InfeasibleError, match=f"heads take {2 * needed} bytes and cpu has {needed} free") as raised:
-        alone(heads=2)(q, k.requires_grad_(), v)
-    assert "fetch fewer heads together than heads=2, use exchange='needed'" in raised.value.reasons[0]
-    with pytest.raises(InfeasibleError) as raised:
-        alone()(*(one.repeat(4, 1, 1, 1) for one in (q, k, v)))
-    assert "fewer heads" not in raised.value.reasons[0]

@@ -8,9 +8,8 @@ import torch
 from attention_cases import BLOCK, MASKS, attended, inputs_of
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from mosaic.context.attention import Attend, ContextBatch, flex
-from mosaic.context.attention.block_mask import block_mask
-from mosaic.context.attention.flex import FlexKernel
+from mosaic.context.attention import Attend, ContextBatch, kernels
+from mosaic.context.attention.kernels import FlexKernel, block_mask
 from mosaic.context.plan import ContextPlan, plan_context
 
 KINDS = ("kv", "full_kv", "q", "full_q")
@@ -18,7 +17,7 @@ KINDS = ("kv", "full_kv", "q", "full_q")
 
 def made(plan: ContextPlan, rank: int) -> BlockMask:
     columns = plan.ranks * plan.distribution.slots
-    return block_mask(plan, rank, plan.layout.column_of(), columns, torch.device("cpu"))
+    return block_mask(plan, rank, plan.column_of(), columns, torch.device("cpu"))
 
 
 def torchs(own: BlockMask) -> BlockMask:
@@ -30,16 +29,6 @@ def lists(mask: BlockMask, kind: str) -> list[list[int]]:
     return [row[:count].tolist() for row, count in zip(indices, counts.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("name", list(MASKS))
-def test_it_is_the_mask_that_torch_finds_pair_by_pair(name: str):
-    own = made(plan_context(MASKS[name], 1, block=BLOCK), 0)
-    theirs = torchs(own)
-    assert own.shape == theirs.shape
-    for kind in KINDS:
-        assert lists(own, kind) == lists(theirs, kind)
-    assert own.sparsity() == theirs.sparsity()
-
-
 @pytest.mark.parametrize("method", ["lpt", "headtail"])
 @pytest.mark.parametrize("name", list(MASKS))
 def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: str, method: str):
@@ -49,8 +38,8 @@ def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: st
         theirs = torchs(own)
         for kind in KINDS:
             assert [sorted(row) for row in lists(own, kind)] == lists(theirs, kind)
-        block_at = np.argsort(plan.layout.column_of())
-        places = {int(place): block for block, place in enumerate(plan.layout.column_of())}
+        block_at = np.argsort(plan.column_of())
+        places = {int(place): block for block, place in enumerate(plan.column_of())}
         assert len(block_at) == len(places)
         for row in lists(own, "kv"):
             assert [places[one] for one in row] == sorted(places[one] for one in row)
@@ -81,18 +70,18 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
     attend, given = Attend(plan, heads=2), (q[:, :2], k, v, gradient[:, :2])
     expected = attended(attend, given)
     packed = []
-    pack = flex._Tape._pack
-    monkeypatch.setattr(flex._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
-    fetched, halves = [], flex._halves
-    monkeypatch.setattr(flex, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
-    columns = plan.layout.column_of()
+    pack = kernels._Tape._pack
+    monkeypatch.setattr(kernels._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
+    fetched, halves = [], kernels._halves
+    monkeypatch.setattr(kernels, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
+    columns = plan.column_of()
     attend.kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
     found = attended(attend, given)
     assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
     handed_over = [one for one in packed if not isinstance(one, torch.Tensor)]
     assert {one[0] for one in handed_over} == {0, 1}
     like_keys = [
-        one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.layout.local_tokens * 8
+        one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.local_tokens * 8
     ]
     assert len(like_keys) == 1  # the queries
     assert [one.untyped_storage().nbytes() for one in fetched[0]] == [0, 0]  # those of the forward pass

@@ -149,15 +149,6 @@ def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any]
         model(**inputs() | altered)
 
 
-def test_a_mask_without_its_name_is_refused():
-    model = make("llama")
-    attach(model)
-    given = inputs()
-    ids = given.pop("input_ids")
-    with pytest.raises(ValueError, match="2 arguments are given without their names, such as an attention_mask"):
-        model(ids, torch.ones_like(ids), **given)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [

@@ -11,12 +11,8 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.engine.calls.random_numbers import (
-    OVERLOADS,
-    CallWatch,
-    LaneRandomness,
-)
-from mosaic.find.random_numbers import CPU, advance, count_draws, torch_state
+from mosaic.engine.calls.signature import CallWatch
+from mosaic.find.random_numbers import CPU, OVERLOADS, LaneRandomness, advance, count_draws, torch_state
 
 X = torch.ones(37, 5)
 DRAWING: dict[str, Callable[[], torch.Tensor]] = {
@@ -67,7 +63,7 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     torch.manual_seed(3)
     torch.rand(5)
     before = torch_state(CPU)
-    with CallWatch(None) as watch:
+    with CallWatch() as watch:
         plain = draw()
     after = torch_state(CPU)
     draws = count_draws(before, after)
@@ -102,7 +98,7 @@ def test_every_overload_of_the_table_is_there_and_was_tried():
 
 
 def test_an_operator_that_takes_no_generator_stays_in_place():
-    with CallWatch(None) as watch:
+    with CallWatch() as watch:
         torch.native_dropout(X, 0.3, True)
     assert "aten.native_dropout.default, which takes no generator" in watch.obstacle
 

@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_graph_cases import random_step
 
-from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.order.search import METHODS, OrderLimits, Searched, search_orders
-from mosaic.pipelining.order.simulate import roll_out, simulate
-from mosaic.pipelining.tasks import Deadlock, TaskGraph
+from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
+from mosaic.pipelining.tasks import Deadlock, TaskGraph, bound, roll_out, simulate
 
 
 def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from task_graph_cases import BACKWARD, FORWARD, StepBuilder, limited, random_step
 
 from mosaic.graph import Part
-from mosaic.pipelining.order.simulate import Admission, roll_out, simulate
-from mosaic.pipelining.tasks import Deadlock, Task, TaskGraph, Timed, Wait
+from mosaic.pipelining.tasks import Admission, Deadlock, Task, TaskGraph, Timed, Wait, roll_out, simulate
 
 PARTS = (Part(module="text"),)
 

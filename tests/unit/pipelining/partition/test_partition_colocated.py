@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from pipeline_cases import chain, images, two_encoders, vision_and_text
 
-from mosaic.pipelining.order.simulate import roll_out
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.task_graph import task_graph
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.tasks import roll_out
 
 BOTH = tuple(Microbatch(text_tokens=1, images=count, audio_s=4.0) for count in (2, 4, 1, 3))
 

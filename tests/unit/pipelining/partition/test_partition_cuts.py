@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
 
 from mosaic.graph import Part
-from mosaic.pipelining.partition.methods import PARTITION_METHODS, partition_by
-from mosaic.pipelining.partition.mixed import balanced_ends
-from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
+from mosaic.pipelining.layers import Feed, PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of, layer_times
 
 
 def of(module: str, first: int, count: int, total: int = 4) -> Part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.pipelining.schedule.schedule import PipelineSchedule, forward_only
+from mosaic.pipelining.schedule import PipelineSchedule, forward_only
 
 
 def test_forwards_and_their_messages_stay_in_order():

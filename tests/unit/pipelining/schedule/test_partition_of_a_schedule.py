@@ -8,11 +8,10 @@ import pytest
 from pipeline_cases import images, two_encoders, vision_and_text
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.pipelining.schedule.partition import partition_of_schedule
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
 
 
 def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:

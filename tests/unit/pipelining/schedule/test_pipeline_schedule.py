@@ -16,16 +16,12 @@ from pipeline_oracle import natural, simulated
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidScheduleError
 from mosaic.hardware.link import Link
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.schedule.action import PipelineAction, TaskName, Verb
-from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.schedule.lower import lower
-from mosaic.pipelining.schedule.schedule import PipelineSchedule, rows_of
+from mosaic.pipelining.check import check_pipeline_schedule
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.schedule import PipelineAction, PipelineSchedule, TaskName, Verb, lower, rows_of
 from mosaic.pipelining.task_graph import task_graph, training_chunks
-from mosaic.pipelining.tasks import Orders, TaskGraph
+from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 NAMES = st.builds(TaskName, st.integers(0, 99), st.sampled_from(ActionKind), st.integers(0, 99), st.integers(0, 9))

@@ -10,10 +10,9 @@ from bench.papers.masks import DRAWN
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.context import plan_context
 from mosaic.hardware import find_cluster
+from mosaic.pipelining.layers import Layer, Microbatch
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.workload.layers import Layer
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.sequence_share import ContextSharing, SequenceShare, share_sequences
+from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
 
 CAUSAL = TransformerShape(layers=3, hidden=1024, ffn=4096, heads=16, groups=8, causal=True)
 

@@ -8,7 +8,7 @@ import pytest
 from every_interleaving import mixed_up, walk_all
 from executor_cases import Step, step
 
-from mosaic.pipelining.schedule.schedule import PipelineSchedule, rows_of
+from mosaic.pipelining.schedule import PipelineSchedule, rows_of
 from mosaic.ranks.pipeline.executing.program import order_of, rows_of_rank
 
 SMALL = rows_of(

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.plan import HostTimes
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Layer, ModuleFit, PhaseFit
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.task_graph import HostTimes, task_graph
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import ModuleFit, PhaseFit
-from mosaic.pipelining.workload.layers import Layer
 from mosaic.ranks.pipeline.trying.fitting import (
     MAX_EXPONENT,
     FitStep,

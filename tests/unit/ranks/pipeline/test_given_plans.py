@@ -9,8 +9,8 @@ from pipeline_cases import images, two_encoders, vision_and_text
 
 from mosaic.artifact import save
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.ranks.pipeline.options import degrees_of, partition_of
 

@@ -15,8 +15,7 @@ from lane_cases import Seen, check_equal, laned, run, seen_step
 from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.rank_lanes import slots_of
 from mosaic.ranks.pipeline.transports.transport import Tensors, Transport

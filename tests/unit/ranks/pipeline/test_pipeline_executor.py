@@ -11,8 +11,8 @@ from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, 
 
 from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.program import program_of
 from mosaic.ranks.pipeline.transports.transport import TensorSpec, Transport

@@ -1,0 +1,57 @@
+"""Checks the English of README and docs/: ``make lint`` runs it.
+
+A sentence has at most 25 words, and pages use none of the words below. Code, tables that are generated, and the text of
+links' targets do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+PAGES = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
+MAX_WORDS = 25
+BANNED = {
+    r"(some|no|any)body|whoever": "name the agent",
+    r"none that|nothing but|but for": "state what is, not what is not",
+    r"(of|for) (it|them)(?=[.:;])": "end with the noun",
+    r"(for|in) (each|every) (second|step|minute|GPU|rank|byte),? (one|a|an)": 'write "per"',
+    r"on the one hand|in other words|needless to say": "leave it out",
+}
+"""Patterns, each with its remedy."""
+_BREAKS = re.compile(r"\n\s*\n|\n(?=\s*[*#|>-] )|\n(?=\|)|\n(?=\s*\d+\. )")
+
+
+def main() -> None:
+    complaints = [complaint for page in PAGES for complaint in complaints_of(page)]
+    print("\n".join(complaints), file=sys.stderr)
+    sys.exit(bool(complaints))
+
+
+def complaints_of(page: Path) -> Iterator[str]:
+    """Yields a line for each sentence that is too long, and for each banned word."""
+    for sentence in sentences(page.read_text(encoding="utf-8")):
+        begin = f"{page.relative_to(TOP)}: {sentence[:60]!r}..."
+        num_words = len(re.findall(r"[\w'-]+", sentence))
+        if num_words > MAX_WORDS:
+            yield f"{begin} has {num_words} words; write at most {MAX_WORDS} a sentence"
+        for pattern, remedy in BANNED.items():
+            if word := re.search(rf"\b(?:{pattern})(?=\W|$)", sentence, re.IGNORECASE):
+                yield f"{begin} has {word[0]!r}; {remedy}"
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yields the sentences of a page in Markdown; a cell of a table is a sentence."""
+    text = re.sub(r"```.*?```|<!-- table:.*?<!-- end:[^>]*-->|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    for block in _BREAKS.split(text):
+        for cell in block.strip().strip("|").split("|") if block.startswith("|") else [block]:
+            yield from (found for part in re.split(r"(?<=[.!?:;])\s+", cell) if (found := " ".join(part.split())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Metadata of a microbatch for planning: its amount of each modality.
+
+Modules of a pipeline as lists of layers, with times and bytes by amount of data.
+
+Modules of the user's own model: a microbatch carries its layers' times and bytes, counted for its shapes.
+
+A table of all shapes would be too large; the counts of a step's microbatches are made for their shapes, and travel with
+them to the planner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Content of one microbatch.
+
+    Raises:
+        ValueError: A figure is negative or not finite, a count is not whole, or all are 0.
+    """
+
+    text_tokens: int = 0
+    """Tokens of text, without those of other modalities."""
+    images: int = 0
+    """Images."""
+    audio_s: float = 0.0
+    """Seconds of audio."""
+    video_s: float = 0.0
+    """Seconds of video."""
+    clips: int = 0
+    """Equally long clips of the video; 0: one, if it has video."""
+
+    def __post_init__(self) -> None:
+        for name in ("text_tokens", "images", "clips"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"microbatch: {name}={value!r}; use a whole number, 0 or more")
+        for name in ("audio_s", "video_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:  # also catches NaN
+                raise ValueError(f"microbatch: {name}={value!r}; use a finite number of seconds, 0 or more")
+        if not (self.text_tokens or self.images or self.audio_s or self.video_s):
+            raise ValueError("a microbatch without text, images, audio or video; give it some of any, or leave it out")
+        if self.clips and not self.video_s:
+            raise ValueError(f"microbatch: clips={self.clips} without video; give video_s too")
+
+    @property
+    def num_clips(self) -> int:
+        """Clips, 0 without video."""
+        return self.clips or (1 if self.video_s else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
+
+    name: str
+    """``keep`` or ``recompute``; see ``mosaic.parts.strategies``."""
+    kept_bytes: int
+    """Bytes from the end of forward to the end of backward."""
+    extra_forward_ms: float = 0.0
+    """Added time of forward."""
+    extra_backward_ms: float = 0.0
+    """Added time of backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer with a piece of a microbatch, on one rank of each axis."""
+
+    forward_ms: float
+    """Forward, including its collectives."""
+    backward_ms: float
+    """Backward for its inputs."""
+    weights_ms: float
+    """Backward for its weights; counts only if they train."""
+    strategies: tuple[Strategy, ...]
+    """Activation strategies; the first is ``keep``."""
+    workspace_bytes: int = 0
+    """Bytes while it runs, above the kept ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextCosts:
+    """Costs of one layer whose sequences context ranks share, on the rank with most."""
+
+    tokens: int
+    """Tokens on a rank."""
+    imbalance: float | None
+    """Work of attention over the mean of the ranks; None: sequences are not split."""
+    received_bytes: int
+    """Bytes of keys and values from other ranks in a forward."""
+    layer: Layer
+    """Times and memory."""
+
+
+class LayeredModule(Protocol):
+    """A module that pipelines cut between layers."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the graph."""
+
+    @property
+    def trains(self) -> tuple[bool, ...]:
+        """True for each layer whose weights train."""
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
+
+    def state_bytes(self, first: int, count: int) -> int:
+        """Returns the constant bytes on a rank: weights, and gradients and optimizer state if they train."""
+
+    def units(self, microbatch: Microbatch) -> int:
+        """Returns the most pieces of a microbatch: images, clips, 1 of packed text; 0: it is skipped."""
+
+    def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns all layers with ``units`` of a microbatch's units."""
+
+    def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes between two of its layers, and of its output, on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """``source``'s output is an input of ``target``."""
+
+    source: str
+    """Name of a module."""
+    target: str
+    """Name of a module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineModel:
+    """Modules in topological order, with their edges."""
+
+    modules: tuple[LayeredModule, ...]
+    """Encoders before the backbone, the backbone before decoders."""
+    feeds: tuple[Feed, ...] = ()
+    """Edges."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFit:
+    """One phase of a module's layers; by default as counted."""
+
+    scale: float = 1.0
+    """Measured over counted time."""
+    layer_ms: float = 0.0
+    """Constant time of each layer."""
+    first_ms: float = 0.0
+    """Further time of the first layer, for the steps before the layers."""
+    last_ms: float = 0.0
+    """Further time of the last layer, for the steps behind them, such as a loss."""
+
+    def slower(self, by: float) -> PhaseFit:
+        """Returns the line of a module that takes ``by`` times as long."""
+        return PhaseFit(
+            scale=self.scale * by, layer_ms=self.layer_ms * by, first_ms=self.first_ms * by, last_ms=self.last_ms * by
+        )
+
+    def ms(self, counted_ms: float, at: int, count: int) -> float:
+        """Returns the time of layer ``at`` of ``count``."""
+        ends_ms = (0.0 if at else self.first_ms) + (self.last_ms if at == count - 1 else 0.0)
+        return self.scale * counted_ms + self.layer_ms + ends_ms
+
+
+_AS_COUNTED = PhaseFit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFit:
+    """All phases of a module's layers."""
+
+    forward: PhaseFit = _AS_COUNTED
+    """Forward."""
+    backward: PhaseFit = _AS_COUNTED
+    """Backward for inputs."""
+    weights: PhaseFit = _AS_COUNTED
+    """Backward for weights."""
+
+    def slower(self, by: float) -> ModuleFit:
+        """Returns the lines of a module that takes ``by`` times as long."""
+        return ModuleFit(
+            forward=self.forward.slower(by), backward=self.backward.slower(by), weights=self.weights.slower(by)
+        )
+
+    def layers(self, counted: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Returns all layers of the module with fitted times; recomputation scales as forward."""
+        if self == AS_COUNTED:
+            return counted
+        return tuple(self._layer(layer, at, len(counted)) for at, layer in enumerate(counted))
+
+    def _layer(self, layer: Layer, at: int, count: int) -> Layer:
+        forward_ms = self.forward.ms(layer.forward_ms, at, count)
+        again = forward_ms / layer.forward_ms if layer.forward_ms else 1.0
+        return replace(
+            layer,
+            forward_ms=forward_ms,
+            backward_ms=self.backward.ms(layer.backward_ms, at, count),
+            weights_ms=self.weights.ms(layer.weights_ms, at, count),
+            strategies=tuple(
+                replace(
+                    strategy,
+                    extra_forward_ms=strategy.extra_forward_ms * again,
+                    extra_backward_ms=strategy.extra_backward_ms * again,
+                )
+                for strategy in layer.strategies
+            ),
+        )
+
+
+AS_COUNTED = ModuleFit()
+"""No measurement."""
+
+
+IN_PROPORTION = 1.0
+"""Exponent of a module whose speed is proportional to its share, the default before lanes are measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedLayers:
+    """Counts of a microbatch in one module."""
+
+    units: int
+    """Most pieces."""
+    layers: tuple[Layer, ...]
+    """Layers with all units."""
+    boundary_bytes: int
+    """Between two layers and of the output, with all units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CountedMicrobatch(Microbatch):
+    """A microbatch with the counts of its shapes; equal keys are equal to the planner."""
+
+    key: str
+    """Its shapes, as text."""
+    counted: Mapping[str, CountedLayers] = field(repr=False)
+    """By module, without skipped ones."""
+    draws: bool = False
+    """True if it draws random numbers: encoders then have one piece."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CountedMicrobatch) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedModule:
+    """A module of the user's model; a ``LayeredModule`` of ``CountedMicrobatch``.
+
+    Raises:
+        ValueError: Its lists differ in length.
+    """
+
+    name: str
+    """Name in the split."""
+    trains: tuple[bool, ...]
+    """True for each layer with trained weights."""
+    parameters: tuple[int, ...]
+    """Number of each layer, including prologue and epilogue in the first and the last."""
+    resident_bytes: tuple[int, ...]
+    """Bytes of each layer: weights, and gradients and optimizer state if trained."""
+    fit: ModuleFit = AS_COUNTED
+    """Correction of counted times by measured steps."""
+    share_exponent: float = IN_PROPORTION
+    """On a share s of its rank, beside other lanes, its time is ``s ** -share_exponent`` times as long: 0 if it cannot
+    use more of the rank, above 1 if others interfere."""
+    context: ContextCosts | None = None
+    """Costs of one layer on a context rank; None: unknown."""
+
+    def __post_init__(self) -> None:
+        if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
+            raise ValueError(f"{self.name}: lists of {len(self.trains)} layers differ in length; give each layer one")
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers."""
+        return sum(self.parameters[first : first + count])
+
+    def state_bytes(self, first: int, count: int) -> int:
+        """Returns the constant bytes of these layers on a rank."""
+        return sum(self.resident_bytes[first : first + count])
+
+    def units(self, microbatch: Microbatch) -> int:
+        """Returns the most pieces of a microbatch here; 0: it is skipped."""
+        counts = self._of(microbatch)
+        return 0 if counts is None else counts.units
+
+    def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns all layers with some of a microbatch's units, in proportion to them."""
+        counts = self._of(microbatch)
+        assert counts is not None  # it has units
+        share = units / counts.units
+        return self.fit.layers(tuple(scaled_layer(layer, share) for layer in counts.layers))
+
+    def on_share(self, share: float) -> CountedModule:
+        """Returns the module on a share of its rank."""
+        return replace(self, fit=self.fit.slower(share**-self.share_exponent))
+
+    def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes between two layers."""
+        counts = self._of(microbatch)
+        return 0 if counts is None else counts.boundary_bytes * units // counts.units
+
+    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
+        """Returns the costs of one layer with the sample; None if the microbatch skips the module."""
+        return self.context if self.units(microbatch) else None
+
+    def _of(self, microbatch: Microbatch) -> CountedLayers | None:
+        if not isinstance(microbatch, CountedMicrobatch):
+            raise ValueError(f"{self.name} needs counts of its microbatches, and {microbatch} has none")
+        return microbatch.counted.get(self.name)
+
+
+def scaled_layer(layer: Layer, share: float) -> Layer:
+    """Returns a layer with a share of the data."""
+    if share == 1:
+        return layer
+    return replace(
+        layer,
+        forward_ms=layer.forward_ms * share,
+        backward_ms=layer.backward_ms * share,
+        weights_ms=layer.weights_ms * share,
+        workspace_bytes=round(layer.workspace_bytes * share),
+        strategies=tuple(
+            replace(
+                strategy,
+                kept_bytes=round(strategy.kept_bytes * share),
+                extra_forward_ms=strategy.extra_forward_ms * share,
+                extra_backward_ms=strategy.extra_backward_ms * share,
+            )
+            for strategy in layer.strategies
+        ),
+    )

@@ -1,1 +1,0 @@
-"""Partition of layers over ranks, and sizes of sub-microbatches."""

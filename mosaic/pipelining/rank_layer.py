@@ -1,0 +1,309 @@
+"""Shares of context ranks in the sequences of a module, by ``mosaic.context``'s plan.
+
+All ranks of a group wait for each other in every layer, so the rank with the longest attention counts.
+
+A counted layer on one rank of a described job: operators divided along the tensor and context axes, and messages.
+
+Tensor parallelism with sequence parallelism is Megatron's (Korthikanti et al. 2022, arXiv 2205.05198, figure 5): each
+operator and each kept activation is divided by the tensor degree. Each half of a layer gathers its input and
+reduce-scatters its output. Backward does the reverse, and gathers the inputs of the first products again; that gather
+and the reduce-scatter of the input's gradient run beside the products of the weights' gradients.
+
+Context ranks have blocks of tokens, filled to one length, and share attention as ``mosaic.context`` plans it. Keys and
+values of other ranks are fetched for one group of heads while the group before is computed (Llama 3, arXiv 2407.21783,
+section 3.3.2). Backward fetches them again and returns their gradients in 32 bits. The rank with most pairs counts,
+because all ranks wait for each other in every layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, packed, plan_context, token_words
+from mosaic.cost.counts import ModuleCounts, Operator, OperatorKind, PhaseCounts
+from mosaic.cost.roofline import operator_ms, phase_ms
+from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
+from mosaic.pipelining.rank_hardware import Collective, Degrees, Exchange, RankHardware
+
+MAX_SHARES = 2000
+"""Most cached shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextSharing:
+    """Sharing of a module's inputs along the context axis.
+
+    Raises:
+        ValueError: A name is unknown, or a number is below 1.
+    """
+
+    mask: Callable[[int, int], MaskWords] | None = None
+    """Mask of causal modules, from a number of tokens and a seed; None: causal."""
+    method: str = "lpt"
+    """Load balancer, one of ``mosaic.context``'s."""
+    exchange: Literal["gather", "needed"] = "gather"
+    """All keys and values, or those that each rank reads (``needed``)."""
+    items: Literal["share", "repeat", "split"] = "share"
+    """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
+    in ``mosaic.pipeline``; all are on every rank; or each is split."""
+    block: int = 128
+    """Tokens of a block."""
+    seed: int = 0
+    """Seed of the first mask."""
+
+    def __post_init__(self) -> None:
+        tables = {
+            "method": tuple(CONTEXT_METHODS),
+            "exchange": ("gather", "needed"),
+            "items": ("share", "repeat", "split"),
+        }
+        for name, table in tables.items():
+            if (value := getattr(self, name)) not in table:
+                raise ValueError(f"{name}={value!r}; use one of {', '.join(table)}")
+        if self.block < 1:
+            raise ValueError(f"block={self.block}; use 1 or more")
+
+
+PLAIN_SHARING = ContextSharing()
+"""Default sharing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceShare:
+    """Shares of context ranks in equally long sequences; each figure is of the rank with most."""
+
+    ranks: int
+    """Context ranks."""
+    local_tokens: int
+    """Places of each rank; some may be empty."""
+    pairs: int
+    """Pairs of queries and keys, visible or in tiles with a visible one: the load of its attention."""
+    imbalance: float
+    """Pairs over the mean of the ranks."""
+    fetched_tokens: int
+    """Tokens whose keys and values are in memory, including its own."""
+    received_tokens: int
+    """Those of other ranks among them."""
+    sent_tokens: tuple[tuple[int, ...], ...] = ()
+    """Tokens from each rank (row) to each rank (column); empty: all to all."""
+
+
+@functools.lru_cache(maxsize=MAX_SHARES)
+def share_sequences(
+    sharing: ContextSharing, *, sequences: int, tokens: int, ranks: int, is_causal: bool
+) -> SequenceShare:
+    """Returns the shares in packed sequences of ``tokens`` tokens each.
+
+    Raises:
+        ValueError: Ranks outnumber blocks.
+    """
+    masks = [_mask(sharing, tokens, sharing.seed + at, is_causal=is_causal) for at in range(sequences)]
+    plan = plan_context(packed(masks), ranks, block=sharing.block, method=sharing.method, seed=sharing.seed)
+    return share_of(plan, sharing.exchange)
+
+
+def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
+    """Returns the shares of a plan whose keys and values are all gathered or, with ``needed``, only those read."""
+    ranks, block = plan.ranks, plan.blocks.block
+    places = plan.local_tokens if ranks > 1 else plan.mask.num_tokens
+    needed = plan.needed() if exchange == "needed" and ranks > 1 else None
+    return SequenceShare(
+        ranks=ranks,
+        local_tokens=places,
+        pairs=int(plan.loads.max()),
+        imbalance=plan.imbalance,
+        fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
+        received_tokens=int(plan.received_blocks(needed).max()) * block,
+        sent_tokens=() if needed is None else _sent(plan, needed),
+    )
+
+
+def _mask(sharing: ContextSharing, tokens: int, seed: int, *, is_causal: bool) -> MaskWords:
+    if is_causal:
+        return sharing.mask(tokens, seed) if sharing.mask is not None else causal(tokens)
+    both = token_words(np.zeros(tokens, np.int64), both=True)
+    return MaskWords(words=both, documents=np.zeros(tokens, np.int32))
+
+
+def _sent(plan: ContextPlan, needed: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> tuple[tuple[int, ...], ...]:
+    owned = plan.distribution.rank_of[None, :] == np.arange(plan.ranks)[:, None]
+    blocks = owned.astype(np.int64) @ needed.T.astype(np.int64)
+    np.fill_diagonal(blocks, 0)
+    return tuple(tuple(row) for row in (blocks * plan.blocks.block).tolist())
+
+
+HEAD_GROUPS = 8
+"""Groups of heads whose keys and values are fetched one after the other."""
+_PRODUCTS = (OperatorKind.MATMUL, OperatorKind.CONV)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """The part of a module's data on one context rank; by default all of it."""
+
+    rows: float = 1.0
+    """Share of the rows."""
+    attention: float = 1.0
+    """Share of attention's operations."""
+    sequence: SequenceShare | None = None
+    """Blocks of shared sequences; None: the rank has whole sequences."""
+    num_tokens: int = 1
+    """Tokens of all ranks together."""
+
+
+WHOLE = RankShare()
+"""All of a module's data."""
+
+
+def rank_share(
+    sharing: ContextSharing, degrees: Degrees, *, sequences: int, tokens: int, is_causal: bool, has_items: bool
+) -> RankShare:
+    """Returns the part of a module's data on one context rank.
+
+    Args:
+        sharing: The options.
+        degrees: The axes of the job.
+        sequences: Number of equally long sequences, in each of which attention stays.
+        tokens: Tokens of each.
+        is_causal: True for causal attention, which ``sharing.mask`` replaces.
+        has_items: True for an encoder, whose sequences are whole items such as images.
+
+    Raises:
+        ValueError: Ranks outnumber blocks.
+    """
+    ranks, total = degrees.context, sequences * tokens
+    if has_items and sharing.items != "split":
+        own = -(-sequences // ranks) if sharing.items == "share" and sequences >= ranks else sequences
+        return RankShare(rows=own / sequences, attention=own / sequences, num_tokens=total)
+    if ranks == 1 and not (is_causal and sharing.mask):
+        return RankShare(num_tokens=total)
+    share = share_sequences(sharing, sequences=sequences, tokens=tokens, ranks=ranks, is_causal=is_causal)
+    plain_pairs = total * tokens / (2 if is_causal else 1)
+    return RankShare(
+        rows=share.local_tokens / total, attention=share.pairs / plain_pairs, sequence=share, num_tokens=total
+    )
+
+
+def rank_layer(
+    counts: ModuleCounts,
+    machine: RankHardware,
+    *,
+    hidden_bytes: int,
+    trains: bool,
+    share: RankShare = WHOLE,
+    halves: int = 2,
+) -> Layer:
+    """Returns a layer's times and bytes on one rank.
+
+    Half of the time of backward's products is for weights, where these train: a product has two gradients of one size.
+
+    Args:
+        counts: The layer with all of its data on one device.
+        machine: The rank.
+        hidden_bytes: Bytes of the layer's input on one device.
+        trains: True if its weights train.
+        share: The rank's part along the context axis.
+        halves: Pairs of products whose input is gathered and whose output is reduce-scattered: attention and MLP.
+    """
+    tensor = machine.degrees.tensor
+    forward, backward = (_divided(phase, share, tensor) for phase in (counts.forward, counts.backward))
+    forward_ms, backward_ms = (
+        phase_ms(phase, machine.cluster.hardware, machine.num_sms) for phase in (forward, backward)
+    )
+    weights_ms = _ms_of(backward, _PRODUCTS, machine) / 2 if trains else 0.0
+    backward_ms = max(0.0, backward_ms - weights_ms)
+
+    whole_bytes = round(hidden_bytes * share.rows)
+    gather_ms = machine.time_ns(Collective(name="rows", num_bytes=whole_bytes, axis="tensor")) / 1e6
+    pass_ms = halves * gather_ms
+    forward_ms += 2 * pass_ms
+    backward_ms += pass_ms + (max(0.0, 2 * pass_ms - weights_ms) if trains else pass_ms)
+
+    fetched = _fetched(counts.forward, share, tensor)
+    if fetched is not None:
+        fetch_ms, return_ms = (machine.time_ns(message) / 1e6 for message in fetched)
+        forward_ms += _exposed_ms(fetch_ms, _ms_of(forward, (OperatorKind.ATTENTION,), machine))
+        backward_ms += _exposed_ms(fetch_ms + return_ms, _ms_of(backward, (OperatorKind.ATTENTION,), machine))
+
+    kept_bytes = round(counts.memory.activation_bytes * share.rows / tensor)
+    gathered_bytes = whole_bytes if tensor > 1 else 0
+    fetched_bytes = 0 if fetched is None else 6 * _key_bytes(counts.forward, share, tensor) // HEAD_GROUPS
+    return Layer(
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
+        weights_ms=weights_ms,
+        strategies=(
+            Strategy(name="keep", kept_bytes=kept_bytes),
+            Strategy(name="recompute", kept_bytes=min(kept_bytes, whole_bytes // tensor), extra_backward_ms=forward_ms),
+        ),
+        workspace_bytes=round(counts.memory.workspace_bytes * share.rows / tensor) + gathered_bytes + fetched_bytes,
+    )
+
+
+def context_costs(counts: ModuleCounts, machine: RankHardware, layer: Layer, share: RankShare) -> ContextCosts:
+    """Returns the costs of a layer for a table."""
+    sequence, received = share.sequence, 0
+    if sequence is not None and machine.degrees.context > 1:
+        keys = _key_bytes(counts.forward, share, machine.degrees.tensor)
+        received = keys * sequence.received_tokens // max(1, sequence.fetched_tokens)
+    return ContextCosts(
+        tokens=round(share.rows * share.num_tokens),
+        imbalance=None if sequence is None else sequence.imbalance,
+        received_bytes=received,
+        layer=layer,
+    )
+
+
+def _divided(phase: PhaseCounts, share: RankShare, tensor: int) -> PhaseCounts:
+    if tensor == 1 and share.rows == share.attention == 1:
+        return phase
+    return PhaseCounts(operators=tuple(_divided_operator(operator, share, tensor) for operator in phase.operators))
+
+
+def _divided_operator(operator: Operator, share: RankShare, tensor: int) -> Operator:
+    part = (share.attention if operator.kind is OperatorKind.ATTENTION else share.rows) / tensor
+    return replace(
+        operator,
+        flops=round(operator.flops * part),
+        read_bytes=round(operator.read_bytes * share.rows / tensor),
+        written_bytes=round(operator.written_bytes * share.rows / tensor),
+    )
+
+
+def _ms_of(phase: PhaseCounts, kinds: tuple[OperatorKind, ...], machine: RankHardware) -> float:
+    hardware = machine.cluster.hardware
+    return sum(each.calls * operator_ms(each, hardware, machine.num_sms) for each in phase.of_kind(*kinds))
+
+
+def _exposed_ms(fetch_ms: float, compute_ms: float) -> float:
+    """Returns the time that fetching adds: that of the first group, and what computing does not hide."""
+    return fetch_ms / HEAD_GROUPS + max(0.0, fetch_ms - compute_ms) * (1 - 1 / HEAD_GROUPS)
+
+
+def _key_bytes(forward: PhaseCounts, share: RankShare, tensor: int) -> int:
+    """Returns the bytes of fetched keys and values: inputs of attention beside queries, as large as its output."""
+    keys = sum(
+        each.calls * max(0, each.read_bytes - each.written_bytes) for each in forward.of_kind(OperatorKind.ATTENTION)
+    )
+    assert share.sequence is not None
+    return round(keys * share.sequence.fetched_tokens / share.num_tokens / tensor)
+
+
+def _fetched(forward: PhaseCounts, share: RankShare, tensor: int) -> tuple[Collective | Exchange, ...] | None:
+    """Returns the messages of all keys and values, and of their gradients, which have twice the bytes."""
+    sequence = share.sequence
+    if sequence is None or sequence.ranks == 1 or not (key_bytes := _key_bytes(forward, share, tensor)):
+        return None
+    if not sequence.sent_tokens:
+        return tuple(Collective(name="keys", num_bytes=size * key_bytes, axis="context") for size in (1, 2))
+    per_token = key_bytes / max(1, sequence.fetched_tokens)
+    back = tuple(zip(*sequence.sent_tokens, strict=True))
+    return tuple(
+        Exchange(name="keys", sent_bytes=tuple(tuple(round(size * per_token * count) for count in row) for row in rows))
+        for size, rows in ((1, sequence.sent_tokens), (2, back))
+    )

@@ -1,0 +1,511 @@
+"""One action of a row of a pipeline, and its text.
+
+``2F0.1`` is chunk 2's forward of microbatch 0, piece 1; the first piece is left out, ``2F0``. Messages go from one task
+to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both sides, ``SENT(2F0.1>5F0)`` waits until its
+buffer is free again, and ``GOT(2F0.1>5F0)`` until it arrives. ``FREE(2F0.1)`` frees the activations of a forward, and
+``REDUCE(2)`` sums a chunk's gradients over its data-parallel ranks.
+
+A schedule that ranks of a pipeline execute: the actions of each row, and their data beside the model.
+
+Every message is an action, because with pieces, skipped modules and any order a rank cannot infer the next message of
+others.
+
+The partition of a schedule, from its chunks and rows.
+
+Lowering of orders of tasks to actions of rows: messages, waits and frees.
+
+One walk runs all rows in causal order, by the tasks' times. At a task that sends, it writes the sender's ``SEND`` and
+the receiver's ``RECV`` at the same point. So both ends of each pair of rows see one order of messages, and a waiting
+action comes after its cause in the walk: with a first-in first-out channel for each pair and direction a deadlock is
+impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
+https://arxiv.org/abs/2311.10418); the walk is by causes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from mosaic.artifact import Ge, fingerprint
+from mosaic.device import FORBID_EXTRA
+from mosaic.errors import InvalidScheduleError
+from mosaic.graph import Part
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.task_graph import Strategies
+from mosaic.pipelining.tasks import ActionKind, Orders, Task, TaskGraph
+
+
+class Verb(StrEnum):
+    """Actions of a row beside computation."""
+
+    SEND = "SEND"
+    RECEIVE = "RECV"
+    AWAIT_SENT = "SENT"
+    AWAIT_RECEIVED = "GOT"
+    FREE = "FREE"
+    REDUCE = "REDUCE"
+
+
+_NUMBER = r"(?:0|[1-9]\d*)"
+_TASK = re.compile(rf"({_NUMBER})([FBW])({_NUMBER})(?:\.([1-9]\d*))?")
+_ONE = rf"{_NUMBER}[FBW]{_NUMBER}(?:\.[1-9]\d*)?"
+_CELL = re.compile(rf"{_ONE}|(?:SEND|RECV|SENT|GOT)\({_ONE}>{_ONE}\)|FREE\({_ONE}\)|REDUCE\({_NUMBER}\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskName:
+    """Name of a task of a step; ``str`` gives ``2F0.1``."""
+
+    chunk: int
+    """Index in the partition."""
+    kind: ActionKind
+    """Its phase."""
+    microbatch: int
+    """Index in the step."""
+    piece: int = 0
+    """Index of its sub-microbatch."""
+
+    @classmethod
+    def of(cls, task: Task) -> TaskName:
+        """Returns a task's name."""
+        return cls(task.chunk, task.kind, task.microbatch, task.piece)
+
+    @classmethod
+    def parse(cls, text: str) -> TaskName:
+        """Reads the text of ``str``.
+
+        Raises:
+            InvalidScheduleError: It is not the name of a task.
+        """
+        match = _TASK.fullmatch(text)
+        if match is None:
+            raise _no_action(text)
+        chunk, kind, microbatch, piece = match.groups()
+        return cls(int(chunk), ActionKind(kind), int(microbatch), int(piece or 0))
+
+    def __str__(self) -> str:
+        piece = f".{self.piece}" if self.piece else ""
+        return f"{self.chunk}{self.kind.value}{self.microbatch}{piece}"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineAction:
+    """One action of a row; ``str`` and ``parse`` convert it to text and back."""
+
+    verb: Verb | None = None
+    """None: computes ``task``."""
+    task: TaskName | None = None
+    """The computed task, the sender, or the forward whose activations are freed."""
+    target: TaskName | None = None
+    """The receiver of a message."""
+    chunk: int | None = None
+    """The chunk whose gradients are reduced."""
+
+    def __str__(self) -> str:
+        if self.verb is None:
+            return str(self.task)
+        if self.verb is Verb.REDUCE:
+            return f"{self.verb}({self.chunk})"
+        return f"{self.verb}({self.task}>{self.target})" if self.target else f"{self.verb}({self.task})"
+
+    @classmethod
+    def parse(cls, text: str) -> PipelineAction:
+        """Reads the text of ``str``.
+
+        Raises:
+            InvalidScheduleError: It is not an action.
+        """
+        check_cell(text)
+        verb, parenthesis, inner = text.rstrip(")").partition("(")
+        if not parenthesis:
+            return cls(task=TaskName.parse(text))
+        if verb == Verb.REDUCE:
+            return cls(Verb.REDUCE, chunk=int(inner))
+        task, arrow, target = inner.partition(">")
+        return cls(Verb(verb), TaskName.parse(task), TaskName.parse(target) if arrow else None)
+
+
+def check_cell(text: str) -> None:
+    """Raises InvalidScheduleError unless a text is an action in its canonical form."""
+    if _CELL.fullmatch(text) is None:
+        raise _no_action(text)
+
+
+def _no_action(text: str) -> InvalidScheduleError:
+    return InvalidScheduleError(
+        f"{text!r} is no action of a pipeline; write 2F0.1, SEND(2F0.1>5F0), RECV, SENT or GOT of the same, "
+        "FREE(2F0.1) or REDUCE(2)"
+    )
+
+
+MAX_ACTIONS = 5_000_000
+"""Most actions of a schedule: about 200 MB of text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSchedule:
+    """Actions of all rows of a pipeline.
+
+    Raises:
+        InvalidScheduleError: A cell is not an action, the schedule has too many, rows and ranks differ in number, or
+            the file was changed after its hash was made.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    plan: str
+    """Fingerprint of its tasks; see ``plan_of``."""
+    num_microbatches: Annotated[int, Ge(1)]
+    """Microbatches of the step."""
+    rank_of: tuple[int, ...]
+    """Rank of each row; rows of one rank are its lanes."""
+    chunks: tuple[str, ...]
+    """Parts of each chunk, such as ``vision[6:8/8]+text[0:1/8]``."""
+    rows: tuple[tuple[str, ...], ...]
+    """Actions of each row, in order."""
+    edges: dict[str, int] = field(default_factory=dict)
+    """Bytes between tasks, ``2F0.1>5F0``; edges of one target are in the order of its arguments."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Bytes that a forward keeps until its FREE."""
+    strategy: str = "keep"
+    """Default activation strategy."""
+    strategies: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Strategy index of each layer, by forward."""
+    hash: str = ""
+    """Hash of the content, by which ranks compare schedules; computed if empty."""
+
+    def __post_init__(self) -> None:
+        if self.num_actions > MAX_ACTIONS:
+            raise InvalidScheduleError(
+                f"{self.num_actions} actions; a schedule has at most {MAX_ACTIONS}: use larger sub-microbatches, fewer "
+                "chunks or fewer microbatches"
+            )
+        if len(self.rows) != len(self.rank_of):
+            raise InvalidScheduleError(
+                f"{len(self.rows)} rows, and ranks for {len(self.rank_of)}; give each row its rank"
+            )
+        for row, cells in enumerate(self.rows):
+            for place, cell in enumerate(cells):
+                try:
+                    check_cell(cell)
+                except InvalidScheduleError as error:
+                    raise wrong_cell(self, row, place, str(error)) from None
+        sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies))
+        content_hash = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
+        if self.hash not in ("", content_hash):
+            raise InvalidScheduleError(
+                f"the schedule's hash is {self.hash}, and its content has {content_hash}; leave the hash out if it was "
+                "changed on purpose",
+                grid=self.text,
+            )
+        object.__setattr__(self, "hash", content_hash)
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of all rows."""
+        return sum(map(len, self.rows))
+
+    def actions(self, row: int) -> Iterable[PipelineAction]:
+        """Returns the actions of a row, in order."""
+        return map(PipelineAction.parse, self.rows[row])
+
+    @property
+    def text(self) -> str:
+        """All rows, one line each, for ``rows_of``."""
+        return "\n".join(f"rank {rank}: {' '.join(row)}" for rank, row in zip(self.rank_of, self.rows, strict=True))
+
+
+def rows_of(text: str) -> tuple[tuple[str, ...], ...]:
+    """Reads rows in the form of ``text``.
+
+    Raises:
+        InvalidScheduleError: A line does not begin with its rank.
+    """
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        head, colon, cells = line.partition(":")
+        if not colon or head.split()[:1] != ["rank"] or not head.split()[-1].isdecimal():
+            raise InvalidScheduleError(f"line {number}, {line[:40]!r}, names no rank; begin it with 'rank 0:'")
+        rows.append(tuple(cells.split()))
+    return tuple(rows)
+
+
+def plan_of(graph: TaskGraph, chunks: Sequence[str]) -> str:
+    """Returns the fingerprint of a step's tasks and messages, without times."""
+    tasks = [f"{task.row}:{TaskName.of(task)}" for task in graph.tasks]
+    waits = [f"{wait.source}>{wait.target}:{wait.num_bytes}" for wait in graph.waits]
+    return fingerprint((graph.rank_of, tuple(chunks), " ".join(tasks), " ".join(waits)))
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    """Returns one text of all items, whose fingerprint is faster to compute."""
+    return " ".join(f"{name}:{value}" for name, value in values.items())
+
+
+def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -> InvalidScheduleError:
+    """Returns the error of one cell of a schedule."""
+    cell = schedule.rows[row][place] if place < len(schedule.rows[row]) else "its end"
+    where = f"rank {schedule.rank_of[row]}"
+    if schedule.rank_of.count(schedule.rank_of[row]) > 1:
+        where += f", lane {schedule.rank_of[:row].count(schedule.rank_of[row])}"
+    return InvalidScheduleError(f"{where}, action {place} ({cell}): {problem}", grid=schedule.text, cell=(row, place))
+
+
+def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
+    """Returns a schedule's forwards and the messages between them, in the same order.
+
+    Both ends of each remaining message keep their order, so no new deadlock arises.
+    """
+    return replace(
+        schedule,
+        plan=f"forwards of {schedule.plan}",
+        rows=tuple(tuple(filter(_is_forward, row)) for row in schedule.rows),
+        edges={edge: size for edge, size in schedule.edges.items() if _is_forward(edge)},
+        kept={},
+        strategy="keep",
+        strategies={},
+        hash="",
+    )
+
+
+def _is_forward(cell: str) -> bool:
+    """Returns True for a cell or an edge of forwards alone: ``2F0``, ``SEND(2F0>3F0)``, ``2F0>3F0``."""
+    verb, parenthesis, inner = cell.rstrip(")").partition("(")
+    names = (inner if parenthesis else cell).split(">")
+    return verb not in ("FREE", "REDUCE") and all("F" in name for name in names)
+
+
+def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Partition:
+    """Returns the partition of a schedule.
+
+    A schedule has no sizes of sub-microbatches: modules that it cuts have the sizes of the request.
+
+    Raises:
+        InvalidScheduleError: It is of another model (names both), a chunk has no task and so no rank, or a rank has
+            lanes, whose shares a schedule does not have.
+    """
+    parts = [tuple(Part.parse(text) for text in chunk.split("+")) for chunk in schedule.chunks]
+    own = {part.module: part.total for chunk in parts for part in chunk}
+    expected = {module.name: len(module.trains) for module in request.model.modules}
+    if own != expected:
+        raise InvalidScheduleError(
+            f"the schedule is of {_named(own)}, and the model is {_named(expected)}; plan for this model"
+        )
+    if len(set(schedule.rank_of)) < len(schedule.rank_of):
+        raise InvalidScheduleError("the schedule has lanes, and does not say how large; give its Partition")
+    rank: dict[int, int] = {}
+    cut: set[str] = set()
+    for row, cells in zip(schedule.rank_of, schedule.rows, strict=True):
+        for task in (TaskName.parse(cell) for cell in cells if cell[-1] != ")"):
+            rank[task.chunk] = row
+            cut |= {part.module for part in parts[task.chunk] if task.piece}
+    missing = next((index for index in range(len(parts)) if index not in rank), None)
+    if missing is not None:
+        raise InvalidScheduleError(
+            f"chunk {missing} ({schedule.chunks[missing]}) has no task in the schedule, and so no rank; plan a step in "
+            "which every module has something to do"
+        )
+    sizes = request.piece_sizes() if cut else {}
+    return Partition(
+        num_ranks=1 + max(schedule.rank_of),
+        chunks=tuple(Chunk(parts=own_parts, rank=rank[index]) for index, own_parts in enumerate(parts)),
+        sizes={name: size for name, size in sizes.items() if name in cut},
+    )
+
+
+def _named(layers: dict[str, int]) -> str:
+    return ", ".join(f"{name} of {count} layers" for name, count in layers.items())
+
+
+def lower(
+    partition: Partition,
+    graph: TaskGraph,
+    orders: Orders,
+    *,
+    strategies: Strategies = "keep",
+    training: Collection[int] = (),
+) -> PipelineSchedule:
+    """Returns the schedule that runs a step's tasks in these orders.
+
+    Args:
+        partition: The partition of the tasks.
+        graph: The step's tasks.
+        orders: Tasks of each row, in order.
+        strategies: Strategies of the graph.
+        training: Chunks whose gradients are reduced after their last backward; see ``training_chunks``.
+
+    Raises:
+        InvalidScheduleError: A task is not in its row once, or the rows deadlock.
+    """
+    chunks = tuple(map(str, partition.chunks))
+    walk = _Walk(graph, orders, set(training))
+    walk.run()
+    names = walk.names
+    chosen = {} if isinstance(strategies, str) else strategies
+    return PipelineSchedule(
+        plan=plan_of(graph, chunks),
+        num_microbatches=1 + max((task.microbatch for task in graph.tasks), default=0),
+        rank_of=graph.rank_of,
+        chunks=chunks,
+        rows=tuple(map(tuple, walk.rows)),
+        edges={f"{names[wait.source]}>{names[wait.target]}": wait.num_bytes for wait in graph.waits},
+        kept=walk.kept,
+        strategy=strategies if isinstance(strategies, str) else "keep",
+        strategies={
+            str(TaskName(chunk, ActionKind.FORWARD, microbatch, piece)): tuple(layers)
+            for (chunk, microbatch, piece), layers in sorted(chosen.items())
+        },
+    )
+
+
+class _Walk:
+    """Walk over all rows, one task at a time."""
+
+    def __init__(self, graph: TaskGraph, orders: Orders, training: set[int]) -> None:
+        self.graph, self.orders = graph, orders
+        self.names = [str(TaskName.of(task)) for task in graph.tasks]
+        self.rows: list[list[str]] = [[] for _ in orders]
+        self.kept: dict[str, int] = {}
+        self._check_rows()
+        self._inputs: list[list[int]] = [[] for _ in graph.tasks]
+        self._outputs: list[list[int]] = [[] for _ in graph.tasks]
+        for index, wait in enumerate(graph.waits):
+            self._inputs[wait.target].append(index)
+            self._outputs[wait.source].append(index)
+        self._missing = [len(inputs) for inputs in self._inputs]
+        self._end = [0] * len(graph.tasks)
+        self._forward: dict[tuple[int, int, int], str] = {}
+        self._last: dict[tuple[int, int, int], int] = {}
+        self._reduced_by: dict[int, int] = {}
+        self._find_last(training)
+        self._unsent: dict[str, list[str]] = defaultdict(list)
+        """Messages of a forward, whose buffers its last phase awaits."""
+        self._open: dict[tuple[int, int, bool], tuple[int, list[str]]] = {}
+        """Last sender of each channel, and its messages, whose buffers the next sender awaits."""
+
+    def run(self) -> None:
+        """Runs every task, the earliest start first."""
+        at = [0] * len(self.orders)
+        free = [0] * len(self.orders)
+        ready: list[tuple[int, int]] = []
+
+        def offer(row: int) -> None:
+            if at[row] < len(self.orders[row]) and not self._missing[self.orders[row][at[row]]]:
+                task = self.orders[row][at[row]]
+                waits = (self.graph.waits[index] for index in self._inputs[task])
+                start = max((self._end[wait.source] + wait.lag_ns for wait in waits), default=0)
+                heapq.heappush(ready, (max(start, free[row]), row))
+
+        for row in range(len(self.orders)):
+            offer(row)
+        while ready:
+            start, row = heapq.heappop(ready)
+            task = self.orders[row][at[row]]
+            at[row] += 1
+            free[row] = self._end[task] = start + self.graph.tasks[task].time_ns
+            self._write(task)
+            for index in self._outputs[task]:
+                target = self.graph.waits[index].target
+                self._missing[target] -= 1
+                other = self.graph.tasks[target].row
+                if other != row and not self._missing[target] and self.orders[other][at[other]] == target:
+                    offer(other)
+            offer(row)
+        self._check_end(at)
+        for (row, _, _), (_, messages) in self._open.items():
+            self.rows[row] += (f"SENT({message})" for message in messages)
+
+    def _write(self, index: int) -> None:
+        task = self.graph.tasks[index]
+        row = self.rows[task.row]
+        row += (f"GOT({self._message(wait)})" for wait in self._inputs[index] if self._crosses(wait))
+        row.append(self.names[index])
+        key = task.chunk, task.microbatch, task.piece
+        forward = self._forward[key]
+        if self._last[key] == index:
+            if forward in self.kept:
+                row.append(f"FREE({forward})")
+            row += (f"SENT({message})" for message in self._unsent.pop(forward, ()))
+        if self._reduced_by.get(task.chunk) == index:
+            row.append(f"REDUCE({task.chunk})")
+        for wait in self._outputs[index]:
+            if self._crosses(wait):
+                self._send(wait, lives_on=self._last[key] != index and task.kind is ActionKind.FORWARD)
+
+    def _send(self, wait: int, *, lives_on: bool) -> None:
+        """Writes both ends of a message; its own backward, or the channel's next task, awaits its buffer."""
+        ends = self.graph.waits[wait]
+        source, target = self.graph.tasks[ends.source], self.graph.tasks[ends.target]
+        message = self._message(wait)
+        if lives_on:
+            self._unsent[self.names[ends.source]].append(message)
+        else:
+            channel = source.row, target.row, source.kind is ActionKind.FORWARD
+            sender, messages = self._open.get(channel, (ends.source, []))
+            if sender != ends.source:
+                self.rows[source.row] += (f"SENT({earlier})" for earlier in messages)
+                messages = []
+            self._open[channel] = ends.source, [*messages, message]
+        self.rows[source.row].append(f"SEND({message})")
+        self.rows[target.row].append(f"RECV({message})")
+
+    def _message(self, wait: int) -> str:
+        return f"{self.names[self.graph.waits[wait].source]}>{self.names[self.graph.waits[wait].target]}"
+
+    def _crosses(self, wait: int) -> bool:
+        tasks, ranks = self.graph.tasks, self.graph.rank_of
+        source, target = self.graph.waits[wait].source, self.graph.waits[wait].target
+        return ranks[tasks[source].row] != ranks[tasks[target].row]
+
+    def _find_last(self, training: set[int]) -> None:
+        """Finds the last phase of each pair, kept bytes of forwards, and each chunk's last training backward."""
+        for order in self.orders:
+            for index in order:
+                task = self.graph.tasks[index]
+                key = task.chunk, task.microbatch, task.piece
+                self._last[key] = index
+                if task.kind is ActionKind.FORWARD:
+                    self._forward[key] = self.names[index]
+                    if task.takes_bytes > task.frees_bytes:
+                        self.kept[self.names[index]] = task.takes_bytes - task.frees_bytes
+                elif task.chunk in training:
+                    self._reduced_by[task.chunk] = index
+
+    def _check_rows(self) -> None:
+        seen: set[int] = set()
+        for row, order in enumerate(self.orders):
+            for index in order:
+                if index in seen or self.graph.tasks[index].row != row:
+                    raise InvalidScheduleError(
+                        f"row {row} has {self.names[index]} of row {self.graph.tasks[index].row}; run each task once, "
+                        "in its own row"
+                    )
+                seen.add(index)
+        if len(self.orders) != self.graph.num_rows or len(seen) < len(self.graph.tasks):
+            left = next((name for index, name in enumerate(self.names) if index not in seen), "nothing")
+            raise InvalidScheduleError(
+                f"orders of {len(self.orders)} rows leave out {left}; there are {self.graph.num_rows} rows: run each "
+                "task once"
+            )
+
+    def _check_end(self, at: Sequence[int]) -> None:
+        stuck = next((row for row, order in enumerate(self.orders) if at[row] < len(order)), None)
+        if stuck is None:
+            return
+        task = self.orders[stuck][at[stuck]]
+        todo = {index for row, order in enumerate(self.orders) for index in order[at[row] :]}
+        source = next(end for end in (self.graph.waits[wait].source for wait in self._inputs[task]) if end in todo)
+        other = self.graph.tasks[source].row
+        now = self.names[self.orders[other][at[other]]]
+        raise InvalidScheduleError(
+            f"rank {self.graph.rank_of[stuck]} stands at {self.names[task]}, which waits for {self.names[source]} of "
+            f"rank {self.graph.rank_of[other]}, which stands at {now}: both wait for ever; change an order"
+        )

@@ -1,1 +1,0 @@
-"""Schedules that ranks execute: actions as data, made from orders, and checked."""

@@ -1,1 +1,0 @@
-"""Modules as lists of layers, and steps as microbatches with metadata."""

@@ -1,0 +1,366 @@
+"""A day's samples by position, and this rank's part of each global batch; workers that may die read it ahead."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from multiprocessing import active_children
+from typing import Any, Self
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from mosaic.errors import MosaicError
+from mosaic.retrain.worker.positions import PositionStream
+from mosaic.retrain.worker.seeds import generators_of, put_back, sample_words, seed_sample
+
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+"""Cores of this process at its start."""
+_PR_SET_PDEATHSIG = 1
+"""``prctl`` option: the signal that a process gets when its parent ends."""
+_DYING_S = 0.5
+"""Seconds for a worker to exit after its connections close."""
+MAX_ATTEMPTS = 16
+"""Rows of the same source that replace an unreadable row, at most."""
+MIN_JUDGED = 1000
+"""Least number of samples that the share of rejected rows is computed over."""
+_MAX_DETAIL = 300
+"""Most characters of an error's message."""
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """An unreadable row; another row of the same source took its position."""
+
+    position: int
+    source: str
+    """Name of the source."""
+    row: int
+    reason: str
+    """Kind of the error; rejected rows are counted by it."""
+    detail: str
+    """Message of the error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    samples: list[Any]
+    rejects: tuple[Reject, ...]
+    """Unreadable rows that were replaced."""
+
+
+class Samples(Dataset[Any]):
+    """Samples of users' data sets by position; the seed and the position seed each one.
+
+    Raises:
+        MosaicError: A data set has not as many rows as its frozen source.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset[Any]], stream: PositionStream) -> None:
+        self.datasets = tuple(datasets)
+        self.stream = stream
+        for source, dataset in zip(stream.sources, self.datasets, strict=True):
+            rows = len(dataset) if isinstance(dataset, Sized) else None
+            if rows != source.rows:
+                raise MosaicError(
+                    f"{source.name!r} has {rows} rows now and had {source.rows} when it was frozen; put it back as it "
+                    "was, or begin the day anew. Rows that arrive later belong to the next day"
+                )
+        self._generators = tuple(generators_of(dataset) for dataset in self.datasets)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.__getitems__([position]).samples[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> Drawn:
+        """Returns the samples of a micro-batch; torch's loader calls it."""
+        spans = [positions] if isinstance(positions, range) else [range(start, start + 1) for start in positions]
+        draws = [self.stream.span(span.start, span.stop) for span in spans]
+        sources = [source for draw in draws for source in draw.sources.tolist()]
+        rows = [row for draw in draws for row in draw.rows.tolist()]
+        words = sample_words(self.stream.seed, positions).tolist()
+        samples: list[Any] = []
+        rejects: list[Reject] = []
+        generators = {id(own): own for source in set(sources) for own in self._generators[source]}
+        with put_back(tuple(generators.values())):
+            for position, source, row, seeds in zip(positions, sources, rows, words, strict=True):
+                try:
+                    seed_sample(seeds, self._generators[source])
+                    samples.append(self.datasets[source][row])
+                except Exception as error:  # of any kind, from the user's data set: another row takes its place
+                    samples.append(self._read_another(position, source, row, seeds, rejects, error))
+        return Drawn(samples=samples, rejects=tuple(rejects))
+
+    def _read_another(
+        self, position: int, source: int, row: int, words: list[int], rejects: list[Reject], error: Exception
+    ) -> Any:
+        """Retries the row once after an ``OSError``; then tries other rows."""
+        name, rows = self.stream.sources[source].name, self.stream.sources[source].rows
+        others = random.Random(words[3])
+        again = isinstance(error, OSError)
+        for _ in range(MAX_ATTEMPTS):
+            if isinstance(error, MemoryError | MosaicError):
+                raise error
+            if not again:
+                kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
+                rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
+                row = others.randrange(rows)
+            try:
+                seed_sample(words, self._generators[source])
+                return self.datasets[source][row]
+            except Exception as next_error:  # the same; each is counted, and too many are an error
+                again = isinstance(next_error, OSError) and not again
+                error = next_error
+        raise MosaicError(
+            f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row {row}: "
+            f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Check that source, or remove it from the day"
+        ) from error
+
+
+def is_iterable(data: Any) -> bool:
+    """Returns True for a data set without length or index access."""
+    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
+
+
+class RejectCount:
+    """Unreadable rows so far, by source and reason; ``limit`` is the share of samples beyond which ``add`` raises."""
+
+    def __init__(self, limit: float = 0.01) -> None:
+        self.limit = limit
+        self.samples = 0
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def by_source(self) -> dict[str, dict[str, int]]:
+        counts: dict[str, dict[str, int]] = {}
+        for (source, reason), count in sorted(self._counts.items()):
+            counts.setdefault(source, {})[reason] = count
+        return counts
+
+    def add(self, rejects: Sequence[Reject], samples: int) -> None:
+        """Counts the rejects of a step; raises MosaicError if there are more than the limit allows."""
+        self.samples += samples
+        self._counts.update((reject.source, reject.reason) for reject in rejects)
+        total, judged = self._counts.total(), max(self.samples, MIN_JUDGED)
+        if rejects and total > self.limit * judged:
+            last = rejects[-1]
+            raise MosaicError(
+                f"{total} of {self.samples} samples drew a row that is unreadable, more than "
+                f"{self.limit:.3g} of {judged}: {self.by_source}; the last is row {last.row} of {last.source!r}: "
+                f"{last.reason}: {last.detail}. Mend or remove such rows, or allow more of them"
+            )
+
+    def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
+        self.samples = samples
+        rejects = by_source.items()
+        self._counts = Counter({(source, reason): n for source, kinds in rejects for reason, n in kinds.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCut:
+    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first."""
+
+    batch: int
+    """Samples of a step, over all ranks."""
+    num_ranks: int = 1
+    rank: int = 0
+    micro_batches: int = 1
+    """Parts of the global batch, rounded up to a multiple of the ranks."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks or self.micro_batches < 1:
+            raise ValueError(
+                f"rank={self.rank}, num_ranks={self.num_ranks}, micro_batches={self.micro_batches}; ranks count from "
+                "0, and there is a micro-batch or more"
+            )
+        if self.batch < self._rounded:
+            raise ValueError(
+                f"batch={self.batch} is cut into {self._rounded} micro-batches on {self.num_ranks} ranks; take a batch "
+                f"of {self._rounded} or more, or fewer ranks"
+            )
+
+    @property
+    def _rounded(self) -> int:
+        return -(-self.micro_batches // self.num_ranks) * self.num_ranks
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        size, more = divmod(self.batch, self._rounded)
+        return tuple(size + (index < more) for index in range(self._rounded))
+
+    @property
+    def own(self) -> range:
+        count = self._rounded // self.num_ranks
+        return range(self.rank * count, (self.rank + 1) * count)
+
+    def positions(self, step: int, microbatch: int) -> range:
+        first = step * self.batch + sum(self.rows[:microbatch])
+        return range(first, first + self.rows[microbatch])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """The input of one forward and backward."""
+
+    index: int
+    """Index in the global batch; seeds random numbers."""
+    rows: int
+    weight: float
+    """``rows`` over those of the global batch: mean losses times this weight add up to the global mean."""
+    data: Any
+    """Collated samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    step: int
+    micro_batches: tuple[MicroBatch, ...]
+    rejects: tuple[Reject, ...]
+    """Unreadable rows of this step."""
+
+
+class LoaderDiedError(MosaicError):
+    """A worker of the loader was killed; a restart may help."""
+
+
+class StepLoader(Iterator[StepBatch]):
+    """Yields the batches of a run's steps once; as a context it closes its workers."""
+
+    rejects: RejectCount
+    """Unreadable rows so far."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns the state after the steps yielded so far, beside their number; None if there is none."""
+        return None
+
+    def close(self) -> None:
+        """Ends the workers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class BatchLoader(StepLoader):
+    """Yields this rank's part of each global batch; the number of workers does not change it.
+
+    The workers start here, not at the first batch; construct the loader before you restore random states. It draws no
+    random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
+    the step ends. They end with their parent process, even if it is killed.
+
+    Raises:
+        LoaderDiedError: A worker died; ``next`` raises it.
+        MosaicError: More rows are unreadable than ``rejects`` allows.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        cut: BatchCut,
+        steps: range,
+        *,
+        workers: int = 0,
+        collate: Collate | None = None,
+        pin: bool = False,
+        rejects: RejectCount | None = None,
+    ) -> None:
+        self.cut = cut
+        self.rejects = rejects or RejectCount()
+        self._steps = iter(steps)
+        loader = DataLoader(
+            samples,
+            batch_sampler=_Microbatches(cut, steps),  # type: ignore[arg-type]  # of ranges
+            num_workers=workers,
+            collate_fn=partial(_collated, collate or default_collate),
+            pin_memory=pin,
+            worker_init_fn=partial(_begin_worker, os.getpid(), threading.current_thread() is threading.main_thread()),
+            generator=torch.Generator(),
+        )
+        before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
+        self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
+        self._workers = tuple(set(active_children()) - before)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            # torch's handler raises anywhere in the loop; this loader reports a dead worker at the next batch instead.
+            signal.signal(signal.SIGCHLD, handler)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
+
+    def __next__(self) -> StepBatch:
+        step = next(self._steps)
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
+        for index in self.cut.own:
+            data, rejected = self._load()
+            rows = self.cut.rows[index]
+            parts.append(MicroBatch(index=index, rows=rows, weight=rows / self.cut.batch, data=data))
+            rejects.extend(rejected)
+        self.rejects.add(rejects, sum(part.rows for part in parts))
+        return StepBatch(step=step, micro_batches=tuple(parts), rejects=tuple(rejects))
+
+    def _load(self) -> tuple[Any, tuple[Reject, ...]]:
+        try:
+            data, rejects = next(self._loaded)
+        except MosaicError as error:  # of a worker: torch appends its traceback
+            raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to a dead worker
+            for worker in self._workers:
+                with suppress(RuntimeError):  # torch's handler of SIGCHLD may report the same death in here
+                    worker.join(_DYING_S)
+            dead = [worker for worker in self._workers if worker.exitcode]
+            if not dead:
+                raise
+            ends = ", ".join(f"process {worker.pid}: {_how_it_ended(worker.exitcode or 0)}" for worker in dead)
+            raise LoaderDiedError(
+                f"a worker of the loader ended early ({ends}). The kernel sends SIGKILL if "
+                "memory is short: use fewer workers, or none. The run resumes from its last checkpoint"
+            ) from error
+        return data, rejects
+
+    def close(self) -> None:
+        # After an error, the garbage collector would wait five seconds for each worker in vain.
+        getattr(self._loaded, "_shutdown_workers", lambda: None)()
+        self._loaded, self._steps = iter(()), iter(())
+
+
+@dataclass(frozen=True)
+class _Microbatches:
+    cut: BatchCut
+    steps: range
+
+    def __iter__(self) -> Iterator[range]:
+        return (self.cut.positions(step, index) for step in self.steps for index in self.cut.own)
+
+    def __len__(self) -> int:
+        return len(self.steps) * len(self.cut.own)
+
+
+def _collated(collate: Collate, draw: Drawn) -> tuple[Any, tuple[Reject, ...]]:
+    return collate(draw.samples), draw.rejects
+
+
+def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
+    os.setpgid(0, 0)
+    if _CORES:  # the loop's thread may be pinned to some of them
+        os.sched_setaffinity(0, _CORES)
+    if sys.platform == "linux" and by_main_thread:
+        # The kernel sends it when the thread that started this process ends, so other threads do not count.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before prctl
+            os._exit(1)
+
+
+def _how_it_ended(exitcode: int) -> str:
+    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"

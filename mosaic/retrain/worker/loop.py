@@ -1,0 +1,279 @@
+"""The loop of a day, which survives a kill at any instant and resumes with equal bits.
+
+A step is a function of the state before it, of its positions in the stream, and of (seed, step, micro-batch): every
+random number is seeded by these. A checkpoint therefore holds the model, the optimizers, and one step number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.engine import Handle
+from mosaic.errors import MosaicError, NoRoomError
+from mosaic.lines import append_line
+from mosaic.retrain.exits import StopRequests
+from mosaic.retrain.records import WINDOW_OVER, DayNotes
+from mosaic.retrain.worker.group import StepLoss, WorkerGroup
+from mosaic.retrain.worker.loader import Reject, StepBatch, StepLoader
+from mosaic.retrain.worker.pipelined import PipelinedModel
+from mosaic.retrain.worker.seeds import generators_of, seed_step
+from mosaic.retrain.worker.work import Work
+
+_LOG = logging.getLogger(__name__)
+FIRST_STEPS = 5
+"""Slow first steps of a process, which its median leaves out."""
+MAX_TRIES = 3
+"""Most attempts of a step whose modules are called in a new way."""
+MAX_STEPS_NOT_FINITE = 20
+"""Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
+
+
+@dataclass(slots=True)
+class TrainState:
+    """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
+
+    model: nn.Module
+    keeper: KeepsCheckpoints
+    """The model's handle."""
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    schedulers: tuple[Any, ...]
+    scaler: Any
+    """A GradScaler, or None."""
+    companions: Mapping[str, nn.Module]
+    """EMA models."""
+
+    @property
+    def checkpointed(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizers,
+            "scheduler": self.schedulers,
+            "scaler": self.scaler,
+            "companions": self.companions,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Unlogged:
+    """A finished step that is not in the log yet."""
+
+    step: int
+    loss: StepLoss
+    at: float
+    ms: float
+    rejects: tuple[Reject, ...]
+
+
+class Loop:
+    """The training loop, from a step and the notes of its checkpoint."""
+
+    def __init__(
+        self,
+        work: Work,
+        state: TrainState,
+        group: WorkerGroup,
+        stop: StopRequests,
+        *,
+        until: float | None,
+        step: int,
+        notes: DayNotes,
+    ) -> None:
+        self.step = step
+        self.notes = notes
+        self._program = work.program
+        self._budget = work.budget
+        self._day = work.day
+        self._state = state
+        self._group = group
+        self._stop = stop
+        self._until = until
+        self._generators = generators_of(state.model)
+        self._saved = time.monotonic()
+        self._failed_saves = 0
+        self._not_finite = 0
+        self._unlogged: deque[_Unlogged] = deque()
+        self._times_ms: list[float] = []
+        self._batches: StepLoader | None = None
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median step time of this process without its first steps, in ms."""
+        times = self._times_ms[FIRST_STEPS:]
+        return statistics.median(times) if times else None
+
+    def run(self, batches: StepLoader, last: int) -> str:
+        """Takes steps up to ``last``, or until a stop signal; then saves.
+
+        Returns ``done``, the name of a signal, or ``window over``.
+        """
+        ended, self._batches = "", batches
+        while self.step < last and not (ended := self._agree_to_stop()):
+            began = time.perf_counter()
+            try:
+                batch = next(batches)
+            except MosaicError:
+                if not self._stop.received:  # the stop signal may have ended the loader's workers
+                    raise
+                continue
+            loss = self.take_step(batch)
+            self.step += 1
+            self._times_ms.append((time.perf_counter() - began) * 1e3)
+            self._unlogged.append(_Unlogged(self.step, loss, time.time(), self._times_ms[-1], batch.rejects))
+        self.save(is_last=True)
+        return ended or "done"
+
+    def take_step(self, batch: StepBatch) -> StepLoss:
+        """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
+        state, scaler, group = self._state, self._state.scaler, self._group
+        losses = self._gradients(batch)
+        self._clip()
+        for optimizer in state.optimizers:
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if scaler is not None:
+            scaler.update()
+        for scheduler in state.schedulers:
+            scheduler.step()
+        for optimizer in state.optimizers:
+            optimizer.zero_grad()
+        if self._program.update_companions is not None:
+            with torch.no_grad():
+                self._program.update_companions(state.model, state.companions)
+        return group.bring(losses)
+
+    def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
+        """Runs forward and backward; returns the losses.
+
+        A module's first call of a kind runs on other threads than later calls. A resumed process makes them in other
+        steps than a process that was never killed. Steps with first calls therefore run again.
+        """
+        model, keeper = self._state.model, self._state.keeper
+        if isinstance(keeper, Handle) and self._group.device.type == "cpu":
+            for _ in range(MAX_TRIES):
+                num_learned = keeper.num_learned
+                buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+                losses = self._try_gradients(batch)
+                if not any(self._group.agree((keeper.num_learned > num_learned,), None)[0]):
+                    return losses
+                model.zero_grad()
+                with torch.no_grad():
+                    for name, buffer in model.named_buffers():
+                        if name in buffers:
+                            buffer.copy_(buffers[name])
+        return self._try_gradients(batch)  # not colocated, or new calls each time
+
+    def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
+        state, scaler, group = self._state, self._state.scaler, self._group
+        if isinstance(state.keeper, PipelinedModel):
+            seed_step(self._budget.seed, self.step, 0)
+            losses = state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
+            return [loss * part.weight for loss, part in zip(losses, batch.micro_batches, strict=True)]
+        losses = []
+        for part in batch.micro_batches:
+            seed_step(self._budget.seed, self.step, part.index, self._generators)
+            loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _clip(self) -> None:
+        if self._budget.clip_norm is None:
+            return
+        state = self._state
+        if state.scaler is not None:
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
+
+    def _write(self, unlogged: _Unlogged, value: float) -> None:
+        step, rejects = unlogged.step, unlogged.rejects
+        self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
+        if self._not_finite >= MAX_STEPS_NOT_FINITE:
+            raise MosaicError(
+                f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
+                "rate, or look at the day's data"
+            )
+        if self._group.rank > 0:
+            return
+        row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
+        if rejects:
+            row["rejects"] = [
+                f"{reject.source} row {reject.row}: {reject.reason}: {reject.detail}" for reject in rejects
+            ]
+        try:
+            append_line(self._day.metrics, row)
+        except OSError as error:
+            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
+
+    def _agree_to_stop(self) -> str:
+        """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
+        now = time.monotonic()
+        over = self._until is not None and now >= self._until
+        flags = bool(self._stop.received), over, now - self._saved >= self._budget.save_s
+        # the loss of the step before the last: the GPU has work while it is read
+        before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
+        (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
+        if before is not None and loss is not None:
+            self._write(before, loss)
+        if stop:
+            return self._stop.received or "stopped by another rank"
+        if over:
+            return WINDOW_OVER
+        if due:
+            self.save(is_last=False)
+        return ""
+
+    def save(self, *, is_last: bool) -> None:
+        """Begins a checkpoint; waits for the last one.
+
+        A full disk drops old checkpoints; two in a row are an error.
+        """
+        keeper, folder, keep = self._state.keeper, self._day.checkpoints, self._budget.keep
+        for unlogged in self._unlogged:  # a run that resumes here does not repeat them
+            self._write(unlogged, self._group.mean_loss(unlogged.loss))
+        self._unlogged.clear()
+        self._saved = time.monotonic()
+        try:
+            keeper.save(folder, step=self.step, keep=keep, extra=self._extra(), **self._state.checkpointed)
+            if is_last:
+                keeper.finish_saving()
+        except NoRoomError as error:
+            self._failed_saves += 1
+            self._remember(f"the disk was full when a checkpoint was written at or before step {self.step}")
+            if self._failed_saves > 1:
+                raise
+            _LOG.warning("%s", error)
+            keeper.make_room(folder)
+            if is_last:
+                self.save(is_last=True)
+        else:
+            self._failed_saves = 0
+
+    def _extra(self) -> dict[str, Any]:
+        """Returns all ranks' unreadable rows and data states for the checkpoint."""
+        batches = self._batches
+        local = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
+        gathered = self._group.gather(local)
+        total: dict[str, Counter[str]] = {}
+        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
+            for source, reasons in counts.items():
+                total.setdefault(source, Counter()).update(reasons)
+        self.notes = replace(self.notes, rejects={source: dict(reasons) for source, reasons in total.items()})
+        return {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
+
+    def _remember(self, message: str) -> None:
+        if message not in self.notes.messages:
+            self.notes = replace(self.notes, messages=(*self.notes.messages, message))
+            _LOG.warning("%s", message)

@@ -1,0 +1,317 @@
+"""A day's training: data, model, plan, state of the last checkpoint, and the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.artifact import load, save
+from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
+from mosaic.checkpoint.loading import Loaded
+from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
+from mosaic.checkpoint.ranks import OneRank
+from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.weights import export
+from mosaic.engine import Options
+from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
+from mosaic.pipelining.plan import PipelinePlan
+from mosaic.ranks.running.prepare import find_for_ranks
+from mosaic.retrain.exits import StopRequests
+from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained
+from mosaic.retrain.worker.environment import environment_here
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.iterable import IterableLoader
+from mosaic.retrain.worker.loader import BatchCut, BatchLoader, MicroBatch, RejectCount, Samples, StepLoader
+from mosaic.retrain.worker.loop import Loop, TrainState
+from mosaic.retrain.worker.pipelined import PipelinedModel
+from mosaic.retrain.worker.plan import choose_by_trial, key_of, stored, stored_plan
+from mosaic.retrain.worker.seeds import seed_step
+from mosaic.retrain.worker.work import Work
+from mosaic.solver.runnable import DATA_PARALLEL
+
+_LOG = logging.getLogger(__name__)
+
+
+class Training:
+    """A day that is ready to train; every rank constructs its own.
+
+    ``until`` is its deadline on the clock of ``time.monotonic()``; None for none.
+    """
+
+    def __init__(self, work: Work, group: WorkerGroup, until: float | None = None) -> None:
+        self._work = work
+        self._program = work.program
+        self._budget = work.budget
+        self._group = group
+        self._until = until
+        self._samples = work.samples()
+        self.model = self._new_model()
+        batches = [group.moved(part.data) for part in self._first_micro_batches()]
+        self.plan, plan_change = self._plan_of_day(batches)
+        torch.set_num_threads(self.plan.threads)
+        self.handle = self._place(batches)
+        self._state = self._train_state()
+        self._changes = "; ".join(filter(None, (plan_change, *self._environment_changes())))
+
+    def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:
+        """Trains from the last checkpoint to the day's last step, to ``to``, or to a stop signal.
+
+        Raises:
+            MosaicError: The training failed, or its checkpoints cannot be read or written.
+        """
+        work, group = self._work, self._group
+        step, notes, data_state = self._begin()
+        loop = self._loop(stop, step, notes)
+        rejects = self._rejects
+        if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
+            rejects.resume(step * self._budget.batch, notes.rejects)
+        num_steps = work.sources.num_steps
+        with self._loader(range(step, num_steps), self._budget.workers, rejects, data_state) as batches:
+            ended = loop.run(batches, min(to or num_steps, num_steps))
+        if self.plan.step_ms is None and loop.step_ms is not None:
+            self._store(replace(self.plan, step_ms=loop.step_ms))
+        return Trained(
+            ended=ended,
+            step=loop.step,
+            num_steps=num_steps,
+            step_ms=loop.step_ms,
+            digest=self.handle.digest(),
+            notes=loop.notes,
+        )
+
+    def leave(self) -> None:
+        """Restores the plain model on every rank; in a pipeline, the layers of the rank."""
+        if isinstance(self.handle, mosaic.Handle | PipelinedModel):
+            self.handle.remove()
+
+    def export(self, path: Path, name: str | None) -> nn.Module | None:
+        """Leaves, and writes the model, or the EMA model of a name, as one plain file.
+
+        Returns:
+            The written model; None if it is divided over ranks.
+        """
+        model = self.model if name is None else self._state.companions[name]
+        if isinstance(self.handle, PipelinedModel):
+            KeptModel(model, self._group.world).export(path)
+            self.leave()
+            return None
+        self.leave()
+        if self._group.rank == 0:
+            export(model, path, OneRank())
+        return model
+
+    def try_step(self) -> float:
+        """Takes one step for a check and discards it; returns its loss."""
+        loop = self._loop(StopRequests(), 0, DayNotes(loaded="", rejects={}))
+        with self._loader(range(1), 0, self._rejects) as batches:
+            return self._group.mean_loss(loop.take_step(next(batches)))
+
+    def check_for_ranks(self) -> None:
+        """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
+        batch, model = self._group.moved(self._first_micro_batches()[0].data), self.model
+        try:
+            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
+        except UnsupportedModelError as error:
+            raise _for_recipe(error) from error
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        state = self._state
+        return room_needed(self.model, state.optimizers, state.companions)
+
+    def _loop(self, stop: StopRequests, step: int, notes: DayNotes) -> Loop:
+        self.model.train()
+        return Loop(self._work, self._state, self._group, stop, until=self._until, step=step, notes=notes)
+
+    # Data.
+
+    def _new_model(self) -> nn.Module:
+        seed_step(self._budget.seed, 0, 0)
+        return self._program.make_model().to(self._group.device)
+
+    def _first_micro_batches(self) -> tuple[MicroBatch, ...]:
+        with self._loader(range(1), 0, RejectCount(1.0)) as batches:
+            return next(batches).micro_batches
+
+    @property
+    def _rejects(self) -> RejectCount:
+        return RejectCount(self._work.recipe.sources.max_unreadable)
+
+    def _loader(self, steps: range, workers: int, rejects: RejectCount, state: Any = None) -> StepLoader:
+        group, collate = self._group, self._program.collate
+        cut = BatchCut(
+            batch=self._budget.batch,
+            num_ranks=1 if group.reads_all else group.size,
+            rank=0 if group.reads_all else group.rank,
+            micro_batches=self._budget.micro_batches,
+        )
+        if not isinstance(self._samples, Samples):
+            exact, seed = self._work.recipe.sources.exact, self._budget.seed
+            return IterableLoader(self._samples(), cut, steps, seed=seed, state=state, exact=exact, collate=collate)
+        pin = group.device.type == "cuda"
+        return BatchLoader(self._samples, cut, steps, workers=workers, collate=collate, pin=pin, rejects=rejects)
+
+    # The plan.
+
+    def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
+        """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
+        group, budget = self._group, self._budget
+        key = key_of(self._work, group, self.model, batches[0])
+        plan, why, change = stored_plan(self._work, key)
+        if plan is not None:
+            if not self._work.day.plan.is_file():
+                plan = self._store(replace(plan, why=""))
+            return plan, ""
+        if budget.pipeline:
+            pipelined = self._pipelined(batches, None)
+            pipelined.remove()
+            self.model = self._new_model()  # the trial may have changed it
+            plan = replace(stored(key, why, pipelined.describe()), pipeline=pipelined.plan)
+        elif group.size > 1:
+            return stored(key, why, ""), _planned_anew(change)  # ``_place`` chooses
+        elif not budget.colocate:
+            plan = stored(key, why, "the recipe asks for the plain loop")
+        else:
+            plan, profile = choose_by_trial(self._new_model(), batches[0], self._program.loss, key, why, budget.exclude)
+            if profile is not None:
+                save(profile, self._work.day.profile)
+        return self._store(plan), _planned_anew(change)
+
+    def _store(self, plan: StoredPlan) -> StoredPlan:
+        self.plan = plan
+        if self._group.rank == 0:
+            save(plan, self._work.day.plan)
+        return plan
+
+    def _pipelined(self, batches: list[Any], plan: PipelinePlan | None) -> PipelinedModel:
+        self.model.train()
+        return PipelinedModel(
+            self.model, self._program.loss, batches, plan=plan, memory_bytes=self._budget.memory_bytes
+        )
+
+    def _place(self, batches: list[Any]) -> KeepsCheckpoints:
+        """Places the model by the plan; several ranks choose a new plan here, before the first step."""
+        group, plan, batch = self._group, self.plan, batches[0]
+        if plan.pipeline is not None:
+            return self._pipelined(batches, plan.pipeline)
+        if plan.plan is None and group.size == 1:
+            return KeptModel(self.model)
+        options = Options(trial=None) if plan.plan is not None else Options()
+        if plan.plan is None and not self._budget.colocate:
+            options = Options(method=DATA_PARALLEL)
+        try:
+            handle = mosaic.colocate(
+                self.model,
+                lambda: self._program.loss(self.model, batch),
+                plan=plan.plan,
+                exclude=self._budget.exclude,
+                options=options,
+            )
+        except UnsupportedModelError as error:
+            raise _for_recipe(error) from error
+        if plan.plan is None:
+            self._store(stored(plan.key, plan.why, handle.describe(), handle))
+        return handle
+
+    # State.
+
+    def _train_state(self) -> TrainState:
+        program, model = self._program, self.model
+        optimizers, schedulers = program.optimizers(model, self._work.sources.num_steps)
+        return TrainState(
+            model=model,
+            keeper=self.handle,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            scaler=program.make_scaler() if program.make_scaler is not None else None,
+            companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
+        )
+
+    def _environment_changes(self) -> tuple[str, ...]:
+        """Describes changes of the environment since the day began."""
+        path, group = self._work.day.environment, self._group
+        here = environment_here(group.device, num_ranks=group.size, program=self._work.program_digest)
+        if path.is_file():
+            return here.differences(load(Environment, path))
+        if group.rank == 0:
+            save(here, path)
+        return ()
+
+    def _begin(self) -> tuple[int, DayNotes, Any]:
+        """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
+        group, folder = self._group, self._work.day.checkpoints
+        checkpoint = self._load()
+        if checkpoint is not None:
+            notes = DayNotes(**checkpoint.extra["notes"])
+            if self._changes and notes.differs_from_step is None:
+                notes = replace(notes, differs_from_step=checkpoint.step, differs_because=self._changes)
+            states = checkpoint.extra["data"]
+            return checkpoint.step, notes, states[group.rank] if group.rank < len(states) else None
+        notes = DayNotes(loaded=self._start(), rejects={})
+        if group.rank == 0:
+            model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+            check_room(
+                folder,
+                checkpoint_bytes=self.checkpoint_bytes,
+                count=self._budget.keep + 2,
+                more_bytes=2 * model_bytes,
+            )
+        extra = {"notes": asdict(notes), "data": [None] * group.size}
+        self.handle.save(folder, step=0, extra=extra, **self._state.checkpointed)
+        return 0, notes, None
+
+    def _load(self) -> Loaded | None:
+        """Loads the newest intact checkpoint; without one the day starts again, with the same bits."""
+        folder = self._work.day.checkpoints
+        try:
+            return self.handle.load(folder, fall_back=True, missing_ok=True, **self._state.checkpointed)
+        except InvalidCheckpointError:
+            if not all(damage_of(checkpoint.path) for checkpoint in checkpoints_in(folder)):
+                raise
+            _LOG.warning("all checkpoints in %s are damaged; the day starts again", folder)
+            return None
+
+    def _start(self) -> str:
+        """Loads the champion's weights and, if present, its optimizers' moments; describes the result."""
+        champion, state = self._work.start, self._state
+        if champion is None:
+            return NEW_WEIGHTS
+        folder = self._work.folder.day(champion.card.day).checkpoints
+        if checkpoints_in(folder):
+            try:  # no fall_back: an earlier checkpoint is not the champion
+                loaded = self.handle.load(
+                    folder, optimizer=state.optimizers, companions=state.companions, partial=True, new_run=True
+                )
+            except InvalidCheckpointError as error:
+                _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
+            else:
+                assert loaded is not None
+                return _description(
+                    "weights and the optimizers' state of the champion", loaded.new, loaded.gone, loaded.changed
+                )
+        overlap = self.handle.load_weights(champion.weights, partial=True)
+        for companion in state.companions.values():
+            companion.load_state_dict(self.model.state_dict(), strict=False)
+        return _description("weights of the champion", overlap.new, overlap.gone, overlap.changed)
+
+
+def _planned_anew(change: str) -> str:
+    return f"{change}, so it was planned anew" if change else ""
+
+
+def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks = 1")
+
+
+def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
+    parts = [
+        f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names
+    ]
+    return "; ".join((source, *parts))
