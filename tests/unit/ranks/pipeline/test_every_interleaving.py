@@ -9,7 +9,7 @@ from every_interleaving import mixed_up, walk_all
 from executor_cases import Step, step
 
 from mosaic.pipelining.schedule import PipelineSchedule, rows_of
-from mosaic.ranks.pipeline.executing.program import order_of, rows_of_rank
+from mosaic.ranks.pipeline.program import order_of, rows_of_rank
 
 SMALL = rows_of(
     "rank 0: 0F0 SEND(0F0>1F0) RECV(1B0>0B0) 0F1 SEND(0F1>1F1) RECV(1B1>0B1) GOT(1B0>0B0) 0B0 SENT(0F0>1F0) "
