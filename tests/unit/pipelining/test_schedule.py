@@ -1,16 +1,17 @@
-"""Schedules that ranks execute: their text, their files, how they come from orders, and which faults are refused."""
+"""Schedules that ranks execute: their text, their files, their lowering from orders, and refused faults."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import images, models, steps, vision_and_text
+from pipeline_cases import images, models, steps, two_encoders, vision_and_text
 from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
@@ -19,7 +20,8 @@ from mosaic.hardware.link import Link
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only, lower, partition_of_schedule
 from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
@@ -209,10 +211,44 @@ def test_memory_above_a_ranks_limit_is_refused_and_the_moment_named():
         check_pipeline_schedule(late, dataclasses.replace(graph, limit_bytes=peak))
 
 
-def test_orders_that_leave_out_or_repeat_a_task_are_refused():
-    partition, graph = case()
-    orders = natural(graph)
-    with pytest.raises(InvalidScheduleError, match="leave out"):
-        lowered(partition, graph, (orders[0][:-1], orders[1]))
-    with pytest.raises(InvalidScheduleError, match="run each task once"):
-        lowered(partition, graph, (orders[0], orders[1] + orders[1][:1]))
+def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:
+    partition = partition_by(method, request)
+    return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()
+
+
+@pytest.mark.parametrize("method", ["separated", "mixed-v", "mixed-time"])
+def test_a_schedules_partition_has_its_chunks_on_their_ranks(method: str):
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2, 5), sizes={"vision": 2})
+    right = partition_by(method, request)
+    found = partition_of_schedule(planned(request, method), request)
+    assert [(one.parts, one.rank) for one in found.chunks] == [(one.parts, one.rank) for one in right.chunks]
+    assert found.sizes == right.sizes
+    assert found.num_ranks == 2
+
+
+def test_a_schedule_of_another_model_is_refused_and_both_are_named():
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+    other = replace(request, model=two_encoders())
+    with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
+        partition_of_schedule(planned(request, "separated"), other)
+
+
+def test_forwards_and_their_messages_stay_in_order():
+    schedule = PipelineSchedule(
+        plan="chain",
+        num_microbatches=1,
+        rank_of=(0, 1),
+        chunks=("text[0:1/2]", "text[1:2/2]"),
+        rows=(
+            ("0F0", "SEND(0F0>1F0)", "RECV(1B0>0B0)", "GOT(1B0>0B0)", "0B0", "FREE(0F0)", "SENT(0F0>1F0)", "REDUCE(0)"),
+            ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0", "1B0", "FREE(1F0)", "SEND(1B0>0B0)", "SENT(1B0>0B0)"),
+        ),
+        edges={"0F0>1F0": 8, "1F0>1B0": 0, "0F0>0B0": 0, "1B0>0B0": 8},
+        kept={"0F0": 4},
+        strategies={"0F0": (1,)},
+    )
+    found = forward_only(schedule)
+    assert found.rows == (("0F0", "SEND(0F0>1F0)", "SENT(0F0>1F0)"), ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0"))
+    assert found.edges == {"0F0>1F0": 8}
+    assert found.hash != schedule.hash
+    assert forward_only(found).rows == found.rows
