@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults, replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import Again
 from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, load_weights, meta_buffer
 
 
@@ -210,7 +209,6 @@ class PartedModel:
         strategies: Sequence[str] = (),
         *,
         draws: Draws = "own",
-        again: Again = nullcontext,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some of its units.
 
@@ -221,8 +219,6 @@ class PartedModel:
             strategies: Activation strategy of each of the chunk's layers, in order; empty: all are kept.
             draws: Sites that draw random numbers. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
-            again: Returns a context for each of both runs of a recomputed layer, such as the function mode of this
-                call.
 
         Returns:
             The chunk's tensors, by module; or the model's output if it ends here, with None for leaves of other
@@ -242,7 +238,7 @@ class PartedModel:
             self._check_way(chunk, plan, kwargs, inputs)
         through = self._through(plan, own=plan.own, received=inputs)
         through.draws = draws
-        through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
+        through.strategies = dict(zip(plan.layers, strategies, strict=False))
         return self._run(plan, through, kwargs)
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:

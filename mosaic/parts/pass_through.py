@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.blank import BlankResults, Forward
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import Again, repeatable, run_layer
+from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -52,8 +51,6 @@ class PassThrough:
     draws: Draws = "own"
     strategies: Mapping[int, str] = field(default_factory=dict)
     """Strategies of own layers, by site."""
-    again: Again = nullcontext
-    """Context of both runs of recomputed layers."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -70,7 +67,7 @@ class PassThrough:
             strategy = self.strategies.get(index, "keep")
             is_repeated = self.split.sites[index].has_effects and strategy != "keep"
             run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
-            result = run_layer(strategy, run, args, kwargs, self.again)
+            result = run_layer(strategy, run, args, kwargs)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from mosaic.find.random_numbers import RandomState, python_state
 
 Layer = Callable[..., Any]
-Again = Callable[[], AbstractContextManager[Any]]
-"""Returns a context for one of both runs of a recomputed layer."""
 
 
 def without_cache(value: Any) -> Any:
@@ -65,9 +62,7 @@ STRATEGIES = ("keep", "recompute")
 """Names of activation strategies."""
 
 
-def run_layer(
-    strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again = nullcontext
-) -> Any:
+def run_layer(strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a layer.
 
     Args:
@@ -75,7 +70,6 @@ def run_layer(
         layer: Its forward.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        again: Context of both runs of a recomputed layer; the second may be on another thread.
 
     Raises:
         ValueError: The strategy is unknown.
@@ -86,4 +80,4 @@ def run_layer(
         return layer(*args, **kwargs)
     args = tuple(map(without_cache, args))
     kwargs = {name: without_cache(value) for name, value in kwargs.items()}
-    return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (again(), again()), **kwargs)
+    return checkpoint(layer, *args, use_reentrant=False, **kwargs)

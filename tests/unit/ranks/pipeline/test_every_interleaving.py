@@ -9,7 +9,7 @@ from every_interleaving import mixed_up, walk_all
 from executor_cases import Step, step
 
 from mosaic.pipelining.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executing.program import order_of, rows_of_rank
+from mosaic.ranks.pipeline.program import order_of, rows_of_rank
 
 SMALL = tuple(
     tuple(row.split())

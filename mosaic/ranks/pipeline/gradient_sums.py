@@ -21,8 +21,8 @@ from mosaic.errors import ModuleContractError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition
 from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
-from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
-from mosaic.ranks.pipeline.tensor.slices import WeightSlices
+from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.tensor import WeightSlices
 from mosaic.ranks.world.progress import THE_LOOP
 
 

@@ -1,4 +1,4 @@
-"""The lanes of a rank: which slots each row of its partition has, and how they do their actions."""
+"""The lanes of a rank: the slots of each, and checks that they can work at the same time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.ranks.pipeline.executing.executor import InTurn, LaunchMode, OnStreams, OnThreads
-from mosaic.ranks.pipeline.transports.transport import LanePair
+from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, OnStreams, OnThreads
+from mosaic.ranks.pipeline.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
 from mosaic.ranks.world.groups import own_gpu
 from mosaic.ranks.world.world import World
@@ -27,9 +27,9 @@ ALONE = Degrees()
 
 
 def backend_of(world: World) -> Backend | None:
-    """Returns what this rank runs on: its GPU, or its share of the cores of its machine; None for a GPU without lanes.
+    """Returns the backend of this rank: its GPU, or its share of its machine's cores; None for a GPU without lanes.
 
-    Pipelines run on such GPUs, too: why they have no lanes is logged.
+    Pipelines run on such GPUs, too; the log says why they have no lanes.
     """
     if world.device.type == "cuda":
         try:
@@ -48,7 +48,9 @@ def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaunchMode:
     Raises:
         InvalidPlanError: The device has fewer slots than the rank has lanes.
     """
-    shares = _shares_of(partition, rank)
+    rows = [row for row in partition.rows if row[0] == rank]
+    shares = [next((chunk.share for chunk in partition.chunks if chunk.row == row), 0.0) for row in rows]
+    shares = [share for share in shares if share]
     if len(shares) < 2:
         return InTurn()
     slots = slots_of(shares, backend.device.num_slots)
@@ -59,7 +61,7 @@ def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaunchMode:
 
 
 def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], ...]:
-    """Returns for each lane its slots, one lane behind the other: its share of all, rounded, and at least one.
+    """Returns the slots of each lane, one lane behind the other: its share of all, rounded, and at least one.
 
     Raises:
         InvalidPlanError: There are fewer slots than lanes.
@@ -78,12 +80,6 @@ def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], 
 def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, degrees: Degrees = ALONE) -> None:
     """Checks that the lanes of each rank can do their work at the same time.
 
-    Args:
-        model: The user's.
-        split: Where it is cut.
-        partition: Chunks on lanes.
-        degrees: The grid of ranks.
-
     Raises:
         InvalidPlanError: Two train one parameter, and would add to its gradient in no fixed order; names it. Or layers
             or sequences are shared by ranks, whose exchanges would meet in no fixed order.
@@ -100,7 +96,7 @@ def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, degre
         lanes: dict[int, set[int]] = {}
         for index in users:
             lanes.setdefault(chunks[index].rank, set()).add(chunks[index].lane)
-        rank = next((rank for rank, found in lanes.items() if len(found) > 1), None)
+        rank = next((rank for rank, numbers in lanes.items() if len(numbers) > 1), None)
         if rank is not None:
             raise InvalidPlanError(
                 f"lanes {', '.join(map(str, sorted(lanes[rank])))} of rank {rank} both train {name}, and would add to "
@@ -109,18 +105,18 @@ def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, degre
 
 
 def describe_lanes(partition: Partition, rank: int) -> str:
-    """Says which chunks a rank runs, and on which lanes if it has several."""
+    """Names the chunks of a rank, by lane if it has several."""
     lanes: dict[tuple[int, float], list[str]] = {}
     for chunk in partition.chunks:
         if chunk.rank == rank:
             lanes.setdefault((chunk.lane, chunk.share), []).append(str(chunk))
     if len(lanes) < 2:
-        return ", ".join(chunk for found in lanes.values() for chunk in found)
-    return "; ".join(f"lane {lane} ({share:.0%}): {', '.join(found)}" for (lane, share), found in sorted(lanes.items()))
+        return ", ".join(chunk for names in lanes.values() for chunk in names)
+    return "; ".join(f"lane {lane} ({share:.0%}): {', '.join(names)}" for (lane, share), names in sorted(lanes.items()))
 
 
 def lane_pairs(partition: Partition, feeds: Sequence[tuple[str, str]]) -> frozenset[LanePair]:
-    """Returns the lanes between which ranks may send each other something, of whatever modules microbatches have.
+    """Returns the lanes between which ranks may send messages, for microbatches of any modalities.
 
     Args:
         partition: Chunks on lanes.
@@ -130,19 +126,10 @@ def lane_pairs(partition: Partition, feeds: Sequence[tuple[str, str]]) -> frozen
     for _ in behind:  # where a module is skipped, what it feeds is fed by what feeds it
         for before, after in feeds:
             behind[before] |= behind[after]
-    found: set[LanePair] = set()
+    pairs: set[LanePair] = set()
     for source in partition.chunks:
         reached = {name for part in source.parts for name in behind[part.module]}
         for target in partition.chunks:
             if target.rank != source.rank and reached & {part.module for part in target.parts}:
-                found |= {(source.lane, target.lane), (target.lane, source.lane)}
-    return frozenset(found)
-
-
-def _shares_of(partition: Partition, rank: int) -> tuple[float, ...]:
-    """Returns the share of each lane of a rank that runs something, in order."""
-    return tuple(
-        next(chunk.share for chunk in partition.chunks if chunk.row == row)
-        for row in partition.rows
-        if row[0] == rank and any(chunk.row == row for chunk in partition.chunks)
-    )
+                pairs |= {(source.lane, target.lane), (target.lane, source.lane)}
+    return frozenset(pairs)

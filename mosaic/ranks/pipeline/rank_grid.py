@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.transport import Transport
 from mosaic.ranks.world.world import World
 
 
@@ -57,7 +57,6 @@ class RankGrid:
     Args:
         groups: Of all ranks.
         degrees: As many along each axis.
-        split: Names the model and its split into chunks.
 
     Attributes:
         world: All ranks.
@@ -71,7 +70,7 @@ class RankGrid:
         executor: Of its replica's schedules.
     """
 
-    def __init__(self, groups: GroupsOfRanks, degrees: Degrees, *, split: str) -> None:
+    def __init__(self, groups: GroupsOfRanks, degrees: Degrees) -> None:
         self.world, self.degrees, self._groups = groups.world, degrees, groups
         rest, self.tensor = divmod(self.world.rank, degrees.tensor)
         rest, self.context = divmod(rest, degrees.context)
@@ -83,8 +82,8 @@ class RankGrid:
             for tensor in range(degrees.tensor)
         ]
         name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.context}x{degrees.tensor}"
-        self.transport = DistributedTransport(self.world, lines=lines, name=name)
-        self.executor = Executor(self.transport, split=split)
+        self.transport = Transport(self.world, lines=lines, name=name)
+        self.executor = Executor(self.transport)
         if degrees.tensor > 1:
             self.transport.cover(groups.of_tensor(degrees.tensor))
         self.context_group = groups.of_context(degrees) if degrees.context > 1 else None
@@ -135,20 +134,19 @@ class RankGrids:
 
     Args:
         world: All ranks.
-        split: Names the model and its split into chunks.
 
     Attributes:
         groups: Of all of them.
     """
 
-    def __init__(self, world: World, *, split: str) -> None:
-        self.world, self.groups, self._split = world, GroupsOfRanks(world), split
+    def __init__(self, world: World) -> None:
+        self.world, self.groups = world, GroupsOfRanks(world)
         self._open: dict[Degrees, RankGrid] = {}
 
     def of(self, degrees: Degrees) -> RankGrid:
         """Returns that of some degrees; all ranks ask in one order."""
         if degrees not in self._open:
-            self._open[degrees] = RankGrid(self.groups, degrees, split=self._split)
+            self._open[degrees] = RankGrid(self.groups, degrees)
         return self._open[degrees]
 
     def close(self) -> None:
