@@ -156,13 +156,10 @@ class Basis:
     """Modules, times and machine to plan for."""
 
     graph: ModuleGraph
-    """The modules."""
     cost: Cost
-    """Their times."""
     device: Device
     """One of the devices."""
     num_devices: int
-    """Number of devices."""
     notes: tuple[str, ...] = ()
     """Remarks about the times, one sentence each."""
     foreign_cpu_share: float = 0.0
