@@ -89,7 +89,6 @@ class PlanCommand:
     json: Json = None
 
     def execute(self) -> int:
-        """Plans or checks, writes the plan and prints it; returns the exit code."""
         method_of(self.method)
         basis = find_basis(self)
         if self.check is not None:
