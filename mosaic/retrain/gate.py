@@ -441,7 +441,9 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
     if fresh is not None and len(fresh.old):
         counts = len(fresh.old) >= settings.min_fresh_rows
         yield compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
-    for column in settings.slices if frozen is not None else ():
+    if frozen is None:
+        return
+    for column in settings.slices:
         if column not in frozen.columns:
             raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
         for value in np.unique(frozen.columns[column]):
