@@ -174,7 +174,7 @@ def _routed_modules(
             sample=(subject.args, subject.kwargs),
             template=template,
             learned=learned,
-            awaited=on.finding.late.get(subject.name),
+            awaited=on.finding.in_order.get(subject.name),
             compute=runs.compute(subject.name, slots[subject.name]),
             reducer=(
                 GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]), sparse=sparse)
@@ -194,14 +194,14 @@ def _routed_modules(
 def _feed(subject: Subject, routed: RoutedModule) -> Feed:
     """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
     leaves = flatten((subject.args, subject.kwargs))[0]
-    given = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
+    argument_bytes = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
     template = routed.template
-    made = sum(
+    result_bytes = sum(
         leaf.nbytes * (1 + trains)
         for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
         if isinstance(leaf, torch.Tensor)
     )
-    return Feed(members=routed.members, step_bytes=float(given + made))
+    return Feed(members=routed.members, step_bytes=float(argument_bytes + result_bytes))
 
 
 def _shared_reducers(
