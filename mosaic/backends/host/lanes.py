@@ -111,10 +111,8 @@ class _Arbiter:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
-            queue = self.queues[key]
-            queue.append(ticket)
-            if queue[0] is ticket and self._may_run(ticket):
-                self.wake[key].notify()
+            self.queues[key].append(ticket)
+            self._wake_ready()  # all lanes: a signal's handler may have raised before an earlier ticket's was woken
         return ticket
 
     def next(self, key: Key) -> HostTicket[Any] | None:
