@@ -17,6 +17,8 @@ from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.errors import MosaicError
 
 T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0
+"""Time after which sleepers look again: an exception of a signal handler may have cut short what was to wake them."""
 Key = tuple[int, ...] | str
 """The key of a lane: its slots, or its name if it holds none."""
 
@@ -112,7 +114,7 @@ class _Arbiter:
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
             self.queues[key].append(ticket)
-            self._wake_ready()  # all lanes: a signal's handler may have raised before an earlier ticket's was woken
+            self._wake_ready()
         return ticket
 
     def next(self, key: Key) -> HostTicket[Any] | None:
@@ -127,7 +129,7 @@ class _Arbiter:
                     return ticket
                 if self.closing and not queue:
                     return None
-                self.wake[key].wait()
+                self.wake[key].wait(_LOOK_AGAIN_S)
 
     def ended(self, ticket: HostTicket[Any]) -> None:
         with self.lock:
@@ -142,7 +144,7 @@ class _Arbiter:
         with self.lock:
             self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
             while self.num_running or any(self.queues.values()):
-                self.at_rest.wait()
+                self.at_rest.wait(_LOOK_AGAIN_S)
 
     def close(self) -> None:
         with self.lock:
