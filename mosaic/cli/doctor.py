@@ -266,7 +266,7 @@ def _slots(ordinal: int, lost: Sequence[str], findings: list[Finding]) -> dict[s
 
 
 def _nvml(facts: Mapping[str, Any], findings: list[Finding]) -> dict[str, Any] | None:
-    from mosaic.backends.cuda.driver import describe_nvml
+    from mosaic.backends.cuda.environment import describe_nvml
 
     try:
         nvml = describe_nvml()

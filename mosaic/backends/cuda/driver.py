@@ -66,15 +66,6 @@ class SlotDescription:
     """SMs left over, outside every slot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlDescription:
-    """Versions and devices by NVIDIA's management library."""
-
-    driver_version: str
-    """The driver's own version, such as ``580.65.06``."""
-    num_devices: int
-
-
 def require_extension() -> None:
     """Loads ``mosaic._C``.
 
@@ -177,33 +168,6 @@ def describe_slots(ordinal: int, *, fine: bool = False) -> SlotDescription:
         sms_per_slot=split.sms_per_slot,
         remainder_sms=split.remainder_sms,
     )
-
-
-def describe_nvml() -> NvmlDescription:
-    """Asks NVIDIA's management library, which comes with the driver, through ``nvidia-ml-py``.
-
-    Raises:
-        BackendUnavailableError: The Python package, the library or the right to use it is not there.
-    """
-    try:
-        import pynvml
-    except ImportError as error:
-        raise BackendUnavailableError(
-            "NVML cannot be asked", found=str(error), needed="the package nvidia-ml-py"
-        ) from error
-    try:
-        pynvml.nvmlInit()
-        try:
-            return NvmlDescription(
-                driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
-                num_devices=int(pynvml.nvmlDeviceGetCount()),
-            )
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        raise BackendUnavailableError(
-            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
-        ) from error
 
 
 def open_pool(

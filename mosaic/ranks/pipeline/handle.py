@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
@@ -33,7 +33,7 @@ Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
 
 
-class Pipeline(KeepsCheckpoints):
+class Pipeline(Checkpointer):
     """A model whose layers are on several ranks; every rank makes the same calls.
 
     Attributes:
@@ -316,9 +316,6 @@ class Pipeline(KeepsCheckpoints):
         return "pipeline of " + " x ".join(
             str(getattr(self.degrees, axis)) for axis in ("data", "pipeline", "context", "tensor")
         )
-
-    def _settle(self) -> None:
-        """Does nothing: a step has ended when ``step`` returns."""
 
 
 def _text(microbatch: Mapping[str, Any]) -> str:

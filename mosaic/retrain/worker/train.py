@@ -15,7 +15,7 @@ import mosaic
 from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
 from mosaic.checkpoint.loading import Loaded
-from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.saving import room_needed
 from mosaic.checkpoint.weights import export
@@ -99,7 +99,7 @@ class Training:
         """
         model = self.model if name is None else self._state.companions[name]
         if isinstance(self.handle, PipelinedModel):
-            KeptModel(model, self._group.world).export(path)
+            Checkpointer(model, self._group.world).export(path)
             self.leave()
             return None
         self.leave()
@@ -196,13 +196,13 @@ class Training:
             self.model, self._program.loss, batches, plan=plan, memory_bytes=self._budget.memory_bytes
         )
 
-    def _place(self, batches: list[Any]) -> KeepsCheckpoints:
+    def _place(self, batches: list[Any]) -> Checkpointer:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
         group, plan, batch = self._group, self.plan, batches[0]
         if plan.pipeline is not None:
             return self._pipelined(batches, plan.pipeline)
         if plan.plan is None and group.size == 1:
-            return KeptModel(self.model)
+            return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._budget.colocate:
             options = Options(method=DATA_PARALLEL)
