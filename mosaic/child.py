@@ -1,13 +1,14 @@
-"""Processes that answer one JSON request a line.
+"""Processes that answer requests, one line of JSON each, for plain loops that Mosaic is compared with.
 
 Mosaic's process has OpenMP's threads wait passively, which its lanes need. A plain loop is faster with torch's own way
-of waiting on a quiet machine, and with the passive one where others use the CPU. A plain loop that Mosaic is compared
-with therefore runs in two children, one of each way, and the faster one counts.
+of waiting on a quiet machine, and with the passive one where others use the CPU. A plain loop therefore runs in two
+children, one of each way, and the faster one counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -19,37 +20,36 @@ from typing import Any, Self
 
 from mosaic.errors import MosaicError
 
+WAITING = ("in torch's own way", "passively")
+"""How threads of the two plain loops wait."""
+
 
 class Child:
-    """The caller's side: asks, and ends the process on leaving its block."""
+    """An object in a process of its own, which ends with its block."""
 
-    def __init__(self, module: str, argument: str, *, passive: bool = False) -> None:
-        """Starts ``python -m module argument``, which reads requests and prints answers, each one line of JSON.
+    def __init__(self, factory: str, argument: str, *, passive: bool = False) -> None:
+        """Starts the process.
 
         Args:
-            module: Reads requests from standard input.
-            argument: Its only one.
-            passive: Whether OpenMP's threads wait passively, instead of in torch's own way.
+            factory: ``MODULE:FUNCTION``, which makes the object.
+            argument: The function's only argument.
+            passive: Have OpenMP's threads wait passively, instead of in torch's own way.
         """
         environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
         if passive:
             environment["OMP_WAIT_POLICY"] = "PASSIVE"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, argument],
+            [sys.executable, "-m", "mosaic.child", factory, argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
             start_new_session=True,  # an interrupt is for the caller, who ends this process
         )
+        self.pid = self._process.pid
 
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Sends a request and waits for the answer.
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the object; arguments and result are plain data for JSON.
 
         Raises:
             MosaicError: The process has ended.
@@ -57,7 +57,7 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps([method, *arguments]) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         except BrokenPipeError:
@@ -85,10 +85,19 @@ class Child:
         self._process.stdout.close()
 
 
-WAITING = ("in torch's own way", "passively")
-"""How threads of the two plain loops wait."""
-
-
 def faster_of(times_ms: Sequence[Sequence[float]]) -> int:
     """Returns which of the plain loops has the lower median step."""
     return min(range(len(times_ms)), key=lambda index: median(times_ms[index]))
+
+
+def _serve(factory: str, argument: str) -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of a user's model is not an answer
+    module, _, function = factory.partition(":")
+    target = getattr(importlib.import_module(module), function)(argument)
+    for line in sys.stdin:
+        method, *arguments = json.loads(line)
+        print(json.dumps(getattr(target, method)(*arguments)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

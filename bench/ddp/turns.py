@@ -23,7 +23,7 @@ from bench.ddp.models import Workload, make
 from bench.record import Figure
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
-from mosaic.ranks.choosing.candidates import data_parallel_plan
+from mosaic.ranks.choosing.plans import data_parallel_plan
 from mosaic.ranks.compare import called, slowest
 from mosaic.ranks.world.world import World
 from mosaic.take_turns import take_turns

@@ -19,7 +19,7 @@ class Demo:
     """
 
     output: Path = Path("mosaic-demo")
-    """Folder for the results; its subfolder cache holds the data set."""
+    """Folder for the results."""
     backend: PresentBackendName = None
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
@@ -28,21 +28,16 @@ class Demo:
 
     def execute(self) -> None:
         """Runs the demo and prints its results."""
+        from mosaic.demo.loop import DemoSettings
         from mosaic.demo.record import summary_table
-        from mosaic.demo.run import DemoSettings, run_demo
+        from mosaic.demo.run import run_demo
         from mosaic.report.progress import Progress
 
-        console = console_beside(self.json)
-        settings = DemoSettings(
-            output=self.output,
-            cache=self.output / "cache",
-            rounds=self.rounds,
-            strict=self.strict,
-        )
-        backend = open_named_backend(self.backend)
+        console, backend = console_beside(self.json), open_named_backend(self.backend)
+        settings = DemoSettings(kind=backend.device.kind, rounds=self.rounds, strict=self.strict)
         with Progress() as progress:
-            record = run_demo(settings, backend, progress, console)
+            record = run_demo(settings, self.output, backend, progress, console)
         console.print(summary_table(record))
-        left = ", ".join(sorted(path.name for path in self.output.glob("*.*")))
-        console.print(f"files are in {self.output}: {left}")
+        files = ", ".join(sorted(path.name for path in self.output.glob("*.*")))
+        console.print(f"files are in {self.output}: {files}")
         write_json(record, self.json)

@@ -31,7 +31,7 @@ from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelEr
 Severity = Literal["error", "warning", "note"]
 _PACKAGES: Mapping[str, str | None] = {
     **dict.fromkeys(("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich")),
-    **{"safetensors": None, "matplotlib": "plot", "scikit-learn": "demo", "espeakng-loader": "demo"},
+    **{"safetensors": None, "matplotlib": "plot", "scikit-learn": "demo"},
 }
 """Distributions, each with the extra that installs it; None if Mosaic always needs it."""
 _REMEDY_BY_STATUS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -89,14 +88,15 @@ class Run:
     def _run_on_ranks(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
         from mosaic.cli.workload import load_workload
         from mosaic.profile import note_of_others
-        from mosaic.ranks.compare import Rounds, compare_launched
+        from mosaic.ranks.compare import compare_plans, leave
 
         if self.output is not None:
             raise ValueError("--output draws what one process ran; leave it out under torchrun")
-        rounds = Rounds(rounds=_ROUNDS, steps=max(1, round(self.steps / _ROUNDS)))
-        measured, is_first = compare_launched(
-            lambda: load_workload(self.model), methods, plan=fixed, rounds=rounds, settings=settings
+        steps = max(1, round(self.steps / _ROUNDS))
+        measured = compare_plans(
+            lambda: load_workload(self.model), methods, plan=fixed, rounds=_ROUNDS, steps=steps, settings=settings
         )
+        is_first = leave()
         for row in measured:
             if row.plan is not None:
                 note_of_others(row.foreign_cpu_share, row.plan.device, strict=self.strict)
@@ -171,11 +171,12 @@ def run_in_turn(
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
         children = [
-            stack.enter_context(Child("mosaic.cli.run", command.model, passive=passive)) for passive in (False, True)
+            stack.enter_context(Child("mosaic.cli.workload:plain_loop", command.model, passive=passive))
+            for passive in (False, True)
         ]
 
         def one_round(steps: int) -> list[list[float]]:
-            runs = {name: partial(child.ask, {"steps": steps}) for name, child in zip(WAITING, children, strict=True)}
+            runs = {name: partial(child.call, "steps", steps) for name, child in zip(WAITING, children, strict=True)}
             turns = take_turns({**runs, "colocated": partial(loop.steps, steps)}, 1)
             return [list(chain(*rounds)) for rounds in turns.values()]
 
@@ -263,20 +264,3 @@ def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
     columns = [("planner", False), *((heading, True) for heading in numbers)]
     title = "Plans measured on these ranks, in turn with data-parallel training"
     return make_table(title, columns, rows, caption="\n".join(lines))
-
-
-def serve_plain_loop(where: str) -> None:
-    """Runs a user's plain loop in a process of its own; see ``mosaic.child``.
-
-    Reads numbers of steps from standard input; takes each and prints the times in milliseconds.
-    """
-    from mosaic.cli.workload import Loop, load_workload
-
-    loop = Loop(load_workload(where))
-    answers, sys.stdout = sys.stdout, sys.stderr  # output of the model is not a result
-    for line in sys.stdin:
-        print(json.dumps(loop.steps(json.loads(line)["steps"])), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    serve_plain_loop(sys.argv[1])

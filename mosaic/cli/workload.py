@@ -69,6 +69,11 @@ class Loop:
         return times
 
 
+def plain_loop(where: str) -> Loop:
+    """Returns a user's plain loop, for a process of its own (see ``mosaic.child``)."""
+    return Loop(load_workload(where))
+
+
 def load_workload(
     where: str, *, device: torch.device | None = None, sample_device: torch.device | None = None
 ) -> Workload:

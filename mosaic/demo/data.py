@@ -1,8 +1,7 @@
 """The set "spoken digit triples": handwriting, a caption and speech of the same three digits.
 
-Sources: the digits are scikit-learn's bundled scans of handwriting (UCI "Optical Recognition
-of Handwritten Digits", CC BY 4.0), the words are spoken by espeak-ng on first use (GPL-3: no audio of it is shipped),
-and the captions come from four templates. Nothing is downloaded.
+The digits are scikit-learn's bundled scans of handwriting (UCI "Optical Recognition of Handwritten Digits", CC BY 4.0),
+the speech is synthetic, and the captions come from four templates. Nothing is downloaded.
 
 The 1000 strings are divided 800 to 200. Testing uses strings, voices and scans that training never sees. Scikit-learn
 keeps the scans in the order of collection, so testing uses the last ones, not random ones.
@@ -12,26 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mosaic.demo.recordings import WORDS, FrameCallback, Recordings, load_recordings
+from mosaic.demo.speech import MAX_FRAMES, NUM_MELS, WORDS, speak
+from mosaic.errors import MosaicError
 
-NUM_TEST_STRINGS = 200
-NUM_TEST_SCANS = 397
-NUM_TEST_VOICES = 4
+NUM_TEST_STRINGS, NUM_TEST_SCANS, NUM_TEST_VOICES, NUM_VOICES = 200, 397, 4, 24
+SPEEDS = (0.85, 1.0, 1.2)
 NUM_FRAMES = 96
-
-TEMPLATES = (
-    "{} {} {}",
-    "the digits {} {} {}",
-    "{}, {} and then {}",
-    "someone wrote {} {} {}",
-)
+TEMPLATES = ("{} {} {}", "the digits {} {} {}", "{}, {} and then {}", "someone wrote {} {} {}")
 ALPHABET = " ,abcdefghijklmnopqrstuvwxyz"
 """A character's token is its index here plus one; token 0 is padding."""
 
@@ -57,8 +50,7 @@ class Split:
     """(num_templates, num_strings, length) int64 tokens, padded with 0."""
     scan_ids: Tensor
     """(num_scans,) int64: indices of scikit-learn's scans."""
-    voices: tuple[str, ...]
-    """espeak-ng's names of the voices."""
+    voices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,50 +66,61 @@ class DigitTriples:
         return len(ALPHABET) + 1
 
 
-def load(cache: Path, *, seed: int = 0, progress: FrameCallback | None = None) -> DigitTriples:
-    """Opens the set; creates it on first use (seconds) in the caller's folder.
-
-    Args:
-        cache: Folder of the one file (under 2 MB); created if missing.
-        seed: Selects the held-out strings and voices; the file does not depend on it.
-        progress: Called with the spoken words and all words during the creation.
+def load_scans() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns scans of handwriting (num_scans, 8, 8), 0 (paper) to 1 (ink), in order of collection, and their digits.
 
     Raises:
-        MosaicError: If the extra ``demo`` is not installed, or the folder cannot be written.
+        MosaicError: The extra ``demo`` is not installed.
     """
-    recordings = load_recordings(cache, progress)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MosaicError(
+            f"scikit-learn cannot be imported ({error}); the handwriting needs it: pip install 'mosaic-colocate[demo]'"
+        ) from error
+    digits = load_digits()
+    return digits.images / 16, digits.target.astype(np.int64)
+
+
+def load(seed: int = 0) -> DigitTriples:
+    """Makes the set in a second; the seed selects the held-out strings and voices."""
+    scans, scan_digits = load_scans()
+    shape = (NUM_VOICES, len(SPEEDS), len(WORDS))
+    speech, frames = np.zeros((*shape, MAX_FRAMES, NUM_MELS)), np.zeros(shape, dtype=np.int64)
+    for place in np.ndindex(shape):
+        voice, speed, digit = place
+        word = speak(digit, voice, speed=SPEEDS[speed])
+        speech[place][: len(word)], frames[place] = word, len(word)
     random = np.random.default_rng(seed)
-    strings = random.permutation(1000)
-    voices = random.permutation(len(recordings.voices))
-    scans = np.arange(len(recordings.scans))
+    strings, voices, ids = random.permutation(1000), random.permutation(NUM_VOICES), np.arange(len(scans))
+    standard_scans, standard_speech = _standard(scans), _standard(speech)
+
+    def split(numbers: NDArray[np.int64], own_ids: NDArray[np.int64], own_voices: NDArray[np.int64]) -> Split:
+        digits = np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1)
+        order = own_ids[np.argsort(scan_digits[own_ids], kind="stable")]
+        return Split(
+            strings=torch.from_numpy(digits),
+            scans=standard_scans[order],
+            scan_starts=torch.from_numpy(np.searchsorted(scan_digits[order], np.arange(11))),
+            speech=standard_speech[own_voices],
+            speech_frames=torch.from_numpy(frames[own_voices]),
+            captions=_captions(digits),
+            scan_ids=torch.from_numpy(order),
+            voices=tuple(own_voices.tolist()),
+        )
+
     return DigitTriples(
-        train=_split(recordings, strings[NUM_TEST_STRINGS:], scans[:-NUM_TEST_SCANS], voices[NUM_TEST_VOICES:]),
-        test=_split(recordings, strings[:NUM_TEST_STRINGS], scans[-NUM_TEST_SCANS:], voices[:NUM_TEST_VOICES]),
+        train=split(strings[NUM_TEST_STRINGS:], ids[:-NUM_TEST_SCANS], voices[NUM_TEST_VOICES:]),
+        test=split(strings[:NUM_TEST_STRINGS], ids[-NUM_TEST_SCANS:], voices[:NUM_TEST_VOICES]),
     )
 
 
-def _split(recordings: Recordings, numbers: np.ndarray, scans: np.ndarray, voices: np.ndarray) -> Split:
-    strings = np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1)
-    order = scans[np.argsort(recordings.scan_digits[scans], kind="stable")]
-    starts = np.searchsorted(recordings.scan_digits[order], np.arange(11))
-    return Split(
-        strings=torch.from_numpy(strings),
-        scans=_standard(recordings.scans)[order],
-        scan_starts=torch.from_numpy(starts),
-        speech=_standard(recordings.speech)[voices],
-        speech_frames=torch.from_numpy(recordings.speech_frames[voices].astype(np.int64)),
-        captions=_captions(strings),
-        scan_ids=torch.from_numpy(order),
-        voices=tuple(recordings.voices[voice] for voice in voices),
-    )
-
-
-def _standard(levels: np.ndarray) -> Tensor:
+def _standard(levels: NDArray[np.float64]) -> Tensor:
     values = torch.from_numpy(levels).float()
     return (values - values.mean()) / values.std()
 
 
-def _captions(strings: np.ndarray) -> Tensor:
+def _captions(strings: NDArray[np.int64]) -> Tensor:
     length = max(len(template.format(*["three"] * 3)) for template in TEMPLATES)
     tokens = np.zeros((len(TEMPLATES), len(strings), length), dtype=np.int64)
     for row, template in enumerate(TEMPLATES):
@@ -128,7 +131,7 @@ def _captions(strings: np.ndarray) -> Tensor:
 
 
 def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Batch]:
-    """Draws batches of one shape; in each, all digit strings differ, and scans, voices, speeds and captions are random.
+    """Returns batches of one shape; in each, all digit strings differ, and scans, voices, speeds, captions are random.
 
     Args:
         split: Side of the set to draw from.
@@ -137,31 +140,23 @@ def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Ba
         steps: Number of batches.
 
     Raises:
-        ValueError: If the split has fewer strings than a batch has rows.
+        ValueError: The split has fewer strings than a batch has rows.
     """
     if not 1 <= batch_size <= len(split.strings):
         raise ValueError(f"batch_size={batch_size} needs as many different strings; use 1 to {len(split.strings)}")
-    return _batches(split, batch_size, torch.Generator().manual_seed(seed), steps)
-
-
-def _batches(split: Split, batch_size: int, random: torch.Generator, steps: int) -> Iterator[Batch]:
-    for _ in range(steps):
-        yield draw(split, torch.randperm(len(split.strings), generator=random)[:batch_size], random)
+    random = torch.Generator().manual_seed(seed)
+    return (
+        _draw(split, torch.randperm(len(split.strings), generator=random)[:batch_size], random) for _ in range(steps)
+    )
 
 
 def whole(split: Split, seed: int = 0) -> Batch:
     """Draws every string of a split once, for evaluation; the same seed gives the same samples."""
-    return draw(split, torch.arange(len(split.strings)), torch.Generator().manual_seed(seed))
+    return _draw(split, torch.arange(len(split.strings)), torch.Generator().manual_seed(seed))
 
 
-def draw(split: Split, rows: Tensor, random: torch.Generator) -> Batch:
-    """Draws one sample for each of some strings.
-
-    Args:
-        split: Side of the set to draw from.
-        rows: (B,) indices into ``split.strings``.
-        random: Draws scans, voices, speeds and captions.
-    """
+def _draw(split: Split, rows: Tensor, random: torch.Generator) -> Batch:
+    """Draws one sample for each of ``rows``, indices into ``split.strings``."""
     digits = split.strings[rows]
     starts, ends = split.scan_starts[digits], split.scan_starts[digits + 1]
     # In double precision, because rounding must not reach the first scan of the next digit.

@@ -13,8 +13,7 @@ import mosaic
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.demo.data import DigitTriples
-from mosaic.demo.loop import train
-from mosaic.demo.plain import LoopSettings
+from mosaic.demo.loop import DemoSettings, train_step
 from mosaic.device import Device
 from mosaic.engine import Handle
 from mosaic.graph import ModuleGraph, Part
@@ -44,13 +43,7 @@ class Equality:
 
 
 def compare(
-    settings: LoopSettings,
-    data: DigitTriples,
-    handle: Handle,
-    backend: Backend,
-    *,
-    steps: int,
-    advance: Callable[[], None],
+    settings: DemoSettings, data: DigitTriples, handle: Handle, backend: Backend, advance: Callable[[], None]
 ) -> Equality:
     """Trains twice from the same seed, plain and colocated, and compares.
 
@@ -66,29 +59,25 @@ def compare(
     if not is_of_timed_plan:
         plan = one_slot_plan(handle.graph, backend.device)
 
-    def values(*, colocated: bool) -> tuple[list[Tensor], float]:
+    def train(plan: Plan | None) -> tuple[list[Tensor], float]:
         model = settings.make_model(backend.torch_device)
-        stream = settings.draw(data, steps, backend.torch_device)
+        stream = settings.draw(data, settings.equality_steps, backend.torch_device)
         # Keys of attention have biases whose gradients are rounding alone; a large eps keeps AdamW from following it.
         optimizer = torch.optim.AdamW(model.parameters(), settings.size.learning_rate, eps=1e-4)
-        ours = mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend) if colocated else None
+        ours = None if plan is None else mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend)
         torch.manual_seed(settings.seed)
-        losses = []
+        losses, overlap = [], 0.0
         for batch in stream:
-            losses += train(model, [batch], optimizer)
+            losses.append(train_step(model, batch, optimizer))
             advance()
-        overlap = 0.0
         if ours is not None:
             overlap = ours.metrics()["overlap"]
             ours.remove()
-        return [
-            torch.tensor(losses, dtype=torch.float64),
-            *(parameter.detach() for parameter in model.parameters()),
-        ], overlap
+        return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in model.parameters())], overlap
 
     with _reproducible():
-        expected, _ = values(colocated=False)
-        actual, overlap = values(colocated=True)
+        expected, _ = train(None)
+        actual, overlap = train(plan)
     differences = [
         ((ours - plain).abs() / plain.abs().clamp(min=1)).max().double().cpu()
         for ours, plain in zip(actual, expected, strict=True)
@@ -96,7 +85,7 @@ def compare(
     return Equality(
         max_abs_difference=torch.stack(differences).max().item(),
         tolerance=TOLERANCES[backend.device.kind],
-        steps=steps,
+        steps=settings.equality_steps,
         overlap=overlap,
         is_of_timed_plan=is_of_timed_plan,
     )

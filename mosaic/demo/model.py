@@ -43,29 +43,6 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 """Sizes by the kind of the device."""
 
 
-class DemoBlock(nn.Module):
-    """One pre-norm transformer block; shapes ``(batch, tokens, width)`` in and out."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Every token attends over all tokens."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        change: Tensor = self.mlp(self.norm2(x))
-        return x + change
-
-
 class ImageEncoder(nn.Module):
     """A small ViT over an 8 x 24 image: 12 patches of 4 x 4, seen through two convolutions."""
 
@@ -73,15 +50,19 @@ class ImageEncoder(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, width, 4, stride=4))
         self.position = nn.Parameter(0.3 * torch.randn(12, width))
-        self.blocks = nn.ModuleList([DemoBlock(width, max(4, width // 64)) for _ in range(depth)])
+        blocks = (
+            nn.TransformerEncoderLayer(
+                width, max(4, width // 64), 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(depth)
+        )
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(12 * width)
         self.projection = nn.Linear(12 * width, embedding)
 
     def forward(self, image: Tensor) -> Tensor:
         """Embeds (batch, 1, 8, 24) to (batch, embedding)."""
-        x = self.stem(image).flatten(2).transpose(1, 2) + self.position
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(self.stem(image).flatten(2).transpose(1, 2) + self.position)
         embedding: Tensor = self.projection(self.norm(x.flatten(1)))
         return embedding
 

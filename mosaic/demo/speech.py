@@ -1,139 +1,71 @@
-"""Speech without a microphone: espeak-ng through ctypes, from the wheel that carries its library and voices."""
+"""Spoken digits without a microphone: log-mel spectra of ten words, put together from formants.
+
+A word is a row of sounds; a sound has three formants (vowels: Peterson and Barney, 1952), loudness, and noise. A voice
+has a vocal tract of its own length, its own vowels, loudness over frequency, and speed. The same voice speaks the same
+word the same way every time.
+"""
 
 from __future__ import annotations
-
-import ctypes
-import shutil
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.errors import MosaicError
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NUM_MELS = 40
+MAX_FRAMES = 32
+"""Most frames of a word; a frame is 16 ms."""
+Levels = NDArray[np.uint8]
 
-INSTALL_HINT = "pip install 'mosaic-colocate[demo]'"
-
-# From espeak-ng's speak_lib.h, whose binary interface has been fixed for many years.
-_OUTPUT_SYNCHRONOUS = 2
-_INITIALIZE_DONT_EXIT = 0x8000
-_CHARS_UTF8 = 1
-_POSITION_CHARACTER = 1
-_RATE = 1
-# The library keeps its data path in a buffer of 160 characters; deeper folders are reached through a link.
-_LONGEST_DATA_PATH = 120
-
-_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-
-
-def _find_library() -> tuple[Path, Path]:
-    """Returns the shared library and the folder of its voice data."""
-    try:
-        import espeakng_loader
-    except ImportError as error:
-        raise MosaicError(
-            f"espeakng_loader cannot be imported ({error}); the demo's speech needs it: {INSTALL_HINT}"
-        ) from error
-    try:
-        return Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())
-    except RuntimeError as error:
-        raise MosaicError(f"espeakng_loader has lost its voices ({error}); install it again: {INSTALL_HINT}") from error
-
-
-def _load_copy(path: Path, folder: Path) -> ctypes.CDLL:
-    """Loads the library by another name, so it shares no state with earlier copies."""
-    try:
-        library = ctypes.CDLL(str(shutil.copy(path, folder)))
-    except OSError as error:
-        raise MosaicError(
-            f"espeak-ng's library does not load here ({error}); install a wheel made for this system "
-            f"({INSTALL_HINT}), and let TMPDIR name a folder from which libraries may be loaded"
-        ) from error
-    library.espeak_Initialize.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
-    library.espeak_SetVoiceByName.argtypes = [ctypes.c_char_p]
-    library.espeak_SetParameter.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int]
-    library.espeak_ng_SetRandSeed.argtypes = [ctypes.c_long]
-    library.espeak_Synth.argtypes = [
-        *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
-        *(ctypes.c_void_p, ctypes.c_void_p),
-    ]
-    return library
+_SOUNDS: dict[str, tuple[float, float, float, float, float, float, float]] = {
+    "iy": (270, 2290, 3010, 1.0, 0, 0, 5),
+    "ih": (390, 1990, 2550, 1.0, 0, 0, 4),
+    "eh": (530, 1840, 2480, 1.0, 0, 0, 5),
+    "ah": (640, 1190, 2390, 1.0, 0, 0, 5),
+    "aa": (730, 1090, 2440, 1.0, 0, 0, 5),
+    "ao": (570, 840, 2410, 1.0, 0, 0, 6),
+    "uw": (300, 870, 2240, 0.9, 0, 0, 6),
+    "ow": (480, 900, 2300, 1.0, 0, 0, 5),
+    "w": (300, 650, 2200, 0.7, 0, 0, 3),
+    "r": (400, 1200, 1600, 0.8, 0, 0, 3),
+    "n": (250, 1400, 2500, 0.6, 0, 0, 4),
+    "z": (260, 1700, 2600, 0.4, 5500, 0.6, 4),
+    "v": (260, 1100, 2300, 0.5, 4000, 0.3, 3),
+    "f": (300, 1100, 2300, 0.0, 3800, 0.45, 4),
+    "th": (300, 1400, 2600, 0.0, 4800, 0.35, 4),
+    "s": (300, 1700, 2600, 0.0, 6200, 0.8, 5),
+    "t": (300, 1800, 2700, 0.0, 4200, 0.7, 2),
+    "k": (300, 1900, 2300, 0.0, 1900, 0.6, 2),
+    "-": (300, 1500, 2500, 0.0, 0, 0, 2),
+}
+"""Formants in hertz, loudness of the voice, middle of the noise in hertz and its loudness, and frames."""
+_PRONOUNCED = ("z iy r ow", "w ah n", "- t uw", "th r iy", "f ao r", "f aa ih v", "s ih - k s", "s eh v ah n",
+               "eh iy - t", "n aa ih n")  # fmt: skip
 
 
-class Synthesiser:
-    """Speaks words with espeak-ng; the same words in the same order sound the same every time. Use from one thread.
+def _mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    mels: NDArray[np.float64] = 2595 * np.log10(1 + hertz / 700)
+    return mels
 
-    The library's state (pitch flutter, breath) outlives its own termination, so each synthesiser loads a fresh copy.
 
-    Attributes:
-        sample_rate: Samples a second.
-
-    Raises:
-        MosaicError: If espeak-ng is missing or broken.
-    """
-
-    def __init__(self) -> None:
-        library_path, data_path = _find_library()
-        with ExitStack() as undo:
-            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="espeak-")))
-            if len(str(data_path)) > _LONGEST_DATA_PATH:
-                link = folder / "espeak-ng-data"
-                link.symlink_to(data_path)
-                data_path = link
-            self._library = _load_copy(library_path, folder)
-            rate = self._library.espeak_Initialize(_OUTPUT_SYNCHRONOUS, 0, bytes(data_path), _INITIALIZE_DONT_EXIT)
-            if rate <= 0:
-                raise MosaicError(f"espeak-ng cannot use the voices in {data_path}; install again: {INSTALL_HINT}")
-            undo.callback(self._library.espeak_Terminate)
-            self._close = undo.pop_all().close
-        self.sample_rate = int(rate)
-        self._chunks: list[bytes] = []
-        # Kept as an attribute: the library calls it for as long as it is initialised.
-        self._callback = _Callback(self._take_samples)
-        self._library.espeak_SetSynthCallback(self._callback)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def speak(self, word: str, *, voice: str, words_per_minute: int) -> NDArray[np.int16]:
-        """Speaks one word.
-
-        Args:
-            word: The word, in the voice's language.
-            voice: espeak-ng's name, a language and perhaps a variant: ``en-us+f2``.
-            words_per_minute: Speed, 80 to 450.
-
-        Returns:
-            Samples, shape ``(num_samples,)``, with the silence that espeak-ng leaves around a word.
-
-        Raises:
-            ValueError: If the voice is unknown, or the speed is out of range.
-            MosaicError: If espeak-ng fails or is silent.
-        """
-        if not 80 <= words_per_minute <= 450:
-            raise ValueError(f"words_per_minute={words_per_minute} is outside what espeak-ng can do; use 80 to 450")
-        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
-            raise ValueError(f"voice={voice!r} is unknown to espeak-ng; use a language such as 'en-us' or 'en-us+f2'")
-        self._library.espeak_SetParameter(_RATE, words_per_minute, 0)
-        # Breath and flutter come from a random generator: without a seed no two runs would speak alike.
-        self._library.espeak_ng_SetRandSeed(1)
-        self._chunks.clear()
-        text = word.encode()
-        status = self._library.espeak_Synth(text, len(text) + 1, 0, _POSITION_CHARACTER, 0, _CHARS_UTF8, None, None)
-        samples = np.frombuffer(b"".join(self._chunks), dtype=np.int16)
-        if status != 0 or not samples.any():
-            raise MosaicError(f"espeak-ng said nothing for {word!r} with voice {voice!r} (status {status})")
-        return samples
-
-    def _take_samples(self, samples: ctypes._Pointer[ctypes.c_short], count: int, events: int | None) -> int:
-        if samples and count > 0:
-            self._chunks.append(ctypes.string_at(samples, 2 * count))
-        return 0
+def speak(digit: int, voice: int, *, speed: float = 1.0) -> Levels:
+    """Returns a word's levels, 0 (silence) to 255, shape (num_frames, NUM_MELS), with a frame of silence at its end."""
+    own = np.random.default_rng((11, voice))
+    tract, pace, tilt = own.uniform(0.85, 1.2), speed * own.uniform(0.9, 1.15), own.uniform(0.2, 0.9)
+    accent = dict(zip(_SOUNDS, np.exp(own.normal(0, 0.07, (len(_SOUNDS), 3))), strict=True))
+    names = _PRONOUNCED[digit].split()
+    sounds = np.array([_SOUNDS[name] for name in names], dtype=np.float64)
+    sounds[:, :3] *= tract * np.array([accent[name] for name in names])
+    ends = np.cumsum(sounds[:, 6] / pace)
+    middles = ends - sounds[:, 6] / pace / 2
+    frames = np.arange(min(int(np.ceil(ends[-1])), MAX_FRAMES - 1))
+    sounds[:, 4] = np.where(sounds[:, 4] > 0, sounds[:, 4], sounds[:, 4].max(initial=1))
+    tracks = np.stack([np.interp(frames, middles, column) for column in sounds[:, :6].T], axis=1)
+    bands = np.linspace(_mel(np.array(60.0)), _mel(np.array(8000.0)), NUM_MELS)
+    loudness = np.zeros((len(frames), NUM_MELS))
+    for formant, strength, width in ((0, 1.0, 150.0), (1, 0.8, 170.0), (2, 0.6, 190.0)):
+        distance = (bands - _mel(tracks[:, formant])[:, None]) / width
+        loudness = np.maximum(loudness, strength * tracks[:, 3:4] * np.exp(-(distance**2)))
+    noise = np.exp(-(((bands - _mel(tracks[:, 4])[:, None]) / 350) ** 2))
+    loudness = np.maximum(loudness, tracks[:, 5:6] * noise) * (1 - tilt * 0.4 * np.linspace(0, 1, NUM_MELS))
+    levels = np.clip(255 * np.sqrt(loudness), 0, 255).astype(np.uint8)  # loudness is heard on a compressed scale
+    return np.concatenate([levels, np.zeros((1, NUM_MELS), dtype=np.uint8)])

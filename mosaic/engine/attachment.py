@@ -108,7 +108,7 @@ class Attachment:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a call that ran in the plain way waits for its backward."""
+        """Returns True if a call that ran in the plain way waits for its backward."""
         return bool(self._pending)
 
     def take_modules(self, *, track: bool) -> None:
@@ -256,10 +256,10 @@ def _step_hook(attachment: Attachment) -> RemovableHandle:
 
     torch's table is global, so it must not keep the model alive; nor may a hook leave it while it is called.
     """
-    found = weakref.ref(attachment)
+    reference = weakref.ref(attachment)
 
     def before_step(optimizer: Optimizer, *_: Any) -> None:
-        alive = found()
+        alive = reference()
         if alive is not None:
             alive._before_optimizer(optimizer)
 

@@ -21,7 +21,7 @@ from mosaic.find.restore import preserved
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What a model is, as Mosaic sees it.
+    """The modules of a model and the obstacles to placing them.
 
     Attributes:
         modules: The modules that would be placed, each with what it depends on.
@@ -75,7 +75,7 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
 
 def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
     """Runs each module once more, as its first call in the loop will, and says what keeps it from its lane."""
-    found = []
+    remarks = []
     for subject in finding.subjects:
         settings: Any = subject.settings() if subject.settings is not None else nullcontext()
         with preserved(model, alone=(subject,)), settings:
@@ -85,25 +85,25 @@ def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
             signature = learn(call, arguments, subject.module, parted)[2]
         if signature.obstacle is not None:
             where = finding.places[subject.name]
-            found.append(
+            remarks.append(
                 Remark(module=subject.name, what=signature.obstacle, where=where, todo=signature.obstacle.todo)
             )
-    return found
+    return remarks
 
 
 def _devices(model: nn.Module, origin: str) -> list[Remark]:
     """Modules on other devices than the first parameter."""
     first: torch.device | None = None
-    found = []
+    remarks = []
     for name, part in model.named_modules():
         for path, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
             first = first or tensor.device
             if tensor.device != first:
                 what = f"its {path} is on {tensor.device}, where the model begins on {first}"
                 todo = f"move it: {name}.to('{first}'); a plan gives modules shares of one device"
-                found.append(Remark(module=name or "the model", what=what, where=_class_of(part, origin), todo=todo))
+                remarks.append(Remark(module=name or "the model", what=what, where=_class_of(part, origin), todo=todo))
                 break
-    return found
+    return remarks
 
 
 def _own_place(reason: str, model: nn.Module, name: str) -> str:

@@ -5,7 +5,7 @@ stream. From then on a call copies its inputs to where the graph reads them, rep
 results. These hang in the caller's autograd graph by one node, whose inputs are the call's differentiable inputs and
 the module's parameters: hooks, accumulation, clipping and ``torch.autograd.grad`` see nothing unusual.
 
-A replay runs no Python. A capture is used while inputs have its shapes, types and plain values, torch its settings, and
+A replay runs no Python. A graph is used while inputs have its shapes, types and plain values, torch its settings, and
 the module its tensors, attributes, and the variables that its code names (``Surroundings``). What cannot be captured
 runs eagerly on its lane; ``eager_calls`` has its name and the reason.
 
@@ -52,6 +52,7 @@ _MAX_ATTEMPTS = 3
 """Failed captures of one kind of call after which it runs eagerly for good."""
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TWICE = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
 
 
 class RefusalError(Exception):
@@ -88,12 +89,12 @@ class ModuleGraphs:
         self.num_replays = 0
         self._api = api
         self._side = api.new_stream()  # for trial runs: some libraries cannot plan on a green context's stream
-        self._captures: list[_Capture] = []
-        self._made: Counter[str] = Counter()
-        self._failures: dict[Hashable, list[str]] = {}
+        self._graphs: list[ModuleGraph] = []
+        self._captured: Counter[str] = Counter()
+        self._failures: dict[Hashable, list[str]] = defaultdict(list)
         self._closed = False
         # It runs before the finalizer of the lanes.
-        self._finalizer = weakref.finalize(self, _end, api, self._captures, self._side, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, api, self._graphs, self._side, os.getpid())
 
     def call(self, call: GraphCall) -> Any:
         """Makes a call by replay, captures it first where that was not done, or launches it in the plain way."""
@@ -102,16 +103,21 @@ class ModuleGraphs:
         reason = self._interception()
         if reason is None:
             try:
-                return self._replayed(call)
+                arguments = Arguments.take(call.args, call.kwargs)
+                tensors = _distinct_tensors(arguments, self._api.device)
+                graph = self._graph_of(call, arguments, tensors)
             except RefusalError as refusal:
                 reason = str(refusal)
+            else:
+                self.num_replays += 1
+                return graph.replay(tensors)
         self.eager_calls[call.name, reason] += 1
         return call.run(*call.args, **call.kwargs)
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a forward by replay waits for its backward."""
-        return any(capture.in_flight for capture in self._captures)
+        """Returns True while a forward by replay waits for its backward."""
+        return any(graph.in_flight for graph in self._graphs)
 
     def close(self) -> None:
         """Frees all graphs, after the device has come to rest; to be called before the streams end."""
@@ -126,112 +132,65 @@ class ModuleGraphs:
             return "another torch mode is active"
         return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
-    def _replayed(self, call: GraphCall) -> Any:
-        arguments = Arguments.take(call.args, call.kwargs)
-        tensors = _distinct_tensors(arguments, self._api.device)
-        default_devices = [str(m.device) for m in _get_current_function_mode_stack() if isinstance(m, DeviceContext)]
-        settings = repr((read_settings(), default_devices))
-        key = (call.name, id(call.lane), id(call.module), arguments.key(settings, *_context_values(arguments)))
-        capture = self._find(key)
-        if capture is None:
-            capture = self._captured(key, call, arguments, tensors)
-        if capture.in_flight:
-            raise RefusalError(
-                "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
-            )
-        self.num_replays += 1
-        return capture.replay(tensors)
-
-    def _find(self, key: Hashable) -> _Capture | None:
-        for capture in [capture for capture in self._captures if capture.key == key]:
-            if capture.is_differentiated_twice:
-                self._drop(capture)
-                reason = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
-                self._failures[key] = [reason] * _MAX_ATTEMPTS
-                self.refused[capture.name] = reason
-            elif capture.state.is_replaced():
-                self._drop(capture)
-            elif capture.state.change() is None:
-                return capture
-        return None
-
-    def _drop(self, capture: _Capture) -> None:
-        self._captures.remove(capture)
-        self._api.synchronize()  # it may still be running
-        if not capture.in_flight:
-            capture.close()
-
-    def _captured(
-        self, key: Hashable, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]
-    ) -> _Capture:
-        """Captures a call and counts what could not be captured."""
-        failures = self._failures.setdefault(key, [])
+    def _graph_of(self, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]) -> ModuleGraph:
+        """Returns the graph of a call, which may be captured here; raises RefusalError if there is none."""
+        devices = [str(mode.device) for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+        values = [
+            (of, value if isinstance(value, PLAIN_TYPES) else id(value)) for of, value in arguments.context.items()
+        ]
+        settings = repr((read_settings(), devices))
+        key = (call.name, id(call.lane), id(call.module), arguments.key(settings, *values))
+        for graph in [graph for graph in self._graphs if graph.key == key]:
+            if graph.is_differentiated_twice:
+                self._drop(graph)
+                self._failures[key] = [_TWICE] * _MAX_ATTEMPTS
+                self.refused[graph.name] = _TWICE
+            elif graph.is_replaced():
+                self._drop(graph)
+            elif graph.change() is None:
+                if graph.in_flight:
+                    raise RefusalError(
+                        "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
+                    )
+                return graph
+        failures = self._failures[key]
         if len(failures) >= _MAX_ATTEMPTS:
             raise RefusalError(failures[-1])
-        if self._made[call.name] >= _MAX_CAPTURES:
+        if self._captured[call.name] >= _MAX_CAPTURES:
             raise RefusalError(f"{_MAX_CAPTURES} kinds of its calls are captured, and this is another")
         try:
-            capture = self._capture(key, call, arguments, tensors)
+            graph = ModuleGraph(key, call, arguments, tensors, self._api, self._side)
         except RefusalError as refusal:
             failures.append(str(refusal))
             self.refused[call.name] = str(refusal)
             raise
         self.refused.pop(call.name, None)
-        self._made[call.name] += 1
+        self._captured[call.name] += 1
         self.num_captures += 1
-        self._captures.append(capture)
-        return capture
+        self._graphs.append(graph)
+        return graph
 
-    def _capture(
-        self, key: Hashable, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]
-    ) -> _Capture:
-        state = _Captured(call.module, self._api.device)
-        state.check()
-        run = _Run.of(call.run, arguments, tensors)
-        static = _static_copies(tensors)
-        try:
-            with preserved(call.module):
-                self._api.synchronize()  # copies and restoring are on the lane's stream, trial runs on another
-                try:
-                    with self._api.use_stream(self._side):
-                        _try_out(run, static, state, self._api)
-                finally:
-                    self._api.synchronize()
-        except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly
-            clear_frames(error.__traceback__)  # in torch 2.11 a checkpoint's hooks stay active as long as its frame
-            raise _refusal("trying it failed", error) from error
-        self._api.synchronize()
-        capture = _Capture(key, call, state, run, static, self._api)
-        try:
-            capture.record()
-        except Exception as error:  # torch's and the driver's answers to what a capture cannot hold
-            raise _refusal("capturing it failed", error) from error
-        return capture
+    def _drop(self, graph: ModuleGraph) -> None:
+        self._graphs.remove(graph)
+        self._api.synchronize()  # it may still be running
+        if not graph.in_flight:
+            graph.close()
 
 
-def _end(api: StreamApi, captures: list[_Capture], side: Any, process: int) -> None:
+def _end(api: StreamApi, graphs: list[ModuleGraph], side: Any, process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
         api.synchronize()
-        for capture in captures:
-            capture.close()
+        for graph in graphs:
+            graph.close()
         api.give_back(side)
-    captures.clear()
-
-
-def _refusal(what: str, error: Exception) -> RefusalError:
-    if isinstance(error, RefusalError):
-        return error
-    return RefusalError(f"{what}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-
-
-# A call and its module.
+    graphs.clear()
 
 
 def _distinct_tensors(arguments: Arguments, device: torch.device) -> list[torch.Tensor]:
     """Returns a call's tensors, each once; raises RefusalError where an argument cannot be handed to a graph."""
     if arguments.opaque is not None:
         raise RefusalError(f"it takes a {arguments.opaque}, which may hide tensors")
-    tensors = list({id(leaf): leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)}.values())
+    tensors = list({id(tensor): tensor for tensor in arguments.tensors}.values())
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TENSORS:
             raise RefusalError(f"it takes a {type(tensor).__name__}, not a plain tensor")
@@ -242,69 +201,115 @@ def _distinct_tensors(arguments: Arguments, device: torch.device) -> list[torch.
     return tensors
 
 
-def _static_copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns leaves like tensors, with their values, made on the current stream."""
-    grad, copies = torch.is_grad_enabled(), []
-    for tensor in tensors:
-        copies.append(torch.empty_like(tensor, requires_grad=False).copy_(tensor.detach()))
-        copies[-1].requires_grad_(tensor.requires_grad and grad)
-    return copies
+class _Pass:
+    """One forward by replay, until its backward is over or its results are gone."""
+
+    spent = False
 
 
-def _context_values(arguments: Arguments) -> Iterator[Hashable]:
-    for variable, value in arguments.context.items():
-        yield variable, value if isinstance(value, PLAIN_TYPES) else id(value)
+class ModuleGraph:
+    """One kind of call of one module: static memory, the graphs that use it, and the autograd graph of the capture.
 
+    Static memory is written by one replay and read by its backward; ``ModuleGraphs`` replays again only after both. All
+    of it is used on the lane's stream, or on a stream that the lane was ordered before and after.
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A call that can be made with other tensors in place of its own, which it does not keep."""
+    Each parameter has a stand-in: the same memory, but a leaf of its own. A captured backward ends at these leaves, so
+    it neither runs hooks of the parameters, which run outside, nor waits for the streams of gradient accumulators that
+    others made and keep, such as DDP.
 
-    run: Callable[..., Any]
-    leaves: tuple[int | tuple[Any], ...]
-    """For each leaf of the arguments the index of its tensor, or ``(value,)``."""
-    spec: pytree.TreeSpec
+    Args:
+        key: Equal for calls that it can replay, while the module is unchanged.
+        call: The call that is captured.
+        arguments: Its arguments.
+        tensors: The distinct tensors among them.
+        api: The runtime.
+        side: The stream of trial runs.
 
-    @staticmethod
-    def of(run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]) -> _Run:
-        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-        return _Run(run, tuple(numbers.get(id(leaf), (leaf,)) for leaf in arguments.leaves), arguments.spec)
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self.leaves]
-        args, kwargs = unflatten(leaves, self.spec)
-        return self.run(*args, **kwargs)
-
-
-class _Captured:
-    """A module as it is captured.
-
-    Attributes:
-        parameters: Distinct parameters, by id.
-        tensors: Other tensors that it holds, by id.
-        aliases: A stand-in for each parameter, by its id: the same memory, but a leaf of its own. A captured backward
-            ends at these leaves, so it neither runs hooks of the parameters, which run outside, nor waits for the
-            streams of gradient accumulators that others made and keep, such as DDP.
+    Raises:
+        RefusalError: The call cannot be captured.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module = module
-        self._device = device
-        self._surroundings = Surroundings(module)
-        self.parameters = {id(parameter): parameter for parameter in module.parameters()}
-        held = self._surroundings.tensors
-        self.tensors = {id(tensor): tensor for tensor in held if id(tensor) not in self.parameters}
-        self._places = [(name, tensor, _place_of(tensor)) for name, tensor in self._named()]
-        self._trained = [parameter.requires_grad for parameter in self.parameters.values()]
-        self.aliases = {
-            key: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-            for key, parameter in self.parameters.items()
+    def __init__(
+        self,
+        key: Hashable,
+        call: GraphCall,
+        arguments: Arguments,
+        tensors: Sequence[torch.Tensor],
+        api: StreamApi,
+        side: Any,
+    ) -> None:
+        self.key = key
+        self.name = call.name
+        self.is_differentiated_twice = False
+        self._api = api
+        self._lane = call.lane
+        self._module = call.module
+        self._run = call.run
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self._leaves = [numbers.get(id(leaf), (leaf,)) for leaf in arguments.leaves]
+        self._nesting = arguments.nesting
+        self._surroundings = Surroundings(call.module)
+        self._parameters = {id(parameter): parameter for parameter in call.module.parameters()}
+        self._held = {id(tensor): tensor for tensor in self._surroundings.tensors if id(tensor) not in self._parameters}
+        self._places = self._places_now()
+        self._trained = [parameter.requires_grad for parameter in self._parameters.values()]
+        self._aliases = {
+            name: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+            for name, parameter in self._parameters.items()
         }
+        self._check_module()
+        grad = torch.is_grad_enabled()
+        self._static = [torch.empty_like(tensor, requires_grad=False).copy_(tensor.detach()) for tensor in tensors]
+        for static, tensor in zip(self._static, tensors, strict=True):
+            static.requires_grad_(tensor.requires_grad and grad)
+        self._memory = [tensor.data for tensor in self._static]  # writing through .data leaves versions alone
+        self._results: list[torch.Tensor] = []
+        self._outputs: list[tuple[str, Any]] = []
+        self._spec: pytree.TreeSpec | None = None
+        self._differentiable: tuple[int, ...] = ()
+        self._targets: list[torch.Tensor] = []
+        self._sources: list[int | nn.Parameter] = []
+        self._static_grads: list[torch.Tensor] = []
+        self._grads: Sequence[torch.Tensor | None] = ()
+        self._graphs: list[Any] = []
+        self._latest: weakref.ref[_Pass] | None = None
+        self._closed = False
+        with _refusing("trying"), preserved(call.module):
+            api.synchronize()  # copies and restoring are on the lane's stream, trial runs on another
+            try:
+                with api.use_stream(side):
+                    self._try_out()
+            finally:
+                api.synchronize()
+        api.synchronize()
+        with _refusing("capturing"):  # torch's and the driver's answers to what a capture cannot hold
+            self._capture()
 
-    def _named(self) -> list[tuple[str, torch.Tensor]]:
+    # The module.
+
+    def _named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [*self._module.named_parameters(), *self._module.named_buffers()]
 
-    def check(self) -> None:
+    def _places_now(self) -> list[tuple[Any, ...]]:
+        """Returns name, identity, address and layout of each parameter and buffer."""
+        places = []
+        for name, tensor in self._named_tensors():
+            address = 0 if nn.parameter.is_lazy(tensor) else tensor.data_ptr()
+            layout = (tensor.dtype, tensor.shape, tensor.stride()) if address else ()
+            places.append((name, id(tensor), address, *layout))
+        return places
+
+    def is_replaced(self) -> bool:
+        """Returns True if memory that the graph uses was replaced, so that it can never be right again."""
+        return self._places != self._places_now()
+
+    def change(self) -> str | None:
+        """Returns a difference from the captured module, other than replaced memory, or None."""
+        if self._trained != [parameter.requires_grad for parameter in self._parameters.values()]:
+            return "a parameter began or ceased to require a gradient"
+        return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
+
+    def _check_module(self) -> None:
         """Raises RefusalError if no call of the module can be captured."""
         for path, part in self._module.named_modules():
             if any(getattr(part, name) for name in _HOOKS):
@@ -318,28 +323,14 @@ class _Captured:
                 raise RefusalError(f"{name} draws dropout from numbers that cuDNN keeps, which a try would move on")
         if _has_global_hooks():
             raise RefusalError("there are hooks on all modules, which a replay would not call")
-        for name, tensor in [*self._named(), *(("attribute", tensor) for tensor in self.tensors.values())]:
+        for name, tensor in [*self._named_tensors(), *(("attribute", tensor) for tensor in self._held.values())]:
             if type(tensor) not in _PLAIN_TENSORS:
                 raise RefusalError(f"its {name!r} is a {type(tensor).__name__}, not a plain tensor")
-            if tensor.device != self._device:
-                raise RefusalError(f"its {name!r} is on {tensor.device}, not on {self._device}")
-
-    def is_replaced(self) -> bool:
-        """Whether memory that a capture uses was replaced, so that the capture can never be right again."""
-        now = self._named()
-        return len(now) != len(self._places) or any(
-            name != old_name or tensor is not old or _place_of(tensor) != place
-            for (name, tensor), (old_name, old, place) in zip(now, self._places, strict=True)
-        )
-
-    def change(self) -> str | None:
-        """Returns a difference from the captured module, other than replaced memory, or None."""
-        if self._trained != [parameter.requires_grad for parameter in self.parameters.values()]:
-            return "a parameter began or ceased to require a gradient"
-        return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
+            if tensor.device != self._api.device:
+                raise RefusalError(f"its {name!r} is on {tensor.device}, not on {self._api.device}")
 
     @contextmanager
-    def as_captured(self) -> Iterator[None]:
+    def _as_captured(self) -> Iterator[None]:
         """Puts stand-ins for parameters in place, and keeps autocast from keeping cast weights for later calls."""
         swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
         recurrent = [(part, dict(vars(part))) for part in self._module.modules() if isinstance(part, nn.RNNBase)]
@@ -348,9 +339,9 @@ class _Captured:
         try:
             for part in self._module.modules():
                 for name, parameter in list(part._parameters.items()):
-                    if parameter is not None and id(parameter) in self.aliases:
+                    if parameter is not None and id(parameter) in self._aliases:
                         swapped.append((part, name, parameter))
-                        setattr(part, name, self.aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
+                        setattr(part, name, self._aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
             for part, _ in recurrent:  # otherwise forward would move the new weights to memory of their own
                 weights = part._flat_weights
                 part._flat_weight_refs = [weight if weight is None else weakref.ref(weight) for weight in weights]
@@ -363,59 +354,298 @@ class _Captured:
             for part, name, parameter in reversed(swapped):
                 setattr(part, name, parameter)
 
+    # Trial runs.
 
-def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the address and layout of a tensor."""
-    address = 0 if nn.parameter.is_lazy(tensor) else tensor.data_ptr()
-    return () if not address else (address, tensor.dtype, tensor.shape, tensor.stride())
+    def _run_on(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Makes the call with other tensors in place of its own."""
+        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
+        args, kwargs = self._nesting.unflatten(leaves)
+        return self._run(*args, **kwargs)
+
+    def _try_out(self) -> None:
+        """Runs the call forward and backward on the current stream.
+
+        Raises:
+            RefusalError: It does something that a graph cannot do.
+        """
+        device = self._api.device
+        leaves = [*self._static, *self._aliases.values()]
+        own = [*leaves, *self._held.values()]
+        others, on_host, on_device = python_state(), torch_state(CPU), torch_state(device)
+        for trial in range(NUM_TRIALS):
+            watch = _CaptureWatch(device, self._static, own) if trial == 0 else None
+            with self._as_captured(), watch or nullcontext():
+                result = self._run_on(self._static)
+            if watch is not None and watch.obstacle is not None:
+                raise RefusalError(watch.obstacle)
+            _check_result(result, leaves, own, device)
+            outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
+            if outputs:
+                with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
+                    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+                    torch.autograd.grad(outputs, wanted, list(map(torch.ones_like, outputs)), allow_unused=True)
+            if self.is_replaced():
+                raise RefusalError("it replaced a tensor or a submodule of its own in the call itself")
+            change = self.change()
+            if change is not None:
+                raise RefusalError(f"{change} changed in the call itself")  # once may be to keep it for later calls
+        if not others.is_same(python_state()):
+            raise RefusalError("it draws from Python's or numpy's random numbers")
+        if device.type != "cpu" and not on_host.is_same(torch_state(CPU)):
+            raise RefusalError("it draws random numbers on the CPU")
+        if not self._api.draws_apart and not on_device.is_same(torch_state(device)):
+            raise RefusalError(
+                "it draws random numbers, whose seed and offset all graphs of a device read from one place before "
+                f"torch 2.13 (this is {torch.__version__}), so that one replay may overwrite them under another"
+            )
+
+    # Capture.
+
+    def _capture(self) -> None:
+        """Captures the forward in one graph and the backward in another.
+
+        Each graph has a memory pool of its own: sharing one is "safe if you know you'll replay those graphs in the same
+        order you captured them" (ATen/cuda/CUDAGraph.h), and backwards may be at once or in another order.
+        """
+
+        def forward() -> None:
+            with self._lane.under_settings(), self._as_captured():
+                self._note_result(self._run_on(self._static))
+
+        def backward() -> None:
+            with self._lane.under_settings():
+                self._grads = self._backward_of(self._differentiable, self._static_grads)
+
+        self._graphs = [self._captured(forward)]
+        if self._targets:
+            self._static_grads = [torch.zeros_like(self._results[index].detach()) for index in self._differentiable]
+            self._graphs.append(self._captured(backward))
+
+    def _captured(self, launch: Callable[[], None]) -> Any:
+        graph = self._api.new_graph()
+        causes: list[Exception] = []
+        self._api.synchronize()
+        self._api.release_workspaces()  # made outside of the pool, they would be used inside of it, and vice versa
+        try:
+            with self._api.capture(graph, stream=self._lane.stream, pool=self._api.new_graph_pool()):
+                try:
+                    launch()
+                except Exception as error:
+                    causes.append(error)
+                    raise
+        except Exception as error:  # of what failed first, not of the end of a capture that failed
+            raise (causes[0] if causes else error) from None
+        finally:
+            self._api.synchronize()
+            self._api.release_workspaces()
+        return graph
+
+    def _note_result(self, result: Any) -> None:
+        """Notes what the captured call returned and which leaves its gradients reach."""
+        leaves, self._spec = flatten(result)
+        inputs = {id(static): number for number, static in enumerate(self._static)}
+        own: dict[int, torch.Tensor] = dict(self._held)
+        own |= {id(alias): self._parameters[name] for name, alias in self._aliases.items()}
+        numbers: dict[int, int] = {}
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                self._outputs.append(("value", leaf))
+            elif id(leaf) in inputs:
+                self._outputs.append(("input", inputs[id(leaf)]))
+            elif id(leaf) in own:
+                self._outputs.append(("value", own[id(leaf)]))
+            else:
+                if id(leaf) not in numbers:
+                    numbers[id(leaf)] = len(self._results)
+                    self._results.append(leaf)
+                self._outputs.append(("new", numbers[id(leaf)]))
+        self._differentiable = tuple(index for index, tensor in enumerate(self._results) if tensor.requires_grad)
+        reached = survey([self._results[index] for index in self._differentiable]).leaves
+        sources: list[tuple[torch.Tensor, int | nn.Parameter]] = [
+            *((static, number) for number, static in enumerate(self._static)),
+            *((alias, self._parameters[name]) for name, alias in self._aliases.items()),
+        ]
+        for leaf, source in sources:
+            if id(leaf) in reached:
+                self._targets.append(leaf)
+                self._sources.append(source)
+
+    # Replay.
+
+    @property
+    def in_flight(self) -> bool:
+        """Returns True while a forward by replay waits for its backward, whose memory a replay would overwrite."""
+        latest = self._latest() if self._latest is not None else None
+        return latest is not None and not latest.spent
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Launches a forward on the current stream, that of the lane; returns its result."""
+        with torch.no_grad():
+            for memory, tensor in zip(self._memory, tensors, strict=True):
+                memory.copy_(tensor)
+                self._api.record_use(tensor, self._lane.stream)
+        self._graphs[0].replay()
+        results: Sequence[torch.Tensor]
+        if self._targets and torch.is_grad_enabled():
+            passed = _Pass()
+            self._latest = weakref.ref(passed)
+            sources = [tensors[source] if isinstance(source, int) else source for source in self._sources]
+            results = _Replayed.apply(self, passed, *sources)
+        else:
+            results = self.results()
+        values = {"new": results, "input": tensors}
+        assert self._spec is not None
+        leaves = [value if kind == "value" else values[kind][value] for kind, value in self._outputs]
+        return unflatten(leaves, self._spec)
+
+    def results(self) -> list[torch.Tensor]:
+        """Returns copies of what the forward computed."""
+        return _copies([tensor.detach() for tensor in self._results])
+
+    def backward(self, passed: _Pass, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        """Launches the backward behind the work of the current stream, and orders that stream after it.
+
+        By replay, if all differentiable results have a gradient. If some have none, autograd goes through the graph of
+        the capture, whose activations are those of the latest replay.
+        """
+        self._check_open()
+        if passed.spent:
+            raise RuntimeError(
+                f"trying to go backward a second time through {self.name!r}, whose activations may be overwritten by "
+                "now; specify retain_graph=True for the first time"
+            )
+        passed.spent = not torch._C._autograd._get_current_graph_task_keep_graph()
+        chosen = [index for index in self._differentiable if gradients[index] is not None]
+        grads: list[Any] = [gradients[index] for index in chosen]
+
+        def launch() -> list[torch.Tensor | None]:
+            for grad in grads:
+                self._api.record_use(grad, self._lane.stream)
+            if len(chosen) < len(self._differentiable):
+                return list(self._backward_of(chosen, grads))
+            torch._foreach_copy_(self._static_grads, grads)
+            self._graphs[1].replay()
+            copied = iter(_copies([grad for grad in self._grads if grad is not None]))
+            return [None if grad is None else next(copied) for grad in self._grads]
+
+        return self._lane.launch(launch, timed=False).wait()
+
+    def _backward_of(self, chosen: Sequence[int], grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+        """Goes backward from some of the differentiable results; None for leaves that no gradient reaches."""
+        if not chosen:
+            return [None] * len(self._targets)
+        outputs = [self._results[index] for index in chosen]
+        with torch.autocast(self._api.device.type, enabled=False):
+            return torch.autograd.grad(outputs, self._targets, list(grads), allow_unused=True, retain_graph=True)
+
+    def backward_twice(
+        self, autocast: torch.dtype | None, sources: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
+        self._check_open()
+        self.is_differentiated_twice = True
+        tensors, device = list(self._static), self._api.device
+        for place, source in zip(self._sources, sources, strict=True):
+            if isinstance(place, int):
+                tensors[place] = source
+        context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+        with preserved(self._module), context, as_lane():
+            before = torch_state(device)
+            leaves = flatten(self._run_on(tensors))[0]
+            if not before.is_same(torch_state(device)):
+                raise MosaicError(
+                    f"{self.name!r} draws random numbers in a CUDA graph, which has no gradients of gradients "
+                    "(create_graph=True); colocate with Options(cuda_graphs=False)"
+                )
+        results = {value: leaf for (kind, value), leaf in zip(self._outputs, leaves, strict=True) if kind == "new"}
+        chosen = [index for index in self._differentiable if gradients[index] is not None]
+        if not chosen:
+            return [None] * len(sources)
+        outputs, grads = [results[index] for index in chosen], [gradients[index] for index in chosen]
+        return torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MosaicError(f"the graphs of {self.name!r} are closed; run backward before closing them")
+
+    def close(self) -> None:
+        """Frees graphs and memory; the device must have come to rest."""
+        self._closed = True
+        for graph in self._graphs:
+            graph.reset()
+        for memory in (self._graphs, self._results, self._static, self._static_grads, self._memory, self._targets):
+            memory.clear()
+        self._grads = ()
+
+
+class _Replayed(torch.autograd.Function):
+    """A captured call in the caller's autograd graph: inputs and parameters in, results out."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: ModuleGraph, passed: _Pass, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.graph, ctx.passed = graph, passed
+        kind = graph._api.device.type
+        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        ctx.save_for_backward(*sources)
+        ctx.set_materialize_grads(False)
+        results = tuple(graph.results())
+        ctx.mark_non_differentiable(*(t for index, t in enumerate(results) if index not in graph._differentiable))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            return (None, None, *ctx.graph.backward_twice(ctx.autocast, ctx.saved_tensors, gradients))
+        return (None, None, *ctx.graph.backward(ctx.passed, gradients))
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns copies, made by few kernels: a launch for each parameter would cost more than it copies."""
+    copied: list[torch.Tensor] = []
+    grouped: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            copied.append(torch.empty_like(tensor))
+            grouped[tensor.dtype][0].append(copied[-1])
+            grouped[tensor.dtype][1].append(tensor)
+        else:
+            copied.append(tensor.clone())
+    for into, source in grouped.values():
+        torch._foreach_copy_(into, source)
+    return copied
+
+
+# Refusals.
+
+
+@contextmanager
+def _refusing(stage: str) -> Iterator[None]:
+    """Turns an error of its block into a RefusalError."""
+    try:
+        yield
+    except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly
+        clear_frames(error.__traceback__)  # in torch 2.11 a checkpoint's hooks stay active as long as its frame
+        if isinstance(error, RefusalError):
+            raise
+        first_line = (str(error).splitlines() or [""])[0]
+        raise RefusalError(f"{stage} it failed: {type(error).__name__}: {first_line}") from error
 
 
 def _has_global_hooks() -> bool:
     return any(getattr(nn.modules.module, f"_global{name}", None) for name in _HOOKS)
 
 
-# Trial runs.
+def _check_result(
+    result: Any, known: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
+) -> None:
+    """Refuses results of which a replay cannot return copies that behave alike, such as views of each other.
 
-
-def _try_out(run: _Run, static: list[torch.Tensor], state: _Captured, api: StreamApi) -> None:
-    """Runs a call forward and backward on the current stream.
-
-    Raises:
-        RefusalError: It does something that a graph cannot do.
+    Args:
+        result: What a call returned.
+        known: Its inputs and parameters.
+        own: These, and other tensors of its module.
+        device: Their device.
     """
-    device = api.device
-    leaves = [*static, *state.aliases.values()]
-    others, on_host, on_device = python_state(), torch_state(CPU), torch_state(device)
-    for trial in range(NUM_TRIALS):
-        watch = _CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
-        with state.as_captured(), watch or nullcontext():
-            result = run(static)
-        if watch is not None and watch.obstacle is not None:
-            raise RefusalError(watch.obstacle)
-        _check_result(result, leaves, device)
-        _check_memory(result, [*leaves, *state.tensors.values()])
-        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
-        if outputs:
-            with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
-                wanted = [leaf for leaf in leaves if leaf.requires_grad]
-                torch.autograd.grad(outputs, wanted, list(map(torch.ones_like, outputs)), allow_unused=True)
-        if state.is_replaced():
-            raise RefusalError("it replaced a tensor or a submodule of its own in the call itself")
-        change = state.change()
-        if change is not None:
-            raise RefusalError(f"{change} changed in the call itself")  # once may be to keep it for later calls
-    if not others.is_same(python_state()):
-        raise RefusalError("it draws from Python's or numpy's random numbers")
-    if device.type != "cpu" and not on_host.is_same(torch_state(CPU)):
-        raise RefusalError("it draws random numbers on the CPU")
-    if not api.draws_apart and not on_device.is_same(torch_state(device)):
-        raise RefusalError(
-            "it draws random numbers, whose seed and offset all graphs of a device read from one place before torch "
-            f"2.13 (this is {torch.__version__}), so that one replay may overwrite them under another"
-        )
-
-
-def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) -> None:
     for leaf in flatten(result)[0]:
         if is_opaque(leaf):
             raise RefusalError(f"it returns a {type(leaf).__name__}, which may hide tensors")
@@ -424,16 +654,12 @@ def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) 
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             raise RefusalError(f"it returns a tensor on {leaf.device}")
     behind = survey([tensor for tensor in tensors_in(result) if tensor.requires_grad])
-    strange = behind.leaves.keys() - {id(tensor) for tensor in known}
+    strange = behind.leaves.keys() - set(map(id, known))
     if strange:
         shape = _shape(behind.leaves[min(strange)])
         raise RefusalError(f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it")
     if any("Checkpoint" in name for name in behind.names):
         raise RefusalError("it uses activation checkpointing")
-
-
-def _check_memory(result: Any, own: Sequence[torch.Tensor]) -> None:
-    """Refuses results that are views of each other, of an input or of a weight: each replay returns copies."""
     own_ids = set(map(id, own))
     results = {id(tensor): tensor for tensor in tensors_in(result) if id(tensor) not in own_ids}
     memory = _storages(results.values())
@@ -520,267 +746,3 @@ def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 def _shape(tensor: torch.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-# Capture and replay.
-
-
-class _Pass:
-    """One forward by replay, until its backward is over or its results are gone."""
-
-    spent = False
-
-
-class _Capture:
-    """One kind of call of one module: static memory, the graphs that use it, and the autograd graph of the capture.
-
-    Static memory is written by one replay and read by its backward; ``ModuleGraphs`` replays again only after both. All
-    of it is used on the lane's stream, or on a stream that the lane was ordered before and after.
-
-    Args:
-        key: Equal for calls that it can replay, while ``state`` is unchanged.
-        call: The call that is captured.
-        state: The module.
-        run: The call on other tensors.
-        static: Leaves that the graph reads its inputs from.
-        api: The runtime.
-    """
-
-    def __init__(
-        self, key: Hashable, call: GraphCall, state: _Captured, run: _Run, static: list[torch.Tensor], api: StreamApi
-    ) -> None:
-        self.key = key
-        self.name = call.name
-        self.state = state
-        self.lane = call.lane
-        self.differentiable: tuple[int, ...] = ()
-        self.is_differentiated_twice = False
-        self._module = call.module
-        self._api = api
-        self._run = run
-        self._static = static
-        self._memory = [tensor.data for tensor in static]  # writing through .data leaves autograd's versions alone
-        self._made: list[torch.Tensor] = []
-        self._outputs: list[tuple[str, Any]] = []
-        self._spec: pytree.TreeSpec | None = None
-        self._targets: list[torch.Tensor] = []
-        self._sources: list[int | nn.Parameter] = []
-        self._static_grads: list[torch.Tensor] = []
-        self._grads: Sequence[torch.Tensor | None] = ()
-        self._graphs: list[Any] = []
-        self._latest: weakref.ref[_Pass] | None = None
-        self._closed = False
-
-    def record(self) -> None:
-        """Captures the forward in one graph and the backward in another.
-
-        Each graph has a memory pool of its own: sharing one is "safe if you know you'll replay those graphs in the same
-        order you captured them" (ATen/cuda/CUDAGraph.h), and backwards may be at once or in another order.
-        """
-
-        def forward() -> None:
-            with self.lane.under_settings(), self.state.as_captured():
-                self._take_outputs(self._run(self._static))
-
-        def backward() -> None:
-            with self.lane.under_settings():
-                self._grads = self._backward_of(list(range(len(self.differentiable))), self._static_grads)
-
-        self._graphs = [self._captured(forward)]
-        if self._targets:
-            self._static_grads = [torch.zeros_like(self._made[index].detach()) for index in self.differentiable]
-            self._graphs.append(self._captured(backward))
-
-    def _captured(self, launch: Callable[[], None]) -> Any:
-        graph = self._api.new_graph()
-        causes: list[Exception] = []
-        self._api.synchronize()
-        self._api.release_workspaces()  # made outside of the pool, they would be used inside of it, and vice versa
-        try:
-            with self._api.capture(graph, stream=self.lane.stream, pool=self._api.new_graph_pool()):
-                try:
-                    launch()
-                except Exception as error:
-                    causes.append(error)
-                    raise
-        except Exception as error:  # of what failed first, not of the end of a capture that failed
-            raise (causes[0] if causes else error) from None
-        finally:
-            self._api.synchronize()
-            self._api.release_workspaces()
-        return graph
-
-    def _take_outputs(self, result: Any) -> None:
-        """Notes what the captured call returned and which leaves its gradients reach."""
-        leaves, self._spec = flatten(result)
-        inputs = {id(static): number for number, static in enumerate(self._static)}
-        own: dict[int, torch.Tensor] = dict(self.state.tensors)
-        own |= {id(alias): self.state.parameters[key] for key, alias in self.state.aliases.items()}
-        numbers: dict[int, int] = {}
-        for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                self._outputs.append(("value", leaf))
-            elif id(leaf) in inputs:
-                self._outputs.append(("input", inputs[id(leaf)]))
-            elif id(leaf) in own:
-                self._outputs.append(("value", own[id(leaf)]))
-            else:
-                number = numbers.setdefault(id(leaf), len(self._made))
-                if number == len(self._made):
-                    self._made.append(leaf)
-                self._outputs.append(("made", number))
-        self.differentiable = tuple(index for index, tensor in enumerate(self._made) if tensor.requires_grad)
-        reached = survey([self._made[index] for index in self.differentiable]).leaves
-        sources: list[tuple[torch.Tensor, int | nn.Parameter]] = [
-            *((static, number) for number, static in enumerate(self._static)),
-            *((alias, self.state.parameters[key]) for key, alias in self.state.aliases.items()),
-        ]
-        for leaf, source in sources:
-            if id(leaf) in reached:
-                self._targets.append(leaf)
-                self._sources.append(source)
-
-    # Forward.
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a forward by replay still waits for its backward, whose memory a replay would overwrite."""
-        latest = self._latest() if self._latest is not None else None
-        return latest is not None and not latest.spent
-
-    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Launches a forward on the current stream, that of the lane; returns its result."""
-        with torch.no_grad():
-            for memory, tensor in zip(self._memory, tensors, strict=True):
-                memory.copy_(tensor)
-                self._api.record_use(tensor, self.lane.stream)
-        self._graphs[0].replay()
-        if self._targets and torch.is_grad_enabled():
-            passed = _Pass()
-            self._latest = weakref.ref(passed)
-            sources = [tensors[source] if isinstance(source, int) else source for source in self._sources]
-            made = _Replayed.apply(self, passed, *sources)
-        else:
-            made = self.results()
-        values = {"made": made, "input": tensors}
-        assert self._spec is not None
-        leaves = [value if kind == "value" else values[kind][value] for kind, value in self._outputs]
-        return unflatten(leaves, self._spec)
-
-    def results(self) -> list[torch.Tensor]:
-        """Returns copies of what the forward computed."""
-        return _copies([tensor.detach() for tensor in self._made])
-
-    # Backward.
-
-    def backward(self, passed: _Pass, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """Launches the backward behind what the present stream was given, and orders that stream after it.
-
-        By replay, if all differentiable results have a gradient. If some have none, autograd goes through the graph of
-        the capture, whose activations are those of the latest replay.
-        """
-        self._check_open()
-        if passed.spent:
-            raise RuntimeError(
-                f"trying to go backward a second time through {self.name!r}, whose activations may be overwritten by "
-                "now; specify retain_graph=True for the first time"
-            )
-        passed.spent = not torch._C._autograd._get_current_graph_task_keep_graph()
-        chosen = [number for number, index in enumerate(self.differentiable) if gradients[index] is not None]
-        grads = [gradients[self.differentiable[number]] for number in chosen]
-
-        def launch() -> list[torch.Tensor | None]:
-            for grad in grads:
-                self._api.record_use(grad, self.lane.stream)  # type: ignore[arg-type]  # none of them is None
-            if len(chosen) < len(self.differentiable):
-                return list(self._backward_of(chosen, grads))
-            torch._foreach_copy_(self._static_grads, grads)  # type: ignore[arg-type]
-            self._graphs[1].replay()
-            copied = iter(_copies([grad for grad in self._grads if grad is not None]))
-            return [None if grad is None else next(copied) for grad in self._grads]
-
-        return self.lane.launch(launch, timed=False).wait()
-
-    def _backward_of(self, chosen: Sequence[int], grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        """Goes backward from some of the differentiable results; None for leaves that no gradient reaches."""
-        if not chosen:
-            return [None] * len(self._targets)
-        outputs = [self._made[self.differentiable[number]] for number in chosen]
-        with torch.autocast(self._api.device.type, enabled=False):
-            return torch.autograd.grad(outputs, self._targets, list(grads), allow_unused=True, retain_graph=True)
-
-    def backward_twice(
-        self, autocast: torch.dtype | None, sources: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
-    ) -> Sequence[torch.Tensor | None]:
-        """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
-        self._check_open()
-        self.is_differentiated_twice = True
-        tensors, device = list(self._static), self._api.device
-        for place, source in zip(self._sources, sources, strict=True):
-            if isinstance(place, int):
-                tensors[place] = source
-        context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
-        with preserved(self._module), context, as_lane():
-            before = torch_state(device)
-            leaves = flatten(self._run(tensors))[0]
-            if not before.is_same(torch_state(device)):
-                raise MosaicError(
-                    f"{self.name!r} draws random numbers in a CUDA graph, which has no gradients of gradients "
-                    "(create_graph=True); colocate with Options(cuda_graphs=False)"
-                )
-        made = {value: leaf for (kind, value), leaf in zip(self._outputs, leaves, strict=True) if kind == "made"}
-        chosen = [index for index in self.differentiable if gradients[index] is not None]
-        if not chosen:
-            return [None] * len(sources)
-        outputs, grads = [made[index] for index in chosen], [gradients[index] for index in chosen]
-        return torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise MosaicError(f"the graphs of {self.name!r} are closed; run backward before closing them")
-
-    def close(self) -> None:
-        """Frees graphs and memory; the device must have come to rest."""
-        self._closed = True
-        for graph in self._graphs:
-            graph.reset()
-        for memory in (self._graphs, self._made, self._static, self._static_grads, self._memory, self._targets):
-            memory.clear()
-        self._grads = ()
-
-
-class _Replayed(torch.autograd.Function):
-    """A captured call in the caller's autograd graph: inputs and parameters in, results out."""
-
-    @staticmethod
-    def forward(ctx: Any, capture: _Capture, passed: _Pass, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.capture, ctx.passed = capture, passed
-        kind = capture.lane.api.device.type
-        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        ctx.save_for_backward(*sources)
-        ctx.set_materialize_grads(False)
-        made = tuple(capture.results())
-        ctx.mark_non_differentiable(*(t for index, t in enumerate(made) if index not in capture.differentiable))
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
-            return (None, None, *ctx.capture.backward_twice(ctx.autocast, ctx.saved_tensors, gradients))
-        return (None, None, *ctx.capture.backward(ctx.passed, gradients))
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns copies, made by few kernels: a launch for each parameter would cost more than it copies."""
-    copied: list[torch.Tensor] = []
-    grouped: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
-    for tensor in tensors:
-        if tensor.is_contiguous():
-            copied.append(torch.empty_like(tensor))
-            grouped[tensor.dtype][0].append(copied[-1])
-            grouped[tensor.dtype][1].append(tensor)
-        else:
-            copied.append(tensor.clone())
-    for into, source in grouped.values():
-        torch._foreach_copy_(into, source)
-    return copied

@@ -82,7 +82,7 @@ class Handle(Checkpointer):
 
     @property
     def profile(self) -> Profile | None:
-        """What the plan was made from; None for a plan that was given without one."""
+        """The measurements behind the plan; None for a plan that came without them."""
         return self._session.profile
 
     @property
@@ -92,7 +92,7 @@ class Handle(Checkpointer):
 
     @property
     def active(self) -> bool:
-        """Whether placed modules run on their lanes now."""
+        """Returns True if placed modules run on their lanes now."""
         return self._executor is not None and not self._executor.closed and self._attachment.enabled
 
     @property
@@ -106,7 +106,7 @@ class Handle(Checkpointer):
 
     @property
     def is_trying(self) -> bool:
-        """Whether plans are being tried, so that it is not decided yet what runs."""
+        """Returns True if plans are being tried, so that it is not decided yet what runs."""
         return self._trial is not None and self._trial.is_running
 
     def describe(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """What only several ranks have.
+    """Settings of several ranks.
 
     Raises:
         ValueError: A time is not above 0 s.
@@ -32,7 +32,7 @@ class RankSettings:
     grace_s: float = 10.0
     """How long the end of a rank with an error may take before its process is ended, in seconds."""
     communication_slots: int = 0
-    """Where Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
+    """If Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
     many CTAs as they have SMs; a plan that is given has its own number."""
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Options:
     """
 
     method: str = "auto"
-    """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
+    """The planner: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
     a method that is named runs as it is, like one that is given; ``auto`` is tried first. ``data-parallel``, on several
     ranks only, measures nothing: every module runs on all of them."""
     profile: Profile | str | Path | None = None
@@ -95,7 +95,7 @@ class Options:
     progress: ProgressCallback | None = None
     """Told what is being profiled, how much is done, and how much there is; on several ranks, on the first."""
     ranks: RankSettings | None = None
-    """What only several ranks have; None for the defaults."""
+    """Settings of several ranks; None for the defaults."""
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -125,7 +125,7 @@ class Options:
 
     @property
     def may_fall_back(self) -> bool:
-        """Whether the model stays as it was where it cannot be profiled: where it is left to Mosaic what runs."""
+        """Returns True if the model stays as it was where it cannot be profiled: Mosaic chooses what runs."""
         return self.method == "auto" and not (self.profiling is not None and self.profiling.strict)
 
     def with_sms(self, backend: Backend) -> Backend:
@@ -167,4 +167,4 @@ class Options:
 
 
 DEFAULT_OPTIONS = Options()
-"""What ``mosaic.colocate`` does where nothing is said."""
+"""The options of a ``mosaic.colocate`` without any."""

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
-from types import TracebackType
+from types import BuiltinFunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+from torch import nn
+
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.calls.pieces import PiecePool, piece_of
-from mosaic.engine.host.parallel_pool import HostPool
+from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.placed_module import PlacedModule, owner_of
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Backend
+    from mosaic.backends.base import Backend, Lane
+    from mosaic.engine.streams.parallel_pool import StreamPool
 
 
 class ParallelBlock:
     """A block in which named pieces of work run side by side; made by ``mosaic.parallel``."""
 
-    def __init__(self, pool: PiecePool) -> None:
+    def __init__(self, pool: HostPool | StreamPool) -> None:
         self._pool = pool
 
     def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -40,15 +48,24 @@ class ParallelBlock:
 
         .. code-block:: python
 
-            found = p.run_all({"vision": (encode_image, (images,)), "text": (encode_text, (ids,), {"mask": mask})})
+            results = p.run_all({"vision": (encode_image, (images,)), "text": (encode_text, (ids,), {"mask": mask})})
 
         Args:
             calls: For each name a function, its arguments, and its named arguments if it has any.
 
         Returns:
             The result of each name.
+
+        Raises:
+            TypeError: A call is something else.
         """
-        return self._pool.call_all({name: piece_of(name, call) for name, call in calls.items()})
+        for name, call in calls.items():
+            if not 2 <= len(call) <= 3 or not callable(call[0]):
+                raise TypeError(f"{name!r} is not (function, arguments) or (function, arguments, named arguments)")
+        return {
+            name: self._pool.call(name, call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {})
+            for name, call in calls.items()
+        }
 
     def __enter__(self) -> Self:
         """Opens the block."""
@@ -115,7 +132,9 @@ def _host() -> HostBackend:
 
 
 @cache
-def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, cuda_graphs: bool) -> PiecePool:
+def _pool(
+    backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, cuda_graphs: bool
+) -> HostPool | StreamPool:
     for name, wanted in slots or ():
         backend.device.check_quota(len(wanted), of=f"{name!r}")
     if backend.device.kind == "host":
@@ -127,3 +146,82 @@ def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | Non
             f"a block on {backend.device.name} needs a plan or quotas, such as parallel({{'vision': 10, 'text': 6}})"
         )
     return StreamPool(backend, dict(slots), cuda_graphs=cuda_graphs)
+
+
+class HostPool:
+    """Lanes of the host and what is known of each name's calls; lives as long as the process."""
+
+    def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]] | None) -> None:
+        self._slots = slots
+        self._spare = [(slot,) for slot in backend.device.slots]
+        self.executor = Executor(backend.open_lanes(self._spare if slots is None else slots.values()))
+        self.executor.way_out = "call {!r} without run()"
+        self._lanes: dict[str, Lane] = {}
+        self._sites: dict[tuple[str, Hashable, int], PlacedModule] = {}
+        self._leaves: dict[str, weakref.WeakValueDictionary[int, torch.Tensor]] = {}
+        self._results: list[weakref.ref[LaneTensor]] = []
+
+    def begin(self) -> None:
+        """Opens a block."""
+        self.executor.begin()
+
+    def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one piece of work on the lane of its name."""
+        site = self._site(name, _identity_of(function), owner_of(function))
+        known = len(site.signatures)
+        result = self.executor.call(site, function, args, kwargs)
+        if len(site.signatures) > known:
+            self._compare_leaves(site, result)
+        self._results += [weakref.ref(tensor) for tensor in tensors_in(result) if isinstance(tensor, LaneTensor)]
+        return result
+
+    def end(self, *, failed: bool) -> None:
+        """Joins what the block made, unless it failed; the lanes come to rest."""
+        try:
+            for reference in self._results:
+                tensor = reference()
+                if tensor is not None and not failed:
+                    tensor.join()
+            if not failed:
+                self.executor.check_unseen()
+        finally:
+            self._results.clear()
+            self.executor.drain()  # what nobody used may still read parameters and modes
+            self.executor.end()
+
+    def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> PlacedModule:
+        """Returns the site of a function under a name; another module may have the id of one that is gone."""
+        if name not in self._lanes:
+            self._lanes[name] = self.executor.lanes.lane(self._slots_of(name))
+        key = (name, identity, id(module))
+        site = self._sites.get(key)
+        if site is None or site.module is not module:
+            site = self._sites[key] = PlacedModule(name, module, self._lanes[name])
+        return site
+
+    def _slots_of(self, name: str) -> tuple[int, ...]:
+        if self._slots is None:
+            return self._spare[len(self._lanes) % len(self._spare)]
+        if name not in self._slots:
+            raise InvalidPlanError(f"{name!r} is not in the plan of this block; it has {', '.join(self._slots)}")
+        return self._slots[name]
+
+    def _compare_leaves(self, site: PlacedModule, result: Any) -> None:
+        """Keeps names that share a parameter off their lanes, so that gradients are right."""
+        own = {id(leaf): leaf for leaf in find_leaves(tensors_in(result))}
+        self._leaves.setdefault(site.name, weakref.WeakValueDictionary()).update(own)
+        for other, leaves in self._leaves.items():
+            if other != site.name and any(leaves.get(key) is leaf for key, leaf in own.items()):
+                site.obstacle = f"it shares a parameter with {other!r}"
+                for theirs in self._sites.values():
+                    if theirs.name == other:
+                        theirs.obstacle = f"it shares a parameter with {site.name!r}"
+
+
+def _identity_of(function: Callable[..., Any]) -> Hashable:
+    """Returns an identity that stays the same for a lambda that is made anew each step."""
+    plain = getattr(function, "__func__", function)
+    code: Hashable = getattr(plain, "__code__", None)
+    if code is not None:
+        return code
+    return id(plain) if isinstance(plain, BuiltinFunctionType) else id(type(plain))

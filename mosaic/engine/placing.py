@@ -54,7 +54,7 @@ class Executor(Protocol):
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether something that it alone can do has yet to be done for a backward."""
+        """Returns True if something that it alone can do has yet to be done for a backward."""
 
     def forget_calls(self) -> None:
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
@@ -73,7 +73,7 @@ class Executor(Protocol):
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran, in milliseconds since ``origin_ns``."""
@@ -83,7 +83,7 @@ class Executor(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else the user should know about how calls ran."""
+        """Further remarks on how calls ran."""
 
 
 class PlacedPlan:
@@ -130,7 +130,7 @@ class PlacedPlan:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a call waits for a backward that only this plan's lanes can run as the plain loop would."""
+        """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
         if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
         return self.executor.is_in_flight or any(site.is_in_flight or site.is_in_place for site in self.sites.values())

@@ -121,7 +121,7 @@ class Session:
     placed: PlacedPlan | None = None
     trial: TrialSetup | None = None
     is_rough: bool = False
-    """Whether other processes used the CPU while the modules were profiled."""
+    """True if other processes used the CPU while the modules were profiled."""
     setup_ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of each step: ``find``, ``profile``, ``solve`` and ``open``."""
     _launch_share: float = 0.0
@@ -201,7 +201,7 @@ class Session:
             gain = min(MIN_GAIN, trial.smallest_gain)
             plans = plans_to_try(plan, graph, cost, count=trial.max_plans, smallest_gain=gain)
         share = self.profile.environment.foreign_cpu_share
-        self.plans = tuple(replace(one, foreign_cpu_share=share) for one in plans)
+        self.plans = tuple(replace(plan, foreign_cpu_share=share) for plan in plans)
 
     @property
     def trial_settings(self) -> TrialSettings | None:
@@ -213,7 +213,7 @@ class Session:
 
     @property
     def gains(self) -> bool:
-        """Whether the plan is worth running; a plan that was passed, or made by a named method, is in any case."""
+        """Returns True if the plan is worth running; one that was passed or comes of a named method always is."""
         is_free = self.request.options.method == "auto" or self.trial_settings is not None
         return self.request.plan is not None or not is_free or self.plan.predicted_speedup >= MIN_GAIN
 

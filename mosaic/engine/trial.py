@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 import weakref
 from collections import deque
@@ -24,7 +25,6 @@ from torch.optim import Optimizer
 from mosaic.cost import Cost
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.drift import DriftWatch
 from mosaic.engine.placing import PlacedPlan
 from mosaic.errors import InfeasibleError, ModuleContractError, MosaicError, said_by
 from mosaic.find.restore import preserved
@@ -51,6 +51,7 @@ _MAX_REFUSALS = 200
 _CALLS_WITHOUT_OPTIMIZER = 8
 _STEPS_OF_ANOTHER = 8
 _COMPARED_STEPS = 2
+_DRIFT_WINDOW, _DRIFT_MARGIN = 20, 1.1
 _ASIDE = "batches have other shapes than the trial's: the plain loop runs until these return, or plans are tried again"
 
 
@@ -63,11 +64,11 @@ class PlanCandidate:
 
     plan: Plan
     graphs: bool = False
-    """Whether its modules are launched as CUDA graphs."""
+    """True if its modules are launched as CUDA graphs."""
     sm_target: bool = False
-    """Whether libraries get the SM counts of its lanes."""
+    """True if libraries get the SM counts of its lanes."""
     is_variant: bool = False
-    """Whether another candidate has the same plan."""
+    """True if another candidate has the same plan."""
     placed: PlacedPlan | None = None
     """Its lanes while they are open."""
     num_errors: int = 0
@@ -319,6 +320,72 @@ def outer_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     return tuple(shapes)
 
 
+class DriftWatch:
+    """Watches the steps after a trial; each method returns a sentence once the loop has changed.
+
+    A loop has drifted when the medians of windows that make up ``drift_steps`` steps in a row are all above what nine
+    of ten steps took in the trial, and above its median by 10 % at least; when as many steps in a row had one same
+    other shape; or when another process has come to the device.
+
+    Args:
+        samples: Milliseconds of the trial's steps of the candidate that runs; without any, the first window.
+        shapes: The shapes of the trial's batches.
+        settings: Bounds.
+    """
+
+    def __init__(self, samples: Sequence[float], shapes: Hashable, settings: TrialSettings) -> None:
+        self.shapes = shapes
+        self._drift_steps = settings.drift_steps
+        self._window: list[float] = []
+        self._num_slow = self._num_others = 0
+        self._other: Hashable = None
+        self._tenants: frozenset[int] | None = None
+        self._limit_ms = _limit(samples) if samples else None
+
+    @property
+    def has_other_shapes(self) -> bool:
+        """True after 20 batches in a row of one shape that the trial did not measure."""
+        return self._num_others >= _DRIFT_WINDOW
+
+    def note_time(self, step_ms: float) -> str | None:
+        """Records the time of a step with the trial's shapes."""
+        self._window.append(step_ms)
+        if len(self._window) < _DRIFT_WINDOW:
+            return None
+        median, window = statistics.median(self._window), self._window
+        self._window = []
+        if self._limit_ms is None:
+            self._limit_ms = _limit(window)
+            return None
+        self._num_slow = self._num_slow + _DRIFT_WINDOW if median > self._limit_ms else 0
+        if self._num_slow < self._drift_steps:
+            return None
+        limit = f"{median:.2f} ms, above {self._limit_ms:.2f}"
+        return f"{self._num_slow} steps in a row were slower than in the trial: {limit}"
+
+    def note_shapes(self, shapes: Hashable) -> str | None:
+        """Records the shapes of a step's batch."""
+        if shapes == self.shapes:
+            self._num_others = 0
+            return None
+        self._num_others = self._num_others + 1 if shapes == self._other else 1
+        self._other = shapes
+        if self._num_others < self._drift_steps:
+            return None
+        return f"the last {self._num_others} batches had other shapes than those of the trial"
+
+    def note_tenants(self, processes: frozenset[int]) -> str | None:
+        """Records the other processes on the device."""
+        known, self._tenants = self._tenants, processes
+        added = processes - known if known is not None else frozenset()
+        return f"another process uses the device now (id {', '.join(map(str, sorted(added)))})" if added else None
+
+
+def _limit(samples: Sequence[float]) -> float:
+    ordered = sorted(samples)
+    return max(ordered[min(len(ordered) - 1, round(0.9 * len(ordered)))], _DRIFT_MARGIN * statistics.median(ordered))
+
+
 class TrialLock:
     """Held by one trial of the process at a time: two trials would measure each other's changes.
 
@@ -377,7 +444,7 @@ class TrialSetup:
     compare: Callable[[], SampleComparison] | None
     """Runs the plain loop on the sample; None where nothing is compared."""
     on_host: bool
-    """Whether lanes are threads, whose plans cannot be switched while a plain call waits for its backward."""
+    """True if lanes are threads, whose plans cannot be switched while a plain call waits for its backward."""
     clock: StepClock
     tenants: Callable[[], frozenset[int]] | None = None
     """Returns the other processes on the device; None where they are unknown."""
@@ -446,7 +513,7 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        """Whether the decision is still open."""
+        """Returns True if the decision is still open."""
         return self._phase in ("waiting", "trying")
 
     @property

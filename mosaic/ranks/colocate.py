@@ -16,15 +16,14 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.session import Request
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
-from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
-from mosaic.ranks.choosing.planning import plans_of_first
+from mosaic.ranks.choosing.plans import RANK_TRIAL, Candidates, plans_of_first, rank_plans_to_try
 from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankSession
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
 from mosaic.ranks.world.groups import device_of
 from mosaic.ranks.world.progress import THE_LOOP
-from mosaic.ranks.world.world import RankFacts, World
+from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
 
 
@@ -83,7 +82,7 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("find"):
         backend = world.run_on_all(lambda: options.with_sms(backend_for(model, request.backend, world.device)))
         on = prepare(world, model, request.sample, backend, modules=request.modules, exclude=request.exclude)
-        world.check_alike(RankFacts.of(backend.device, on.finding.graph))
+        world.check_alike(facts_of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))

@@ -97,8 +97,6 @@ class DataCheck:
     """Findings; one that did not pass quarantines the day."""
     usual: tuple[Usual, ...]
     """Figures of today beside those of earlier days."""
-    replan: str
-    """Reason to plan the model anew, such as ``modality audio is missing``; empty for none."""
 
 
 def day_figures(
@@ -131,6 +129,15 @@ def day_figures(
     )
 
 
+def _standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
+    """Standard error of a mean over clusters of rows; the values' spread for a single cluster."""
+    number = np.unique(clusters, return_inverse=True)[1]
+    sums = np.bincount(number, weights=values - np.mean(values))
+    if len(sums) == 1:
+        return float(np.std(values))
+    return float(np.sqrt(np.sum(sums**2) * len(sums) / (len(sums) - 1)) / len(values))
+
+
 def check_data(
     today: DayFigures,
     before: Sequence[DayFigures],
@@ -141,71 +148,59 @@ def check_data(
 ) -> DataCheck:
     """Compares today's data with trained days, the oldest first; digests of rows find frozen rows among today's."""
     before = tuple(before)[-settings.days :]
-    changed = tuple(_modality_changes(today, before))
     usual = tuple(_usual_figures(today, before))
     findings = (
-        _enough_rows(today, settings),
+        _rows(today, settings),
         _leaked(today_rows, frozen_rows),
         *_unreadable(today, settings),
         *_champion(today, usual, settings),
         *_labels(today, before, settings),
-        *_modalities(today, changed, settings),
+        *_modalities(today, before, settings),
         *_inputs(today, before, settings),
     )
     broken = [finding for finding in findings if not finding.passed]
-    return DataCheck(
-        quarantine=bool(broken),
-        reason=broken[0].sentence if broken else "",
-        findings=findings,
-        usual=usual,
-        replan=", ".join(f"modality {name} is {change}" for name, change in changed),
-    )
+    reason = broken[0].sentence if broken else ""
+    return DataCheck(quarantine=bool(broken), reason=reason, findings=findings, usual=usual)
 
 
 # Rules.
 
 
-def _enough_rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
-    enough = today.rows >= settings.min_rows
-    way_out = "" if enough else "; wait for more, or lower min_rows"
-    sentence = f"There are {today.rows:,} rows, and min_rows = {settings.min_rows}{way_out}."
-    return Finding(name="rows", passed=enough, sentence=sentence)
+def _rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
+    sentence = f"There are {today.rows:,} rows, and min_rows = {settings.min_rows}"
+    return Finding.of("rows", today.rows >= settings.min_rows, sentence, "; wait for more, or lower min_rows")
 
 
 def _leaked(today: AbstractSet[str], frozen: AbstractSet[str]) -> Finding:
     overlap = len(today & frozen)
-    sentence = "No frozen row is among today's rows."
+    sentence = "No frozen row is among today's rows"
     if overlap:
         sentence = (
             f"{overlap:,} of today's {len(today):,} rows are frozen rows, and none may be: training on them would make "
-            "the gate blind; take them out of the day's folder."
+            "the gate blind; take them out of the day's folder"
         )
-    return Finding(name="frozen rows", passed=not overlap, sentence=sentence)
+    return Finding.of("frozen rows", not overlap, sentence)
 
 
 def _unreadable(today: DayFigures, settings: DataCheckSettings) -> Iterator[Finding]:
     if count := sum(today.unreadable.values()):
-        passed = count <= settings.max_unreadable * (today.rows + count)
         reasons = ", ".join(f"{reason} ({number:,})" for reason, number in sorted(today.unreadable.items()))
         sentence = f"{count:,} of {today.rows + count:,} rows could not be read: {reasons}; "
-        sentence += f"max_unreadable = {settings.max_unreadable:.0%}{'' if passed else ': mend the files or raise it'}."
-        yield Finding(name="unreadable", passed=passed, sentence=sentence)
+        sentence += f"max_unreadable = {settings.max_unreadable:.0%}"
+        passed = count <= settings.max_unreadable * (today.rows + count)
+        yield Finding.of("unreadable", passed, sentence, ": mend the files or raise it")
 
 
 def _champion(today: DayFigures, usual: Sequence[Usual], settings: DataCheckSettings) -> Iterator[Finding]:
     """Wrong labels and unusual data both raise the champion's error."""
     for figure in usual:
-        if figure.name != "champion's value" or figure.usual is None or figure.low is None:
-            continue
-        passed = figure.usual - figure.today - SURE * (today.champion_error or 0.0) <= settings.max_drop
-        sentence = f"The champion's mean value on today's rows is {figure.today:.4f}, usually {figure.usual:.4f}"
-        if not passed:
-            sentence += (
-                f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
-            )
-        elif figure.today < figure.low:
-            sentence += ", less than the days before explain: the data drifts, or some labels are wrong"
-        yield Finding(name="champion's error", passed=passed, sentence=f"{sentence}.")
+        if figure.name == "champion's value" and figure.usual is not None and figure.low is not None:
+            passed = figure.usual - figure.today - SURE * (today.champion_error or 0.0) <= settings.max_drop
+            sentence = f"The champion's mean value on today's rows is {figure.today:.4f}, usually {figure.usual:.4f}"
+            if passed and figure.today < figure.low:
+                sentence += ", less than the days before explain: the data drifts, or some labels are wrong"
+            way_out = f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
+            yield Finding.of("champion's error", passed, sentence, way_out)
 
 
 def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
@@ -214,123 +209,103 @@ def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
     if not label_shares or not today.rows:
         return
     if not total:
-        sentence = "No row has a label today, and rows of the days before had: look at how today's rows are read."
-        yield Finding(name="labels", passed=False, sentence=sentence)
+        sentence = "No row has a label today, and rows of the days before had: look at how today's rows are read"
+        yield Finding.of("labels", False, sentence)
         return
     medians = {
         name: statistics.median([shares.get(name, 0.0) for shares in label_shares])
         for name in {name for shares in label_shares for name in shares}
     }
-    whole = sum(medians.values()) or 1.0
-    now, usual = _shares(today.labels), {name: share / whole for name, share in medians.items()}
+    now, usual = _shares(today.labels), _shares(medians) or medians
     shift = sum(abs(now.get(name, 0.0) - usual.get(name, 0.0)) for name in {*now, *usual}) / 2
     noise = sum(math.sqrt(share * (1 - share) / total) for share in usual.values()) / 2
     most = max(now, key=now.__getitem__)
     alone = now[most] == 1 and usual.get(most, 0.0) ** total < MAX_CHANCE
-    passed = shift - SURE * noise <= settings.max_label_shift and not alone
     sentence = f"{shift:.0%} of labels are others than usual, and max_label_shift = {settings.max_label_shift:.0%}"
     if alone:
         sentence = f"All {total:,} rows have the label {most}, which usually {usual.get(most, 0.0):.0%} have"
-    way_out = "" if passed else ": look at how today's rows were collected"
-    yield Finding(name="labels", passed=passed, sentence=f"{sentence}{way_out}.")
+    passed = shift - SURE * noise <= settings.max_label_shift and not alone
+    yield Finding.of("labels", passed, sentence, ": look at how today's rows were collected")
 
 
-def _modality_changes(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[tuple[str, str]]:
-    if before:
-        present = {name for name, count in today.modalities.items() if count}
-        last = {name for name, count in before[-1].modalities.items() if count}
-        yield from ((name, "missing") for name in sorted(last - present))
-        yield from ((name, "new") for name in sorted(present - last))
-
-
-def _modalities(
-    today: DayFigures, changed: Sequence[tuple[str, str]], settings: DataCheckSettings
-) -> Iterator[Finding]:
-    for name in settings.required_modalities:
-        if not today.modalities.get(name):
-            sentence = f"Modality {name} is missing today, and it is one of required_modalities: look for its files."
-            yield Finding(name="modalities", passed=False, sentence=sentence)
-    for name, change in changed:
-        if change == "new" or name not in settings.required_modalities:
-            sentence = f"Modality {name} is {change} today: the model is planned anew."
-            yield Finding(name="modalities", passed=True, sentence=sentence)
+def _modalities(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
+    """Requires some modalities; a change of the others is shown, and the model is planned anew."""
+    present = {name for name, count in today.modalities.items() if count}
+    last = {name for name, count in before[-1].modalities.items() if count} if before else present
+    required = settings.required_modalities
+    for name in required:
+        if name not in present:
+            sentence = f"Modality {name} is missing today, and it is one of required_modalities: look for its files"
+            yield Finding.of("modalities", False, sentence)
+    for name in sorted(last ^ present):
+        if name in present or name not in required:
+            change = "new" if name in present else "missing"
+            yield Finding.of("modalities", True, f"Modality {name} is {change} today: the model is planned anew")
 
 
 def _inputs(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
     for name, figures in sorted(today.inputs.items()):
         if figures.mean is None or figures.spread is None:
-            sentence = f"Input {name} has values that are not finite: look at today's files."
-            yield Finding(name=f"mean {name}", passed=False, sentence=sentence)
+            yield Finding.of(
+                f"mean {name}", False, f"Input {name} has values that are not finite: look at today's files"
+            )
             continue
-        earlier = [each.inputs[name] for each in before if name in each.inputs]
+        earlier = [day.inputs[name] for day in before if name in day.inputs]
         means = [each.mean for each in earlier if each.mean is not None]
         spreads = [each.spread for each in earlier if each.spread is not None]
         if not means or not spreads:
             continue
-        usual, spread = statistics.median(means), statistics.median(spreads)
-        most = settings.max_mean_shift
+        usual, spread, most = statistics.median(means), statistics.median(spreads), settings.max_mean_shift
         passed = abs(figures.mean - usual) <= most * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
         sentence = f"Input {name} has a mean of {figures.mean:.4g}, usually {usual:.4g} with a spread of {spread:.4g}"
-        rule = "" if passed else f"; max_mean_shift = {most:g} spreads: look for other units or scales"
-        yield Finding(name=f"mean {name}", passed=passed, sentence=f"{sentence}{rule}.")
+        way_out = f"; max_mean_shift = {most:g} spreads: look for other units or scales"
+        yield Finding.of(f"mean {name}", passed, sentence, way_out)
 
 
 # Usual ranges.
 
 
 def _usual_figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]:
+    def unreadable(day: DayFigures) -> float:
+        count = sum(day.unreadable.values())
+        return count / max(1, day.rows + count)
+
+    def shares(kind: str) -> Iterator[Usual]:
+        """A share is unusual only beyond the noise of today's number of rows."""
+        past = [_shares(getattr(day, kind), None if kind == "labels" else day.rows) for day in before]
+        now = _shares(getattr(today, kind), None if kind == "labels" else today.rows)
+        rows = max(1, today.rows)
+        for name in sorted({*now, *(name for day in past for name in day)}):
+            earlier = [day.get(name, 0.0) for day in past]
+            share = statistics.median(earlier or [0.0])
+            floor = MANY_ERRORS * math.sqrt(max(share * (1 - share), 1 / rows) / rows)
+            yield _usual(f"{'label' if kind == 'labels' else 'modality'} {name}", now.get(name, 0.0), earlier, floor)
+
     rows = [day.rows for day in before]
-    yield _beside("rows", today.rows, rows, 0.5 * statistics.median(rows or [0]))
-    yield _beside("unreadable", _unreadable_share(today), [_unreadable_share(day) for day in before], 0.01)
+    yield _usual("rows", today.rows, rows, 0.5 * statistics.median(rows or [0]))
+    yield _usual("unreadable", unreadable(today), [unreadable(day) for day in before], 0.01)
     if today.champion is not None:
-        champion_values = [day.champion for day in before if day.champion is not None]
-        yield _beside("champion's value", today.champion, champion_values, MANY_ERRORS * (today.champion_error or 0.0))
-    labels = [_shares(day.labels) for day in before]
-    modalities = [_shares(day.modalities, day.rows) for day in before]
-    yield from _share_figures("label", _shares(today.labels), labels, today.rows)
-    yield from _share_figures("modality", _shares(today.modalities, today.rows), modalities, today.rows)
+        floor = MANY_ERRORS * (today.champion_error or 0.0)
+        yield _usual("champion's value", today.champion, [day.champion for day in before], floor)
+    yield from shares("labels")
+    yield from shares("modalities")
     for name, figures in sorted(today.inputs.items()):
-        means = [day.inputs[name].mean for day in before if name in day.inputs]
         if figures.mean is not None:
-            floor = 0.1 * (figures.spread or 0.0)
-            yield _beside(f"mean {name}", figures.mean, [mean for mean in means if mean is not None], floor)
+            means = [day.inputs[name].mean for day in before if name in day.inputs]
+            yield _usual(f"mean {name}", figures.mean, means, 0.1 * (figures.spread or 0.0))
 
 
-def _share_figures(
-    kind: str, today: Mapping[str, float], before: Sequence[Mapping[str, float]], rows: int
-) -> Iterator[Usual]:
-    """A share is unusual only beyond the noise of today's number of rows."""
-    for name in sorted({*today, *(name for shares in before for name in shares)}):
-        past = [shares.get(name, 0.0) for shares in before]
-        share = statistics.median(past or [0.0])
-        floor = MANY_ERRORS * math.sqrt(max(share * (1 - share), 1 / max(1, rows)) / max(1, rows))
-        yield _beside(f"{kind} {name}", today.get(name, 0.0), past, floor)
-
-
-def _beside(name: str, today: float, before: Sequence[float], floor: float) -> Usual:
+def _usual(name: str, today: float, before: Sequence[float | None], floor: float) -> Usual:
     """Few days give wide limits; each is at least ``floor`` from the median."""
-    if not before:
+    known = [value for value in before if value is not None]
+    if not known:
         return Usual(name=name, today=float(today), usual=None, low=None, high=None)
-    middle = float(statistics.median(before))
-    spread = 1.4826 * statistics.median([abs(value - middle) for value in before])
-    width = max(floor, MANY_SPREADS * spread) * (1 + 2 / len(before))
+    middle = float(statistics.median(known))
+    spread = 1.4826 * statistics.median([abs(value - middle) for value in known])
+    width = max(floor, MANY_SPREADS * spread) * (1 + 2 / len(known))
     return Usual(name=name, today=float(today), usual=middle, low=middle - width, high=middle + width)
 
 
-def _shares(counts: Mapping[str, int], total: int | None = None) -> dict[str, float]:
+def _shares(counts: Mapping[str, float], total: float | None = None) -> dict[str, float]:
     whole = sum(counts.values()) if total is None else total
     return {name: count / whole for name, count in counts.items()} if whole else {}
-
-
-def _unreadable_share(figures: DayFigures) -> float:
-    count = sum(figures.unreadable.values())
-    return count / max(1, figures.rows + count)
-
-
-def _standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Standard error of a mean over clusters of rows; the values' spread for a single cluster."""
-    number = np.unique(clusters, return_inverse=True)[1]
-    sums = np.bincount(number, weights=values - np.mean(values))
-    if len(sums) == 1:
-        return float(np.std(values))
-    return float(np.sqrt(np.sum(sums**2) * len(sums) / (len(sums) - 1)) / len(values))

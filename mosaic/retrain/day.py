@@ -13,7 +13,6 @@ launcher holds the lock, starts the training processes, and decides; it loads no
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,12 +22,22 @@ from pathlib import Path
 from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.retrain import arrivals, hooks, versions
+from mosaic.retrain import hooks, versions
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.exits import DONE, FAILED, INTERRUPTED
 from mosaic.retrain.exits import QUARANTINED as REFUSED
-from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
-from mosaic.retrain.gate import Contest, DayScores, ModelFacts, RowSet, decide
+from mosaic.retrain.folder import (
+    DayFolder,
+    DayState,
+    Folder,
+    Phase,
+    Start,
+    archive,
+    new_dates,
+    replay_dates,
+    utc_text,
+)
+from mosaic.retrain.gate import Contest, DayScores, ModelFacts, decide
 from mosaic.retrain.lock import boot_id, held
 from mosaic.retrain.recipe import Recipe, read_recipe
 from mosaic.retrain.records import NEW_WEIGHTS, Environment, GateResult, Outcome, Trained
@@ -89,44 +98,39 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
 
 def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
     """Returns the day to go on with; archives a failed day if newer data arrived, whose day uses its data too."""
-    new = arrivals.new_dates(folder, recipe)
+    new = new_dates(folder, recipe)
     for day in folder.days():  # not only the last: a day's data may come late
         if not day.state.is_over:
             if day.state.outcome != "failed" or not new:
                 return day
-            arrivals.archive(day)
+            archive(day)
     return None
 
 
 def _new_day(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
     """Creates a day's folder, which begins with its state; None without new data."""
-    new = arrivals.new_dates(folder, recipe)
+    new = new_dates(folder, recipe)
     if not new:
         return None
     day = folder.day(max(new))
     if day.has_begun:  # it was quarantined, and a person released its data
-        arrivals.archive(day)
+        archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
     champion, now = versions.linked(folder, "champion"), clock.now()
     state = DayState(
         day=max(new),
         phase="prepared",
         new=new,
-        replay=arrivals.replay_dates(folder, recipe),
+        replay=replay_dates(folder, recipe),
         parent=champion,
         champion=champion,
         anchor=versions.linked(folder, "anchor"),
         version=versions.next_name(folder),
         began=utc_text(now),
-        deadline=_deadline(recipe, now),
+        deadline=None,
     )
     day.set(state)
     return day
-
-
-def _deadline(recipe: Recipe, now: datetime) -> str | None:
-    deadline = recipe.budget.deadline(now)
-    return None if deadline is None else utc_text(deadline)
 
 
 class _Day:
@@ -187,7 +191,9 @@ class _Day:
         if starts and not starts[-1].ended:
             cause = "launcher killed" if starts[-1].boot == boot_id() else "new boot"
             starts = (*starts[:-1], replace(starts[-1], ended=cause))
-        self._set(starts=starts, deadline=_deadline(self._recipe, self._clock.now()), outcome=None, reason="")
+        deadline = self._recipe.budget.deadline(self._clock.now())
+        deadline_text = None if deadline is None else utc_text(deadline)
+        self._set(starts=starts, deadline=deadline_text, outcome=None, reason="")
         self._follow_links()
 
     def _follow_links(self) -> None:
@@ -262,12 +268,6 @@ class _Day:
         state, trained = self._state, load(Trained, self._day.trained)
         assert state.version is not None
         environment = load(Environment, self._day.environment)
-        values: dict[str, float] = {}
-        kinds: tuple[RowSet, ...] = ("frozen", "fresh")
-        for kind in kinds:
-            if (of := scores.find(state.version, kind)) is not None:
-                finite = [value for value in of.value if value is not None]
-                values[kind] = sum(finite) / len(finite) if finite else math.nan
         return Card(
             version=state.version,
             day=state.day,
@@ -278,7 +278,7 @@ class _Day:
             code=environment.program,
             mosaic=environment.mosaic,
             torch=environment.torch,
-            values=values,
+            values=scores.mean_values(state.version),
         )
 
     def _apply(self) -> None:

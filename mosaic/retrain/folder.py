@@ -1,4 +1,4 @@
-"""A retraining folder on disk: its paths, and the small files with each day's state."""
+"""A retraining folder on disk: its paths, each day's state, and the days that its data makes new."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError
 from mosaic.lines import append_line
-from mosaic.retrain.recipe import RECIPE
+from mosaic.retrain.recipe import RECIPE, Recipe
 from mosaic.retrain.records import Outcome
 
 _LOG = logging.getLogger(__name__)
@@ -172,3 +172,52 @@ class Folder:
 def utc_text(at: datetime) -> str:
     """Formats a time for files: UTC, ISO 8601, whole seconds."""
     return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+# New days and days to replay, read from the folders and independent of a clock.
+
+
+def ready_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
+    """Returns the dates whose data folder is complete, the oldest first."""
+    new = recipe.sources.new
+    before, after = new.path.split("{day}")
+    dates = []
+    for marker in folder.path.glob(f"{before}*{after}/{new.ready}"):
+        path = marker.parent.relative_to(folder.path).as_posix()
+        day = path[len(before) : len(path) - len(after)]
+        if _is_date(day):
+            dates.append(day)
+    return tuple(sorted(dates))
+
+
+def new_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
+    """Returns the dates that no day has used, missed days included."""
+    used = {date for day in folder.days() if not _is_released(folder, day) for date in day.state.new}
+    return tuple(date for date in ready_dates(folder, recipe) if date not in used)
+
+
+def replay_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
+    """Returns the dates to replay: those of the last promoted days."""
+    promoted = [date for day in folder.days() if day.state.outcome == "promoted" for date in day.state.new]
+    ready, count = set(ready_dates(folder, recipe)), recipe.sources.replay.days
+    return tuple(sorted(date for date in promoted if date in ready)[-count:]) if count else ()
+
+
+def archive(day: DayFolder) -> None:
+    """Archives a day whose data another day uses."""
+    count = sum(1 for _ in day.path.parent.glob(f"{day.path.name}.*"))
+    day.path.rename(day.path.with_name(f"{day.path.name}.{count + 1}"))
+
+
+def _is_released(folder: Folder, day: DayFolder) -> bool:
+    """Returns True if a person removed a quarantined day's note, which makes its data new again."""
+    state = day.state
+    notes = (folder.quarantine / f"{date}.json" for date in state.new)
+    return state.outcome == "quarantined" and not any(note.exists() for note in notes)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

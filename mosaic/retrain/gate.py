@@ -140,6 +140,11 @@ class DayScores:
         """Returns the scores of a version on a set; None if they are missing or empty."""
         return next((each for each in self.scores if (each.version, each.rows) == (version, rows) and each.value), None)
 
+    def mean_values(self, version: str) -> dict[str, float]:
+        """Returns a version's mean value on each set, without values that are not finite."""
+        own = {each.rows: each.array for each in self.scores if each.version == version and each.value}
+        return {rows: float(np.nanmean(values)) for rows, values in own.items() if np.isfinite(values).any()}
+
 
 def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Joins the results of ``score(model, batch)`` over batches; columns may be lists, arrays or tensors on the host.
@@ -372,8 +377,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
         f"A model equal to the champion is sure to lose at most {-equal.low:.2g} on {equal.num_rows:,} frozen rows in "
         f"{equal.num_clusters:,} clusters, and margin = {settings.margin:g}"
     )
-    way_out = "" if equal.passed else ": raise the margin above that, or bring more rows, of more clusters"
-    return Finding(name="margin", passed=equal.passed, sentence=f"{sentence}{way_out}.")
+    way_out = ": raise the margin above that, or bring more rows, of more clusters"
+    return Finding.of("margin", equal.passed, sentence, way_out)
 
 
 def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
@@ -381,57 +386,51 @@ def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> It
     yield from _validity(contest.facts, settings)
     for each in scores.scores:
         if each.version == contest.challenger and each.num_invalid:
-            yield Finding(
-                name="finite scores",
-                passed=False,
-                sentence=f"Version {each.version} has no finite value on {each.num_invalid:,} of {len(each.value):,} "
-                f"{each.rows} rows; look at what score returns for them.",
-            )
+            sentence = f"Version {each.version} has no finite value on {each.num_invalid:,} of {len(each.value):,} "
+            sentence += f"{each.rows} rows; look at what score returns for them"
+            yield Finding.of("finite scores", False, sentence)
     frozen = scores.find(contest.challenger, "frozen")
     if frozen is None:
-        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder."
-        yield Finding(name="frozen rows", passed=False, sentence=sentence)
+        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder"
+        yield Finding.of("frozen rows", False, sentence)
         return
     for version in sorted({contest.champion, contest.anchor} - {None, contest.challenger}, key=str):
         old = scores.find(version, "frozen")
         if old is not None and old.num_invalid:
             some = old.num_invalid < len(old.value)
             sentence = f"Version {version} has no finite value on {old.num_invalid:,} of {len(old.value):,} frozen rows"
-            way_out = "they are left out" if some else "look at it, and promote another version by hand"
-            yield Finding(name="rows left out", passed=some, sentence=f"{sentence}; {way_out}.")
-    if settings.min_value is not None:
-        value = float(np.nanmean(frozen.array)) if frozen.num_invalid < len(frozen.value) else math.nan
-        sentence = (
-            f"The mean value on the frozen rows is {value:.4f}, and the least is min_value = {settings.min_value:g}."
-        )
-        yield Finding(name="min_value", passed=value >= settings.min_value, sentence=sentence)
+            way_out = "; they are left out" if some else "; look at it, and promote another version by hand"
+            yield Finding.of("rows left out", some, sentence + way_out)
+    if (least := settings.min_value) is not None:
+        value = scores.mean_values(contest.challenger).get("frozen", math.nan)
+        sentence = f"The mean value on the frozen rows is {value:.4f}, and the least is min_value = {least:g}"
+        yield Finding.of("min_value", value >= least, sentence)
 
 
 def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
     """Checks the export: finite, exact, within its budgets."""
-    names = facts.invalid_tensors
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    sentence = f"{names[0]}{more} has values that are not finite; look at the loss in metrics.jsonl." if names else ""
-    yield Finding(name="finite", passed=not names, sentence=sentence or "All weights and buffers are finite.")
-    difference = facts.export_difference
-    if difference is not None:  # NaN is not equal
-        sentence = "The export, read back, gives equal outputs."
+    names, sentence = facts.invalid_tensors, "All weights and buffers are finite"
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        sentence = f"{names[0]}{more} has values that are not finite; look at the loss in metrics.jsonl"
+    yield Finding.of("finite", not names, sentence)
+    if (difference := facts.export_difference) is not None:  # NaN is not equal
+        sentence = "The export, read back, gives equal outputs"
         if difference != 0:
             sentence = (
                 f"The export, read back, gives outputs that differ by {difference:.3g}; look for state that is neither "
-                "a parameter nor a buffer."
+                "a parameter nor a buffer"
             )
-        yield Finding(name="export", passed=difference == 0, sentence=sentence)
+        yield Finding.of("export", difference == 0, sentence)
     for name, value, most, unit in (
         ("size", facts.size_bytes, settings.max_size_bytes, "bytes"),
         ("latency", facts.latency_ms, settings.max_latency_ms, "ms"),
     ):
         if most is not None:
-            passed = value is not None and value <= most
             measured = "was not measured" if value is None else f"is {value:,.10g} {unit}"
-            way_out = "" if passed else f"; make the model smaller, or raise max_{name}_{unit}"
-            sentence = f"The export's {name} {measured}, and {most:,.10g} is allowed{way_out}."
-            yield Finding(name=name, passed=passed, sentence=sentence)
+            sentence = f"The export's {name} {measured}, and {most:,.10g} is allowed"
+            way_out = f"; make the model smaller, or raise max_{name}_{unit}"
+            yield Finding.of(name, value is not None and value <= most, sentence, way_out)
 
 
 def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:

@@ -18,53 +18,44 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingHook:
-    """A command that has not succeeded yet."""
+    """A command of the recipe that has not succeeded yet."""
 
     command: str
-    """The command of the recipe."""
     version: str
     """The promoted version."""
     day: str
     """The day that promoted it."""
     tries: int = 0
-    """Attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingHooks:
-    """``hooks.json``: the commands to run."""
+    """``hooks.json``."""
 
     hooks: tuple[PendingHook, ...] = ()
 
 
 def remember(folder: Folder, promote: Promote, version: str, day: str) -> None:
     """Adds the hooks of a version; call it before the link changes, so none is lost."""
-    there = pending(folder)
-    new = tuple(PendingHook(command=command, version=version, day=day) for command in promote.hooks)
-    keys = {(hook.command, hook.version) for hook in there}
-    save(
-        PendingHooks(hooks=(*there, *(hook for hook in new if (hook.command, version) not in keys))),
-        folder.pending,
-    )
+    known = pending(folder)
+    commands = {hook.command for hook in known if hook.version == version}
+    new = (PendingHook(command=each, version=version, day=day) for each in promote.hooks if each not in commands)
+    save(PendingHooks(hooks=(*known, *new)), folder.pending)
 
 
 def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple[str, ...]:
-    """Runs the pending hooks; returns a sentence for each failure.
-
-    Drops the hooks of a version that is no longer the champion.
-    """
+    """Runs the champion's pending hooks, and drops those of other versions; returns a sentence for each failure."""
     remaining, failures = [], []
     for hook in pending(folder):
-        if hook.version != champion:
-            continue
-        failure = _run(folder, hook, promote.timeout_s)
+        failure = _run(folder, hook, promote.timeout_s) if hook.version == champion else None
         if failure is None:
             continue
         attempt = replace(hook, tries=hook.tries + 1)
-        if attempt.tries < promote.tries:
+        is_last = attempt.tries >= promote.tries
+        if not is_last:
             remaining.append(attempt)
-        again = "it is tried again in the next run" if attempt.tries < promote.tries else "it is given up"
-        failures.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {attempt.tries}); {again}")
+        then = "it is given up" if is_last else "it is tried again in the next run"
+        failures.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {attempt.tries}); {then}")
         _LOG.warning("%s", failures[-1])
     if remaining or folder.pending.exists():
         save(PendingHooks(hooks=tuple(remaining)), folder.pending)
@@ -81,14 +72,13 @@ def pending(folder: Folder) -> tuple[PendingHook, ...]:
 def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
     """Runs a command; returns its failure, or None."""
     environment = {
+        **os.environ,
         "MOSAIC_VERSION": hook.version,
         "MOSAIC_VERSION_FOLDER": str((folder.versions / hook.version).resolve()),
         "MOSAIC_DAY_FOLDER": str(folder.day(hook.day).path.resolve()),
     }
     try:
-        child = subprocess.Popen(
-            hook.command, shell=True, cwd=folder.path, env={**os.environ, **environment}, start_new_session=True
-        )
+        child = subprocess.Popen(hook.command, shell=True, cwd=folder.path, env=environment, start_new_session=True)
     except OSError as error:
         return f"could not be started: {error.strerror or error}"
     try:

@@ -191,6 +191,11 @@ class Finding:
     sentence: str
     """The value, the rule, and after a failure the way out."""
 
+    @staticmethod
+    def of(name: str, passed: bool, sentence: str, way_out: str = "") -> Finding:
+        """Makes a finding whose sentence has the way out after a failure."""
+        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else way_out}.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:

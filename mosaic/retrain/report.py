@@ -42,10 +42,6 @@ from mosaic.retrain.worker.sources import Sources
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
 """Squares on the page."""
-MAX_OPEN_SLICES, MAX_SLICES = 6, 40
-"""Slices on the page that are unfolded, and at most; ``report.json`` has all."""
-MAX_SOURCES = 8
-MAX_FIGURES = 20
 _MAX_MARGINS = 12.0
 """Margins that the picture of a comparison spans to either side."""
 _OUTCOMES: dict[Outcome, tuple[str, str]] = {
@@ -211,12 +207,11 @@ def write_page(report: DayReport, path: Path) -> None:
 
 
 def page_of(report: DayReport) -> str:
-    """Returns the page of a day: self-contained HTML. Long texts and lists are cut; ``report.json`` has them."""
+    """Returns the page of a day: self-contained HTML. Long texts are cut; ``report.json`` has them."""
     gate = report.gate
     comparisons = gate.comparisons if gate is not None else ()
     sets = [each for each in comparisons if each.name in ("frozen", "anchor", "fresh")]
     slices = sorted((each for each in comparisons if each not in sets), key=lambda each: (each.passed, each.name))
-    opened = len(slices) if len(slices) <= MAX_OPEN_SLICES else min(sum(not s.passed for s in slices), MAX_SLICES)
     margin = gate.margin if gate is not None else 0.01
     decimals = min(6, max(0, 1 - math.floor(math.log10(margin)))) if 0 < margin < math.inf else 3
     unusual = [each for each in report.usual if is_unusual(each)]
@@ -226,15 +221,13 @@ def page_of(report: DayReport) -> str:
         beside=_beside(report),
         outcomes=_OUTCOMES,
         gate=gate,
-        shown=[*sets, *slices[:opened]],
-        folded=slices[opened:MAX_SLICES],
-        left_out=max(0, len(slices) - MAX_SLICES),
+        sets=sets,
+        slices=slices,
         place=_axis(margin, comparisons),
         places=decimals,
         chart=_chart(report.history),
-        sources=sorted(report.data, key=lambda source: not source.rejected)[:MAX_SOURCES],
-        unusual=unusual[:MAX_FIGURES],
-        usual=[each for each in report.usual if each not in unusual][: max(0, MAX_FIGURES - len(unusual))],
+        unusual=unusual,
+        usual=[each for each in report.usual if each not in unusual],
         run=report.run,
     )
     return page.encode("utf-8", "replace").decode()  # a name may have half a surrogate pair

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from mosaic.artifact import write_text
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
-from mosaic.retrain import arrivals, hooks, versions
-from mosaic.retrain.folder import Folder, utc_text
+from mosaic.retrain import hooks, versions
+from mosaic.retrain.folder import Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import HEADLINES
@@ -24,17 +23,15 @@ def promote(root: Path, version: str) -> str:
         MosaicError: The version does not exist, or a run holds the folder.
     """
     folder = Folder(root)
-    recipe = read_recipe(folder.recipe)
-    name = versions.find(folder, version).name
+    recipe, chosen = read_recipe(folder.recipe), versions.find(folder, version)
     with held(root, utc_text(datetime.now(UTC))):
-        day = versions.Version(folder.versions / name).card.day
-        hooks.remember(folder, recipe.promote, name, day)
-        versions.promote(folder, name, by="a person")
-        if versions.linked(folder, "anchor") != name:
-            folder.note("approved", anchor=name)
-            versions.point(folder, "anchor", name)
-        failed = hooks.run_pending(folder, recipe.promote, name)
-    return "; ".join((f"{name} is the champion and the anchor", *failed))
+        hooks.remember(folder, recipe.promote, chosen.name, chosen.card.day)
+        versions.promote(folder, chosen.name, by="a person")
+        if versions.linked(folder, "anchor") != chosen.name:
+            folder.note("approved", anchor=chosen.name)
+            versions.point(folder, "anchor", chosen.name)
+        failures = hooks.run_pending(folder, recipe.promote, chosen.name)
+    return "; ".join((f"{chosen.name} is the champion and the anchor", *failures))
 
 
 def rollback(root: Path) -> str:
@@ -52,11 +49,11 @@ def rollback(root: Path) -> str:
                 f"{root} has no version before {now or 'the first'} to go back to; "
                 f"`mosaic retrain promote {root} VERSION` names one"
             )
-        hooks.remember(folder, recipe.promote, before, versions.Version(folder.versions / before).card.day)
+        hooks.remember(folder, recipe.promote, before, versions.find(folder, before).card.day)
         folder.note("rolled back", champion=before, before=None, by="a person", instead_of=now)
         versions.point(folder, "champion", before)
-        failed = hooks.run_pending(folder, recipe.promote, before)
-    return "; ".join((f"{before} is the champion again, in the place of {now}", *failed))
+        failures = hooks.run_pending(folder, recipe.promote, before)
+    return "; ".join((f"{before} is the champion again, in the place of {now}", *failures))
 
 
 def hold(root: Path, *, off: bool) -> str:
@@ -78,21 +75,18 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         MosaicError: The recipe is invalid or a file is damaged; names it.
     """
     folder = Folder(root)
-    recipe = read_recipe(folder.recipe)
+    recipe, champion = read_recipe(folder.recipe), versions.linked(folder, "champion")
     yield holder(root)
-    for link in ("champion", "anchor"):
-        name = versions.linked(folder, link)
-        yield f"{link}: {name or 'none yet'}{_rolled_back(folder, name) if link == 'champion' else ''}"
+    yield f"champion: {champion or 'none yet'}{_rolled_back(folder, champion)}"
+    yield f"anchor: {versions.linked(folder, 'anchor') or 'none yet'}"
     if folder.hold.exists():
         yield "hold is on: nothing is promoted"
     for day in folder.days()[-days:]:
         state = day.state
         word = HEADLINES[state.outcome].lower() if state.outcome is not None else state.phase
         yield f"{state.day}: {word}{f': {state.reason}' if state.reason else ''}"
-    new = arrivals.new_dates(folder, recipe)
-    yield f"new data: {', '.join(new) or 'none'}"
-    opens = recipe.budget.opens(datetime.now(UTC))
-    if opens is not None:
+    yield f"new data: {', '.join(new_dates(folder, recipe)) or 'none'}"
+    if (opens := recipe.budget.opens(datetime.now(UTC))) is not None:
         yield f"the window opens at {utc_text(opens)}"
     for hook in hooks.pending(folder):
         yield f"hook {hook.command!r} is pending for version {hook.version} ({hook.tries} tries)"
@@ -100,8 +94,7 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
 
 def _rolled_back(folder: Folder, champion: str | None) -> str:
     """Describes the rollback that set the champion; empty for none."""
-    champions = [row for row in lines_of(folder.history) if row.get("champion") is not None]
-    last: dict[str, Any] = champions[-1] if champions else {}
+    last = [{}, *(row for row in lines_of(folder.history) if row.get("champion") is not None)][-1]
     if last.get("event") != "rolled back" or last["champion"] != champion:
         return ""
     return f", rolled back from {last.get('instead_of', 'a later one')} at {last['at']}"

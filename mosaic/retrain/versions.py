@@ -12,7 +12,7 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import flush_folder
@@ -87,11 +87,7 @@ def linked(folder: Folder, link: Link) -> str | None:
 
 
 def point(folder: Folder, link: Link, version: str) -> None:
-    """Points a link to a version, atomically and durably.
-
-    Raises:
-        MosaicError: The version does not exist.
-    """
+    """Points a link to a version, atomically and durably; raises MosaicError if it does not exist."""
     target = find(folder, version)
     aside = folder.path / f".{link}-{secrets.token_hex(4)}"
     aside.symlink_to(Path("versions") / target.name)
@@ -119,39 +115,41 @@ def is_overruled(folder: Folder, version: str | None) -> bool:
     return False
 
 
-def find(folder: Folder, version: str) -> Version:
-    """Returns a version by its name, with or without leading zeros.
+def previous(folder: Folder) -> str | None:
+    """Returns the version in force before the champion, by the history; None for none."""
+    existing, now = {version.name for version in all_versions(folder)}, linked(folder, "champion")
+    before = [row.get("before") for row in lines_of(folder.history) if now in existing and row.get("champion") == now]
+    return before[-1] if before and before[-1] in existing else None
 
-    Raises:
-        MosaicError: No version has that name.
-    """
-    for there in all_versions(folder):
-        if there.name.lstrip("0") == version.lstrip("0"):
-            return there
-    names = ", ".join(each.name for each in all_versions(folder)[-8:]) or "none yet"
+
+def find(folder: Folder, version: str) -> Version:
+    """Returns a version by its name, with or without leading zeros; raises MosaicError if there is none."""
+    existing = all_versions(folder)
+    for candidate in existing:
+        if candidate.name.lstrip("0") == version.lstrip("0"):
+            return candidate
+    names = ", ".join(candidate.name for candidate in existing[-8:]) or "none yet"
     raise MosaicError(f"there is no version {version!r} in {folder.versions}; there are {names}")
 
 
 def all_versions(folder: Folder) -> tuple[Version, ...]:
     """Returns the complete versions, the oldest first."""
-    if not folder.versions.is_dir():
-        return ()
-    return tuple(Version(path) for path in sorted(folder.versions.iterdir()) if _NAME.fullmatch(path.name))
+    return tuple(Version(path) for path in sorted(folder.versions.glob("*")) if _NAME.fullmatch(path.name))
 
 
 def next_name(folder: Folder) -> str:
     return f"{max((int(version.name) for version in all_versions(folder)), default=0) + 1:04d}"
 
 
-def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
-    """Adds a version of a day's weights and its model's code; returns an existing version of that name unchanged.
+def add(folder: Folder, card: Card, weights: Path, program: Path) -> None:
+    """Adds a version of a day's weights and its model's code, unless it exists.
 
     Raises:
         MosaicError: The disk is full or not writable; no partial version remains.
     """
     final = folder.versions / card.version
     if final.is_dir():
-        return Version(final)
+        return
     aside = folder.versions / f".making-{card.version}-{secrets.token_hex(4)}"
     try:
         aside.mkdir(parents=True)
@@ -169,27 +167,13 @@ def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
         ) from error
     for unfinished in folder.versions.glob(".making-*"):  # of runs that were killed
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Version(final)
 
 
-def drop_old(folder: Folder, keep: int) -> tuple[str, ...]:
+def drop_old(folder: Folder, keep: int) -> None:
     """Removes all but the newest versions, except linked versions and the target of a rollback."""
-    stay = {linked(folder, "champion"), linked(folder, "anchor"), previous(folder)}
-    old = [version for version in all_versions(folder)[:-keep] if version.name not in stay]
-    for version in old:
-        aside = folder.versions / f".making-{version.name}-dropped"
-        version.path.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    return tuple(version.name for version in old)
-
-
-def previous(folder: Folder) -> str | None:
-    """Returns the version in force before the champion, by the history; None for none."""
-    existing = {version.name for version in all_versions(folder)}
-    now, before = linked(folder, "champion"), None
-    rows: list[dict[str, Any]] = [row for row in lines_of(folder.history) if row.get("champion") in existing]
-    for row in reversed(rows):
-        if row["champion"] == now:
-            before = row.get("before")
-            break
-    return before if before in existing else None
+    in_use = {linked(folder, "champion"), linked(folder, "anchor"), previous(folder)}
+    for version in all_versions(folder)[:-keep]:
+        if version.name not in in_use:
+            aside = version.path.with_name(f".making-{version.name}-dropped")
+            version.path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)

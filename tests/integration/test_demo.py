@@ -8,44 +8,35 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from engine_cases import Stages, colocated
 
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
+from mosaic.demo import loop
 from mosaic.demo import run as demo
-from mosaic.demo.data import DigitTriples, batches, load
+from mosaic.demo.data import batches, load
 from mosaic.demo.equality import compare
-from mosaic.demo.loop import retrieval
+from mosaic.demo.loop import DemoSettings
 from mosaic.demo.model import TriModal
-from mosaic.demo.plain import LoopSettings
 from mosaic.demo.record import RunRecord
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
-pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the demo leaves, with fewer steps than it takes, and measured once whatever else runs here."""
+    """The demo's output, with fewer steps than usual, and measured once on however busy a machine."""
     output = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "_WARM_STEPS", 1)
         patch.setattr(demo, "_MAX_ROUNDS_S", 0.0)  # as on a machine so busy that two rounds take all the time
         patch.setattr(demo, "ProfileSettings", lambda **_: ProfileSettings(sample_seconds=0.02, foreign_share=2.0))
-        patch.setattr(demo, "DemoSettings", partial(demo.DemoSettings, steps_per_round=2))
+        patch.setattr(loop, "DemoSettings", partial(DemoSettings, steps_per_round=2))
         assert run(["demo", "--backend", "host", "--output", str(output), "--rounds", "3"]) == 0
     return output
-
-
-@pytest.fixture(scope="module")
-def cache(folder: Path) -> Path:
-    """The folder of the data set, which the demo has made."""
-    return folder / "cache"
 
 
 def test_the_demo_leaves_every_file_whole(folder: Path):
@@ -74,15 +65,15 @@ def test_the_demo_proves_equality_with_lanes_that_overlap(folder: Path):
     assert record.equality_of_timed_plan == record.colocated
 
 
-def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side(triples: DigitTriples):
+def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side():
     stages: Stages = [{"image": 1}, {"audio": 1}, {"text": 1}]
+    triples, settings = load(), DemoSettings(kind="host", batch_size=8, equality_steps=2)
     (sample,) = batches(triples.train, 8, 0, 1)
-    settings = LoopSettings(cache=Path(), seed=0, kind="host", batch_size=8, steps=2)
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
-        found = compare(settings, triples, handle, HostBackend(3), steps=2, advance=lambda: None)
-    assert found.max_abs_difference == found.tolerance == 0.0
-    assert found.overlap > 0.0
-    assert not found.is_of_timed_plan
+        equality = compare(settings, triples, handle, HostBackend(3), lambda: None)
+    assert equality.max_abs_difference == equality.tolerance == 0.0
+    assert equality.overlap > 0.0
+    assert not equality.is_of_timed_plan
 
 
 def test_the_demo_records_what_it_measured(folder: Path):
@@ -94,18 +85,3 @@ def test_the_demo_records_what_it_measured(folder: Path):
     assert record.chance == pytest.approx(1 / 200)
     assert set(record.retrieval) == set(record.retrieval_plain)
     assert record.machine.num_slots >= 1
-
-
-@pytest.fixture(scope="module")
-def triples(cache: Path) -> DigitTriples:
-    return load(cache)
-
-
-def test_retrieval_of_identical_embeddings_is_not_counted_as_right(triples: DigitTriples):
-    class Same(torch.nn.Module):
-        def forward(self, image: Path, audio: Path, text: Path) -> dict[str, torch.Tensor]:
-            alike = torch.ones(200, 4) / 2
-            return {"image": alike, "audio": alike, "text": alike}
-
-    found = retrieval(Same(), triples.test)
-    assert all(share <= 0.005 for share in found.values())

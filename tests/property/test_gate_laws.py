@@ -77,14 +77,3 @@ def test_the_order_of_rows_and_the_names_of_groups_do_not_matter(seed: int, bina
         )
     )
     assert decide(mixed, CONTEST, GATE) == decide(scores, CONTEST, GATE)
-
-
-@BOUNDED
-@given(seed=SEEDS)
-def test_low_lies_below_the_difference_and_high_above_it(seed: int):
-    for one in decide(day(seed), CONTEST, GATE).comparisons:
-        assert one.low <= one.difference <= one.high
-        assert (
-            one.difference == np.float64(one.new) - np.float64(one.old)
-            or abs(one.difference - (one.new - one.old)) < 1e-12
-        )

@@ -6,12 +6,18 @@ from mosaic.child import Child
 from mosaic.errors import MosaicError
 
 ECHO = """
-import json, os, sys
-for line in sys.stdin:
-    request = json.loads(line)
-    if request == {"die": True}:
+import os, sys
+
+class Echo:
+    def __init__(self, name):
+        self.name = name
+
+    def say(self, word, times):
+        print("not an answer")
+        return [self.name, word * times, os.environ.get("OMP_WAIT_POLICY")]
+
+    def die(self):
         sys.exit(7)
-    print(json.dumps({"got": request, "policy": os.environ.get("OMP_WAIT_POLICY"), "for": sys.argv[1]}), flush=True)
 """
 
 
@@ -20,18 +26,19 @@ def echo(tmp_path, monkeypatch):
     (tmp_path / "echo_child.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    return "echo_child"
+    return "echo_child:Echo"
 
 
-def test_a_child_answers_each_request_and_waits_as_torch_does(echo):
-    with Child(echo, "me") as child:
-        assert child.ask({"a": 1}) == {"got": {"a": 1}, "policy": None, "for": "me"}
-        assert child.ask({"a": 2})["got"] == {"a": 2}
+@pytest.mark.parametrize(("passive", "policy"), [(False, None), (True, "PASSIVE")])
+def test_a_child_answers_calls_and_waits_as_requested(echo, passive, policy):
+    with Child(echo, "me", passive=passive) as child:
+        assert child.call("say", "a", 2) == ["me", "aa", policy]
+        assert child.call("say", "b", 1) == ["me", "b", policy]
 
 
 def test_a_child_that_ended_is_an_error_with_its_code(echo):
     with pytest.raises(MosaicError, match="exit code 7"), Child(echo, "me") as child:
-        child.ask({"die": True})
+        child.call("die")
 
 
 def test_a_child_ends_with_its_block_also_after_an_error(echo):

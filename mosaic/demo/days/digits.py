@@ -8,8 +8,6 @@ day's scans are all different. Nothing is downloaded; the same seed gives the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,26 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from mosaic.demo.recordings import MAX_FRAMES, NUM_MELS, WORDS, speak_spectrum
-from mosaic.demo.speech import INSTALL_HINT, Synthesiser
+from mosaic.demo.data import load_scans
+from mosaic.demo.speech import MAX_FRAMES, NUM_MELS, Levels, speak
 from mosaic.errors import MosaicError
 
 SITES = ("north", "south")
 NUM_FROZEN_SCANS = 597
-NUM_FROZEN_VOICES, NUM_USUAL_VOICES, NUM_NEW_VOICES = 48, 24, 16
+NUM_NEW_VOICES = 16
 SCANS_A_WRITER = 20
 NUM_PEOPLE = 24
 SIDE = 8
 NUM_TIMES = 48
 PLAIN_MIX = {"image": 0.35, "audio": 0.35, "image+audio": 0.3}
-_ACCENTS = ("en-us", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbcwmd", "en-029", "en-us-nyc")
-_VARIANTS = (
-    *(f"f{number}" for number in range(1, 6)),
-    *(f"m{number}" for number in range(1, 9)),
-    *("Alicia", "Andrea", "Andy", "Annie", "Denis", "Gene", "Hugo", "Lee", "Marco", "Michael", "Mike", "Reed"),
-    *("adam", "belinda", "boris", "caleb", "david", "edward", "grandma", "ian", "john", "linda", "max", "paul"),
-    *("pedro", "quincy", "rob", "robert", "sandro", "shelby", "steph", "travis", "victor", "zac"),
-)
+_FROZEN_VOICES, _USUAL_VOICES = range(1000, 1048), range(1048, 1072)
 _POINTS = (
     ((0.5, 1), (0, 0.7), (0, 0.3), (0.5, 0), (1, 0.3), (1, 0.7), (0.5, 1)),
     ((0.2, 0.7), (0.5, 1), (0.5, 0.5), (0.5, 0)),
@@ -51,7 +42,6 @@ _POINTS = (
     ((0.9, 0.8), (0.4, 1), (0.1, 0.7), (0.6, 0.5), (0.9, 0.8), (0.8, 0.4), (0.7, 0)),
 )
 """Coordinates (across, up) of each digit in writing order."""
-_Levels = NDArray[np.uint8]
 _Random = np.random.Generator
 
 
@@ -89,67 +79,24 @@ class DayKind:
     """Site with labels one too high; None for none."""
 
 
-class Material:
-    """Material of days: scans, espeak-ng's 282 voices, and their division; caches spoken words."""
-
-    def __init__(self, synthesiser: Synthesiser) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MosaicError(
-                f"scikit-learn cannot be imported ({error}); the handwriting needs it: {INSTALL_HINT}"
-            ) from error
-        digits = load_digits()
-        self.scans: NDArray[np.float64] = digits.images / 16
-        self.scan_digits: NDArray[np.int64] = digits.target
-        names = [f"{accent}+{variant}" for accent in _ACCENTS for variant in _VARIANTS]
-        voices = tuple(names[place] for place in np.random.default_rng(0).permutation(len(names)))
-        self.frozen_voices = voices[:NUM_FROZEN_VOICES]
-        self.usual_voices = voices[NUM_FROZEN_VOICES : NUM_FROZEN_VOICES + NUM_USUAL_VOICES]
-        self._other_voices = voices[NUM_FROZEN_VOICES + NUM_USUAL_VOICES :]
-        self._synthesiser = synthesiser
-        self._spoken: dict[tuple[str, int], _Levels] = {}
-
-    def voices(self, new: int | None) -> tuple[str, ...]:
-        """Returns the voices of a day; new ones, if any, speak half."""
-        if new is None:
-            return self.usual_voices
-        return self.usual_voices[:NUM_NEW_VOICES] + self._other_voices[new * NUM_NEW_VOICES :][:NUM_NEW_VOICES]
-
-    def speak(self, voice: str, digit: int) -> _Levels:
-        """Returns a digit, (NUM_MELS, MAX_FRAMES), each voice at its own speed; silence follows the word."""
-        if (voice, digit) not in self._spoken:
-            speed = 150 + 7 * (sum(voice.encode()) % 11)
-            spectrum = speak_spectrum(self._synthesiser, WORDS[digit], voice, speed)
-            word = np.zeros((NUM_MELS, MAX_FRAMES), dtype=np.uint8)
-            word[:, : len(spectrum)] = spectrum.T
-            self._spoken[voice, digit] = word
-        return self._spoken[voice, digit]
+def write_day(folder: Path, kind: DayKind, *, seed: int) -> None:
+    """Writes a day's folder; raises MosaicError if it exists already, or the extra ``demo`` is missing."""
+    voices = list(_USUAL_VOICES)
+    if kind.new_voices is not None:  # new voices speak half
+        first = _USUAL_VOICES.stop + kind.new_voices * NUM_NEW_VOICES
+        voices = [*voices[:NUM_NEW_VOICES], *range(first, first + NUM_NEW_VOICES)]
+    _write(folder, kind, slice(-NUM_FROZEN_SCANS), voices, np.random.default_rng(seed))
 
 
-@contextmanager
-def open_material() -> Iterator[Material]:
-    """Opens scans and voices."""
-    with Synthesiser() as synthesiser:
-        yield Material(synthesiser)
-
-
-def write_day(folder: Path, kind: DayKind, material: Material, *, seed: int) -> None:
-    """Writes a day's folder; raises MosaicError if it exists already."""
-    usable = np.arange(len(material.scans) - NUM_FROZEN_SCANS)
-    _write(folder, kind, usable, material.voices(kind.new_voices), material, np.random.default_rng(seed))
-
-
-def write_frozen(folder: Path, material: Material, *, num_rows: int = 1800) -> None:
+def write_frozen(folder: Path, *, num_rows: int = 1800) -> None:
     """Writes the frozen set: the last scans in order of collection, and voices that no day has."""
-    usable = np.arange(len(material.scans) - NUM_FROZEN_SCANS, len(material.scans))
-    kind, random = DayKind(num_rows=num_rows), np.random.default_rng(10**6)
-    _write(folder, kind, usable, material.frozen_voices, material, random)
+    random = np.random.default_rng(10**6)
+    _write(folder, DayKind(num_rows=num_rows), slice(-NUM_FROZEN_SCANS, None), list(_FROZEN_VOICES), random)
 
 
-def _write(
-    folder: Path, kind: DayKind, usable: NDArray[np.int64], voices: tuple[str, ...], material: Material, random: _Random
-) -> None:
+def _write(folder: Path, kind: DayKind, part: slice, voices: list[int], random: _Random) -> None:
+    scans, digits = load_scans()
+    usable = np.arange(len(scans))[part]
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -158,34 +105,32 @@ def _write(
     modalities = random.choice(len(names), kind.num_rows, p=list(kind.mix.values()))
     # Every scan once before a repetition.
     passes = [random.permutation(usable) for _ in range(-(-kind.num_rows // len(usable)))]
-    scans = np.concatenate(passes)[: kind.num_rows]
-    stored: dict[str, list[_Levels]] = {}
+    stored: dict[str, list[Levels]] = {}
     lines = []
-    for modality, scan in zip(modalities, scans, strict=True):
-        line, levels = _row(kind, names[modality], int(scan), voices, material, random)
+    for modality, scan in zip(modalities, np.concatenate(passes)[: kind.num_rows], strict=True):
+        row, levels = _row(kind, names[modality], int(scan), int(digits[scan]), scans[scan], voices, random)
         for name, values in levels.items():
-            line[name] = len(stored.setdefault(name, []))
+            row[name] = len(stored.setdefault(name, []))
             stored[name].append(values)
-        lines.append(json.dumps(line))
+        lines.append(json.dumps(row))
     save_file({name: np.stack(values) for name, values in stored.items()}, folder / "rows.safetensors")
     (folder / "index.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "_SUCCESS").touch()
 
 
 def _row(
-    kind: DayKind, modality: str, scan: int, voices: tuple[str, ...], material: Material, random: _Random
-) -> tuple[dict[str, Any], dict[str, _Levels]]:
+    kind: DayKind, modality: str, scan: int, digit: int, ink: NDArray[np.float64], voices: list[int], random: _Random
+) -> tuple[dict[str, Any], dict[str, Levels]]:
     """Returns a row's line in the index, and its levels: ``image`` (1, 8, 8), ``audio`` (40, 32), ``imu`` (6, 48)."""
     site = SITES[random.integers(len(SITES))]
-    digit = int(material.scan_digits[scan])
     rough = kind.noise + (0.3 if site == "south" else 0.0)
     cluster = f"writer {scan // SCANS_A_WRITER}"
     levels = {}
     if "image" in modality:
-        levels["image"] = _write_digit(material.scans[scan], kind.hand, 0.12 + 0.15 * rough, random)
+        levels["image"] = _write_digit(ink, kind.hand, 0.12 + 0.15 * rough, random)
     if "audio" in modality:
         voice = voices[random.integers(len(voices))]
-        levels["audio"] = _in_room(material.speak(voice, digit), 90 + 70 * rough, random)
+        levels["audio"] = _in_room(speak(digit, voice), 90 + 70 * rough, random)
         cluster = cluster if "image" in modality else f"voice {voice}"
     if "imu" in modality:
         person = int(random.integers(NUM_PEOPLE))
@@ -195,11 +140,11 @@ def _row(
     return {"label": label, "site": site, "cluster": cluster}, levels
 
 
-def _levels(values: NDArray[np.float64]) -> _Levels:
+def _levels(values: NDArray[np.float64]) -> Levels:
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
-def _write_digit(scan: NDArray[np.float64], hand: Hand, dirt: float, random: _Random) -> _Levels:
+def _write_digit(scan: NDArray[np.float64], hand: Hand, dirt: float, random: _Random) -> Levels:
     """Returns a scan (8, 8), 0 (paper) to 1 (ink), in another hand, with the scanner's noise ``dirt``."""
     angle, slant = random.normal(hand.turn, hand.spread), random.normal(hand.slant, hand.spread)
     size = np.exp(random.normal(0, hand.spread / 2, 2))
@@ -226,16 +171,16 @@ def _interpolate(
     return ink
 
 
-def _in_room(word: _Levels, noise: float, random: _Random) -> _Levels:
+def _in_room(word: Levels, noise: float, random: _Random) -> Levels:
     """Adds a room's noise to a word: ``noise`` is its mean level, 0 to 255; every frequency has a level of its own."""
-    tilt = random.normal(0, 15, (NUM_MELS, 1))
-    floor = random.normal(noise, 20, word.shape) + tilt
+    floor = random.normal(noise, 20, (NUM_MELS, MAX_FRAMES)) + random.normal(0, 15, (NUM_MELS, 1))
     start = int(random.integers(0, 5))
-    moved = np.pad(word, ((0, 0), (start, 0)))[:, :MAX_FRAMES].astype(np.float64)
+    moved = np.zeros(floor.shape)
+    moved[:, start : start + len(word)] = word.T[:, : MAX_FRAMES - start]
     return _levels(np.maximum(moved * random.uniform(0.85, 1.0), floor))
 
 
-def _draw_in_air(digit: int, person: int, noise: float, random: _Random) -> _Levels:
+def _draw_in_air(digit: int, person: int, noise: float, random: _Random) -> Levels:
     """Returns the measurements of a wrist sensor, (6, NUM_TIMES): acceleration and rotation; level 128 is none.
 
     The pen follows the points' line at a person's speed. Acceleration is the second difference of its path in the frame

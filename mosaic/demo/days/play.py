@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.weights import extract_weights
-from mosaic.demo.days.digits import DayKind, Hand, open_material, write_day
+from mosaic.demo.days.digits import DayKind, Hand, write_day
 from mosaic.demo.days.node import Node, Say
 from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
@@ -285,27 +285,26 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
     scale = scale if scale is not None else Scale()
     node = Node(folder, lambda line: say(f"    {line}"))
     played: list[Played] = []
-    with open_material() as material:
-        for place, number in enumerate(numbers):
-            day, name, began = STORY[number - 1], FIRST_DAY + timedelta(days=place), monotonic()
-            say(f"day {number}, {name}: {day.change}")
-            if place == 0:
-                write_starter(folder, name, num_rows=scale.num_rows, num_frozen=scale.num_frozen)
-                node.set(budget__steps=str(scale.steps), budget__save='"1s"')
-            else:
-                data = replace(day.data, num_rows=scale.num_rows)
-                write_day(folder / "data" / name.isoformat(), data, material, seed=number)
-            quick_s = min((each.seconds for each in played), default=0.0)
-            checks: list[Check] = []
-            try:
-                for check in day.act(Stage(node, name, scale.steps, quick_s)):
-                    checks.append(check)  # those before an error count, too
-            except MosaicError as error:
-                checks.append(Check("it FAILED", False, str(error)))
-            played.append(Played(number=number, day=day, checks=tuple(checks), seconds=monotonic() - began))
-            for check in checks:
-                detail = f" ({check.detail})" if check.detail else ""
-                say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
+    for place, number in enumerate(numbers):
+        day, name, began = STORY[number - 1], FIRST_DAY + timedelta(days=place), monotonic()
+        say(f"day {number}, {name}: {day.change}")
+        if place == 0:
+            write_starter(folder, name, num_rows=scale.num_rows, num_frozen=scale.num_frozen)
+            node.set(budget__steps=str(scale.steps), budget__save='"1s"')
+        else:
+            data = replace(day.data, num_rows=scale.num_rows)
+            write_day(folder / "data" / name.isoformat(), data, seed=number)
+        quick_s = min((each.seconds for each in played), default=0.0)
+        checks: list[Check] = []
+        try:
+            for check in day.act(Stage(node, name, scale.steps, quick_s)):
+                checks.append(check)  # those before an error count, too
+        except MosaicError as error:
+            checks.append(Check("it FAILED", False, str(error)))
+        played.append(Played(number=number, day=day, checks=tuple(checks), seconds=monotonic() - began))
+        for check in checks:
+            detail = f" ({check.detail})" if check.detail else ""
+            say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
     return played
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
-from mosaic.demo.days.digits import DayKind, open_material, write_day, write_frozen
+from mosaic.demo.days.digits import DayKind, write_day, write_frozen
 from mosaic.errors import MosaicError
 
 TEMPLATES = ("retrain.toml", "train.py")
@@ -35,9 +35,8 @@ def write_starter(
     for path in (*files, first, frozen):
         if path.exists():
             raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
-    with open_material() as material:  # opened first: without the extra, nothing is written
-        write_frozen(frozen, material, num_rows=num_frozen)
-        write_day(first, DayKind(num_rows=num_rows), material, seed=1)
+    write_frozen(frozen, num_rows=num_frozen)  # first: without the extra, nothing is written
+    write_day(first, DayKind(num_rows=num_rows), seed=1)
     for path in files:
         path.write_bytes(template(path.name))
     return (*files, first, frozen)

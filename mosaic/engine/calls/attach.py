@@ -144,5 +144,5 @@ def detach(module: nn.Module) -> None:
 
 
 def is_attached(module: nn.Module) -> bool:
-    """Whether a module's calls are taken."""
+    """Returns True if a module's calls are taken."""
     return issubclass(type(module), _Attached)

@@ -78,11 +78,11 @@ def capture(uses: Sequence[Use], into: list[torch.Tensor | None]) -> list[Any]:
 
 def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) -> Any:
     def hook(grad_inputs: Sequence[torch.Tensor | None], _: Any) -> tuple[torch.Tensor | None, ...]:
-        kept = list(grad_inputs)
+        gradients = list(grad_inputs)
         for edge, position in edges:
-            into[edge] = kept[position]
-            kept[position] = None
-        return tuple(kept)
+            into[edge] = gradients[position]
+            gradients[position] = None
+        return tuple(gradients)
 
     return hook
 
@@ -94,7 +94,7 @@ def _sequence(node: Node) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the graph behind some tensors is made of."""
+    """The leaves and operators of the graph behind some tensors."""
 
     leaves: dict[int, torch.Tensor]
     """Leaves that gradients reach, by id."""
@@ -103,7 +103,7 @@ class Survey:
     names: frozenset[str]
     """Names of the operators' backward nodes."""
     recasts: bool
-    """Whether one cast of a leaf to another dtype is used several times."""
+    """True if one cast of a leaf to another dtype is used several times."""
 
 
 def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Survey:

@@ -11,7 +11,7 @@ _LOG = logging.getLogger("mosaic")
 
 
 class NotesPlaces(Protocol):
-    """What keeps count of calls that run where they are made."""
+    """Counts calls that run where they are made."""
 
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]

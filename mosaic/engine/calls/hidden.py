@@ -75,8 +75,10 @@ class ModuleState(NamedTuple):
                     parameters.append(parameter)
                     if parameter.requires_grad:
                         trained[id(parameter)] = parameter
-            buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
-            modules += [child for child in part._modules.values() if child is not None]
+            if part._buffers:
+                buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
+            if part._modules:
+                modules += [child for child in part._modules.values() if child is not None]
             if part._forward_hooks or part._forward_pre_hooks:
                 attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
@@ -188,10 +190,10 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     Looked at are classes that are neither torch's nor Python's own, their methods, and functions among hooks and
     attributes; not the functions that these call.
     """
-    found: dict[tuple[int, str], Place] = {}
+    places: dict[tuple[int, str], Place] = {}
     for place in _all_places(parts):
-        found.setdefault((id(place.home), place.name), place)
-    return list(found.values())
+        places.setdefault((id(place.home), place.name), place)
+    return list(places.values())
 
 
 def _all_places(parts: Iterable[nn.Module]) -> Iterator[Place]:

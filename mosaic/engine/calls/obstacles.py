@@ -29,11 +29,11 @@ class Obstacle(str):
         is_of_a_part: bool = False,
     ) -> Obstacle:
         """Makes a reason with its advice."""
-        made = super().__new__(cls, reason)
-        made.todo = todo
-        made.apart = apart
-        made.is_of_a_part = is_of_a_part
-        return made
+        obstacle = super().__new__(cls, reason)
+        obstacle.todo = todo
+        obstacle.apart = apart
+        obstacle.is_of_a_part = is_of_a_part
+        return obstacle
 
     @property
     def sentence(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ MAX_VARIANTS = 8
 
 
 class PlacedModule:
-    """Where and how one module runs.
+    """The place of one module and the state of its calls.
 
     Attributes:
         name: The module's name in the graph.
@@ -115,15 +115,21 @@ class PlacedModule:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a call on the lane waits for its backward."""
+        """Returns True if a call on the lane waits for its backward."""
         return bool(self.in_flight)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether a call that ran in place waits for its backward."""
+        """Returns True if a call that ran in place waits for its backward."""
         return bool(self.in_place)
 
     @property
     def num_pending(self) -> int:
         """How many calls wait for their backward."""
         return len(self.in_flight) + len(self.in_place)
+
+
+def owner_of(function: Callable[..., Any]) -> torch.nn.Module | None:
+    """Returns the module whose call or method a function is."""
+    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None

@@ -58,18 +58,18 @@ class OutputInfo:
     like: torch.Tensor
     """A tensor on the meta device with its shape, strides and dtype."""
     differentiable: bool
-    """Whether it requires a gradient."""
+    """True if it requires a gradient."""
     same_input: int | None
     """Index of the input leaf that is returned as it came, or None."""
     shares_memory: bool = False
-    """Whether another result that requires a gradient has the same memory, as one that is a view of the other."""
+    """True if another result that requires a gradient has the same memory, as one that is a view of the other."""
     view_of: int | None = None
     """Index of the input leaf that it is a view of, or None; known of functions alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What one kind of call returns, how often it uses its inputs, and how many random numbers it draws."""
+    """The results of one kind of call, the uses of its inputs, and the number of its random draws."""
 
     outputs: tuple[OutputInfo, ...]
     """Its distinct tensors, in order of appearance."""
@@ -82,23 +82,23 @@ class Signature:
     draws: int = 0
     """32-bit random numbers drawn."""
     may_draw: bool = False
-    """Whether it draws random numbers, or may in another call of the same kind."""
+    """True if it draws random numbers, or may in another call of the same kind."""
     obstacle: Obstacle | None = None
     """Why calls of this kind run where they are made, or None."""
     alone: str | None = None
     """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
     recasts: bool = False
-    """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
+    """True if it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
     writes_buffers: bool = False
-    """Whether it writes into buffers of the module, as a BatchNorm does."""
+    """True if it writes into buffers of the module, as a BatchNorm does."""
     views_input: bool = False
-    """Whether a result that requires a gradient is a view of an input."""
+    """True if a result that requires a gradient is a view of an input."""
     reached_from: tuple[frozenset[int], ...] | None = None
-    """For each edge, the results that it gets a gradient from, by their index in ``made``; None: from all."""
-    made: tuple[OutputInfo, ...] = field(init=False)
+    """For each edge, the results that it gets a gradient from, by their index in ``new_outputs``; None: from all."""
+    new_outputs: tuple[OutputInfo, ...] = field(init=False)
     """The outputs that the module makes, rather than passing an input on."""
     is_differentiable: bool = field(init=False)
-    """Whether one of these requires a gradient."""
+    """True if one of these requires a gradient."""
     layouts: list[tuple[Any, ...]] = field(init=False)
     """Shape, dtype and differentiability of each output."""
     strides: list[tuple[int, ...]] = field(init=False)
@@ -108,7 +108,7 @@ class Signature:
 
     def __post_init__(self) -> None:
         derived = {
-            "made": tuple(output for output in self.outputs if output.same_input is None),
+            "new_outputs": tuple(output for output in self.outputs if output.same_input is None),
             "is_differentiable": any(o.differentiable for o in self.outputs if o.same_input is None),
             "layouts": [(o.like.shape, o.like.dtype, o.differentiable) for o in self.outputs],
             "strides": [strides_of(output.like) for output in self.outputs],
@@ -245,8 +245,8 @@ def learn(
     leaves, spec = flatten(result)
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
     inputs = {id(leaf) for leaf in arguments.leaves}
-    made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in inputs}.values())
-    graph = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
+    new_tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in inputs}.values())
+    graph = survey([tensor for tensor in new_tensors if tensor.requires_grad], arguments.differentiable)
     obstacles = (
         _changes(watch.setting),
         hides_tensors("returns", hidden) if hidden is not None else None,
@@ -256,7 +256,7 @@ def learn(
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
         _foreign(graph, module),
         _SHARES if parted & graph.leaves.keys() else None,
-        _SPARSE if any(tensor.layout != torch.strided for tensor in made) else None,
+        _SPARSE if any(tensor.layout != torch.strided for tensor in new_tensors) else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,
         sets_context(context, copy_context()),
         belongs_to_thread(module),
@@ -270,7 +270,7 @@ def learn(
         recasts=graph.recasts and arguments.state.autocast and arguments.state.autocast_cache,
         writes_buffers=buffer_versions != versions_of(buffers),
     )
-    return result, made, signature
+    return result, new_tensors, signature
 
 
 def _alone(graph: Survey, state: ThreadState) -> str | None:
@@ -352,10 +352,10 @@ def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) ->
     results = list(distinct.values())
     returned = [came.get(id(tensor)) for tensor in results]
     new = [tensor for tensor, index in zip(results, returned, strict=True) if index is None]
-    made = [tensor for tensor in new if tensor.requires_grad]
-    uses = find_uses(made, inputs)
+    new_tensors = [tensor for tensor in new if tensor.requires_grad]
+    uses = find_uses(new_tensors, inputs)
     reached = {pick: set(find_uses([tensor], inputs)) for pick, tensor in enumerate(new) if tensor.requires_grad}
-    memory = Counter(place for tensor in made if (place := memory_of(tensor)))
+    memory = Counter(place for tensor in new_tensors if (place := memory_of(tensor)))
     outputs = tuple(
         OutputInfo(
             like=_on_meta(tensor),

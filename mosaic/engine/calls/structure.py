@@ -97,8 +97,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         return function(value)
     kind = type(value)
     if kind is dict:
-        made = {key: map_tensors(function, item) for key, item in value.items()}
-        return value if all(map(operator.is_, made.values(), value.values())) else made
+        mapped = {key: map_tensors(function, item) for key, item in value.items()}
+        return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
     if kind is tuple or kind is list or (isinstance(value, (tuple, list)) and not _is_known(kind)):
         items = [map_tensors(function, item) for item in value]
         return value if all(map(operator.is_, items, value)) else items if isinstance(value, list) else tuple(items)

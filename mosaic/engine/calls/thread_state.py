@@ -78,7 +78,7 @@ def forget_cast_weights() -> None:
 
 
 def is_in_autocast() -> bool:
-    """Whether the calling thread is inside of an autocast, be it one that is switched off."""
+    """Returns True if the calling thread is inside of an autocast, be it one that is switched off."""
     torch.autocast_increment_nesting()
     nesting: int = torch.autocast_decrement_nesting()
     return nesting > 0
@@ -113,12 +113,12 @@ def surrounding() -> str | None:
 
 
 def is_transformed() -> bool:
-    """Whether this thread is inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
+    """Returns True inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:
-    """Whether torch is tracing or compiling what this thread runs."""
+    """Returns True if torch is tracing or compiling what this thread runs."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
@@ -128,7 +128,7 @@ def saved_tensor_hooks() -> object:
 
 
 class _Here(threading.local):
-    """Whether the present thread is running a lane's work; like torch's own settings this belongs to the thread."""
+    """The state of the present thread, as torch has settings of a thread."""
 
     on_lane = False
 
@@ -137,7 +137,7 @@ _HERE = _Here()
 
 
 def on_lane() -> bool:
-    """Whether the calling thread is running a lane's work."""
+    """Returns True if the calling thread is running a lane's work."""
     return _HERE.on_lane
 
 

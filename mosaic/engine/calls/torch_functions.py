@@ -76,7 +76,7 @@ _MOVES = _words("to type type_as")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFunction:
-    """What a torch function does with its tensors."""
+    """The effects of a torch function on its tensors."""
 
     name: str
     """Its name; of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's."""
@@ -107,18 +107,18 @@ class TorchFunction:
         return targets
 
     def replaces(self, kwargs: dict[str, Any]) -> bool:
-        """Whether a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""
+        """Returns True if a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""
         return self.writes or kwargs.get("out") is not None or self.name.startswith("__set__")
 
     def follows_lane(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call may run on tensors of one host lane that have no values as yet.
+        """Returns True if a call may run on tensors of one host lane that have no values as yet.
 
         A tensor among indices may select any number of elements.
         """
         return self.listed and not (self.name == "__getitem__" and tensors_in(args[1:]))
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
-        """Whether a call may copy to another device, which the host could take for work of its own stream."""
+        """Returns True if a call may copy to another device, which the host could take for work of its own stream."""
         if self.name not in _MOVES:
             return False
         return any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))

@@ -115,7 +115,7 @@ class Call:
         lane, name = self.site.lane, self.site.name
         return [
             LaneTensor(info.like, self.executor, lane, ticket, pick, name, is_shared=info.shares_memory)
-            for pick, info in enumerate(self.signature.made)
+            for pick, info in enumerate(self.signature.new_outputs)
         ]
 
     def _run_module(
@@ -130,19 +130,19 @@ class Call:
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
-        made: dict[int, torch.Tensor] = {}
+        values: dict[int, torch.Tensor] = {}
         wanted = {id(tensor) for tensor in arguments.differentiable}
         aliased = []
         for leaf in arguments.leaves:
             if not isinstance(leaf, torch.Tensor):
                 aliased.append(leaf)
                 continue
-            if id(leaf) not in made:
+            if id(leaf) not in values:
                 value = leaf.value() if isinstance(leaf, LaneTensor) else leaf
                 if id(leaf) in wanted:
                     value = self._input(value, is_leaf=leaf.is_leaf)
-                made[id(leaf)] = value
-            aliased.append(made[id(leaf)])
+                values[id(leaf)] = value
+            aliased.append(values[id(leaf)])
         return aliased
 
     def _input(self, value: torch.Tensor, *, is_leaf: bool) -> torch.Tensor:
@@ -353,7 +353,7 @@ class CallFunction(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
-            *[o for o, info in zip(outputs, call.signature.made, strict=True) if not info.differentiable]
+            *[o for o, info in zip(outputs, call.signature.new_outputs, strict=True) if not info.differentiable]
         )
         return tuple(outputs)
 

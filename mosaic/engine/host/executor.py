@@ -250,8 +250,8 @@ class Executor(LaneWork):
         self.reach(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
         inputs = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        made = [tensor for tensor in tensors_in(result) if id(tensor) not in inputs]
-        self.backwards.follow_in_place(site, made)
+        results = [tensor for tensor in tensors_in(result) if id(tensor) not in inputs]
+        self.backwards.follow_in_place(site, results)
         return result
 
     def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -261,10 +261,10 @@ class Executor(LaneWork):
         self._learned[site.name] += 1
         arguments = Arguments.take(args, kwargs)
         before = None if site.module is None else Surroundings(site.module)
-        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
+        result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(site, arguments, ModuleState.take(site.module))
         site.learned(kind, signature, None if before is None else before.changed())
-        self.backwards.follow_in_place(site, made)
+        self.backwards.follow_in_place(site, results)
         return result
 
     def reach(self, site: PlacedModule) -> None:
@@ -292,12 +292,12 @@ class Executor(LaneWork):
             self.num_launched += 1
             site.last_forward = ticket
             self._called[site.name] = site
-        made = call.pending(ticket)
+        results = call.pending(ticket)
         if signature.is_differentiable:
             site.in_flight.add(call)
             edges = [inputs[index] for index in signature.edges]
-            made = list(CallFunction.apply(call, made, site.anchor, *edges, *call.parameters))
-        fresh = iter(made)
+            results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
+        fresh = iter(results)
         tensors = [
             next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
         ]
@@ -338,7 +338,7 @@ class Executor(LaneWork):
             site = self._glue[place] = PlacedModule(first._module, None, first._lane)
         call = Call(self, site, func, arguments, signature, None, origin=caller(), is_glue=True)
         result = self.launch(site, call, arguments)
-        for tensor, info in zip(flatten(result)[0], signature.made, strict=False):
+        for tensor, info in zip(flatten(result)[0], signature.new_outputs, strict=False):
             if info.view_of is not None:
                 tensor._is_shared = arguments.leaves[info.view_of]._is_shared = True
         return result

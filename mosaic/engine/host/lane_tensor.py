@@ -67,17 +67,17 @@ class LaneTensor(torch.Tensor):
             module: The module on whose branch it is.
             is_shared: Whether another tensor that is still pending has the same memory.
         """
-        made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=_CPU
         )
-        made._executor = executor
-        made._lane = lane
-        made._ticket = ticket
-        made._pick = pick
-        made._joined = made._joined_at = None
-        made._is_shared = is_shared
-        made._module = module
-        return made
+        tensor._executor = executor
+        tensor._lane = lane
+        tensor._ticket = ticket
+        tensor._pick = pick
+        tensor._joined = tensor._joined_at = None
+        tensor._is_shared = is_shared
+        tensor._module = module
+        return tensor
 
     def value(self) -> Any:
         """Waits for the lane and returns the plain tensor, cut from the autograd graph; None for a missing gradient.

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("mosaic")
 _MAX_SPANS = 20_000
 _MAX_UNSEEN = 256
 _HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
-"""What ``c10::alloc_cpu`` says, on POSIX and elsewhere; it raises a plain RuntimeError."""
+"""The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 class LaneWork:
@@ -142,7 +142,7 @@ class LaneWork:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
         return self.log.origin_ns
 
     def clear_spans(self) -> None:
@@ -283,7 +283,7 @@ class _InPlaceCall:
 
 
 def has_hooks(leaf: torch.Tensor) -> bool:
-    """Whether somebody hangs on a leaf's gradient."""
+    """Returns True if a leaf's gradient has hooks."""
     return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
@@ -352,7 +352,7 @@ class SpanLog:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest of them started."""
+        """The start of the oldest one."""
         return min((span[4] for span in self._spans), default=0)
 
     def clear(self) -> None:
@@ -361,7 +361,7 @@ class SpanLog:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had."""
+    """Returns True if an error says that memory could not be had."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _HOST_ALLOCATOR)

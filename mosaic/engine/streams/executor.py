@@ -261,8 +261,8 @@ class StreamExecutor:
         with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
             result = run(*args, **kwargs)
         self.orders.order(stream, before=here)
-        for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
-            for tensor in tensors_in(given):
+        for values, used_on in ((args, stream), (kwargs, stream), (result, here)):
+            for tensor in tensors_in(values):
                 api.record_use(tensor, used_on)
         return result
 
@@ -283,7 +283,7 @@ class StreamExecutor:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a captured call waits for its backward; eager calls can end under any plan."""
+        """Returns True if a captured call waits for its backward; eager calls can end under any plan."""
         return self.graphs is not None and self.graphs.is_in_flight
 
     def forget_calls(self) -> None:
@@ -329,12 +329,12 @@ class StreamExecutor:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
         return self._timeline.origin_ns
 
     @property
     def timeline(self) -> StreamTimeline:
-        """When modules ran."""
+        """The record of when modules ran."""
         return self._timeline
 
     def clear_spans(self) -> None:

@@ -54,21 +54,21 @@ class ModelCall:
         given: The tensors among the call's arguments.
     """
 
-    def __init__(self, api: StreamApi, given: Iterable[torch.Tensor]) -> None:
+    def __init__(self, api: StreamApi, arguments: Iterable[torch.Tensor]) -> None:
         self.began = api.new_event()
         self.stream = api.current_stream()
         self.began.record(self.stream)
-        self._given: dict[int, tuple[torch.Tensor, int | None]] = {}
-        for tensor in given:
-            self._given[id(tensor)] = (tensor, version_of(tensor))
+        self._arguments: dict[int, tuple[torch.Tensor, int | None]] = {}
+        for tensor in arguments:
+            self._arguments[id(tensor)] = (tensor, version_of(tensor))
             if tensor._is_view() and (base := tensor._base) is not None:
-                self._given[id(base)] = (base, version_of(base))
+                self._arguments[id(base)] = (base, version_of(base))
 
     def had(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one of the arguments, or a view of one, and was not written to since."""
-        known = self._given.get(id(tensor))
+        """Returns True if a tensor is one of the arguments, or a view of one, and was not written to since."""
+        known = self._arguments.get(id(tensor))
         if known is None and tensor._is_view():
-            known = self._given.get(id(tensor._base))
+            known = self._arguments.get(id(tensor._base))
         return known is not None and known[1] is not None and known[1] == version_of(known[0])
 
 
@@ -132,7 +132,7 @@ class LaneOrder:
             self._readers.clear()
 
     def has_readers(self, besides: Any) -> bool:
-        """Whether other streams than the lane's own and one more were given work on its tensors."""
+        """Returns True if other streams than the lane's own and one more were given work on its tensors."""
         return not self._readers <= {besides}
 
     # What waits for the lane.
@@ -269,10 +269,10 @@ class Orders:
 
     def of(self, lane: StreamLane) -> LaneOrder:
         """Returns a lane's place in the order."""
-        found = self._lanes.get(lane.slots)
-        if found is None:
-            found = self._lanes[lane.slots] = LaneOrder(lane, self)
-        return found
+        order = self._lanes.get(lane.slots)
+        if order is None:
+            order = self._lanes[lane.slots] = LaneOrder(lane, self)
+        return order
 
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""
@@ -291,7 +291,7 @@ class Orders:
             order.lend()
 
     def is_ready(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the user's stream was there when the running call of the model began."""
+        """Returns True if a tensor of the user's stream was there when the running call of the model began."""
         return self.call is not None and self.call.had(tensor)
 
     def join(self) -> None:
@@ -343,7 +343,7 @@ class HeldState:
                 todo += of_part["_modules"].values()
 
     def was_there(self) -> bool:
-        """Whether all of it was there, as it is now, when the model's call began."""
+        """Returns True if all of it was there, as it is now, when the model's call began."""
         return not self.is_reached and self._began == self._marks()
 
     def note_call(self) -> None:
@@ -351,7 +351,7 @@ class HeldState:
         self._after = self._marks()
 
     def is_as_left(self) -> bool:
-        """Whether it was not written to since the module's last call."""
+        """Returns True if it was not written to since the module's last call."""
         return bool(self._after == self._marks())
 
     def _marks(self) -> Any:

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 
 from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.calls.pieces import Piece, owner_of
-from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.calls.placed_module import PlacedModule, owner_of
 from mosaic.engine.calls.structure import memory_of, tensors_in
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.graphs import ModuleGraphs
@@ -72,10 +71,6 @@ class StreamPool:
         with self._shared.unwatched(), self._shared.alone() if _is_compiled(function) else nullcontext():
             return self.executor.call(site, run, args, kwargs)
 
-    def call_all(self, calls: Mapping[str, Piece]) -> dict[str, Any]:
-        """Runs pieces of work side by side."""
-        return {name: self.call(name, *piece) for name, piece in calls.items()}
-
     def _site(self, name: str, module: nn.Module | None) -> PlacedModule:
         key = (name, id(module))
         site = self._sites.get(key)
@@ -91,7 +86,7 @@ class StreamPool:
 
 
 class _SharedMemory:
-    """What the pieces of a block use besides their arguments, and on which lanes.
+    """The memory that pieces of a block use besides their arguments, by lane.
 
     Of a module it is known before its call. Any other function is watched while it runs.
 
@@ -127,12 +122,12 @@ class _SharedMemory:
 
     def watched(self, order: LaneOrder, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function and orders its lane behind others that were given what it uses."""
-        made: set[int] = {0, *(memory_of(tensor) for tensor in tensors_in((args, kwargs)))}
+        own: set[int] = {0, *(memory_of(tensor) for tensor in tensors_in((args, kwargs)))}
 
         def touched(tensors: list[torch.Tensor]) -> Callable[[Any], None]:
             inputs = {memory_of(tensor) for tensor in tensors}
-            self._touch(inputs - made, order)
-            return lambda result: made.update({memory_of(tensor) for tensor in tensors_in(result)} - inputs)
+            self._touch(inputs - own, order)
+            return lambda result: own.update({memory_of(tensor) for tensor in tensors_in(result)} - inputs)
 
         with _Watch(touched):
             return function(*args, **kwargs)
@@ -145,8 +140,8 @@ class _SharedMemory:
         self._settle()
 
     def _touch(self, memory: set[int], order: LaneOrder) -> None:
-        for one in memory - {0}:
-            users = self._users.setdefault(one, set())
+        for address in memory - {0}:
+            users = self._users.setdefault(address, set())
             if order not in users:
                 for other in users:
                     self._orders.order(other.stream, before=order.stream)
@@ -178,7 +173,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether torch compiled a function, or some of the module that it is a method of: it shows no torch functions."""
+    """Returns True if torch compiled a function, or some of its module: it shows no torch functions."""
     owner = owner_of(function)
     parts = owner.modules() if owner is not None and owner is not function else ()
     return hasattr(function, "_torchdynamo_orig_callable") or any(

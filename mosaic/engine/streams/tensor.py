@@ -221,12 +221,12 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
     if type(tensor) not in _TAGGED_TYPES or tensor.layout is not torch.strided:
         point.order.is_owing = True
         return tensor
-    made = tensor.as_subclass(StreamTensor)
-    made._plain = tensor
-    made._point = point
+    shell = tensor.as_subclass(StreamTensor)
+    shell._plain = tensor
+    shell._point = point
     if not torch.is_grad_enabled():
-        made._loose = True
-    return made
+        shell._loose = True
+    return shell
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -260,7 +260,7 @@ def _writing(written: Sequence[torch.Tensor], here: Any) -> Iterator[None]:
 
 
 def on_user_stream() -> bool:
-    """Whether the current stream is the user's own: this is neither work on a lane nor part of a backward."""
+    """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
     return not on_lane() and torch._C._current_graph_task_id() == -1
 
 
@@ -278,7 +278,7 @@ def _on_object(func: Any, does: TorchFunction, args: Any, kwargs: dict[str, Any]
 
 
 def _has_history(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that was made with autograd off has a place in the graph nevertheless."""
+    """Returns True if a tensor that was made with autograd off has a place in the graph nevertheless."""
     try:
         return tensor.grad_fn is not None
     except RuntimeError:  # torch's answer for a view, made with autograd off, of what was written to since

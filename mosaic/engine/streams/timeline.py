@@ -1,4 +1,4 @@
-"""When modules ran on streams: timed events, read long after they were recorded, so that no step waits for them."""
+"""The times of modules on streams: timed events, read long after they were recorded, so that no step waits for them."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class StreamTimeline:
         """Prepares to see the backward of a call, if it will have one."""
         if not torch.is_grad_enabled():
             return
-        made = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
-        if not made:
+        results = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
+        if not results:
             return
         assert isinstance(site.lane, StreamLane)
         backward = _Backward(self, site, site.lane.origin)
-        for tensor in made:
+        for tensor in results:
             tensor.register_hook(backward.begin)
         if not self._ends.watch(site, partial(self._end, site.name)):
             for tensor in inputs:
@@ -99,7 +99,7 @@ class StreamTimeline:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest piece of work started, since the lanes were opened."""
+        """The start of the oldest piece of work, since the lanes were opened."""
         self._read(wait=True)
         return round(min((span.start_ms for span in self._known), default=0.0) * 1e6)
 
@@ -129,7 +129,7 @@ class StreamTimeline:
 
     @property
     def is_captured(self) -> bool:
-        """Whether the current stream is being captured by the user, so that its events have no times."""
+        """Returns True if the current stream is being captured by the user, so that its events have no times."""
         return self._api.is_capturing()
 
     def mark(self) -> StreamMark:
@@ -178,7 +178,7 @@ class _Interval:
 
     @property
     def done(self) -> bool:
-        """Whether the device has come to its end."""
+        """Returns True if the device has come to its end."""
         passed: bool = self._end.event.query()
         return passed
 

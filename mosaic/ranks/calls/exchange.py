@@ -9,8 +9,8 @@ routed sends that instead of rows, so all ranks raise and none waits.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
@@ -158,40 +158,20 @@ def error_of(routed: RoutedModule, spec: pytree.TreeSpec, leaves: Sequence[Any])
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class UnroutedCall:
-    """A module's own call with keyword arguments that are not routed."""
-
-    run: Callable[..., Any]
-    """Makes the call."""
-    added: Mapping[str, Any]
-    """By name; the same on all ranks that call."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **kwargs, **self.added)
-
-
 def split_routed_kwargs(
     run: Callable[..., Any], kwargs: dict[str, Any], known: Collection[str]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns a module's own call with the keyword arguments that hold no rows, and the other ones."""
+) -> tuple[Callable[..., Any], dict[str, Any], str]:
+    """Returns a module's own call with the keyword arguments that hold no rows, the other ones, and a digest.
+
+    The digest of arguments that are not routed has to be the same on all ranks; it is empty for none. Of tensors it has
+    shape and type: reading a value would make the host wait for a GPU.
+    """
     added = {name: value for name, value in kwargs.items() if name not in known and _holds_no_rows(value)}
     if not added:
-        return run, kwargs
-    return UnroutedCall(run, added), {name: value for name, value in kwargs.items() if name not in added}
-
-
-def digest_of(run: Callable[..., Any]) -> str:
-    """Returns a text for arguments that are not routed, which have to be the same on all ranks; empty for none.
-
-    Of tensors it has shape and type: reading a value would make the host wait for a GPU.
-    """
-    if not isinstance(run, UnroutedCall):
-        return ""
-    leaves = [
-        (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(run.added)[0]
-    ]
-    return f"{sorted(run.added)} {leaves}"
+        return run, kwargs, ""
+    leaves = [(leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(added)[0]]
+    rest = {name: value for name, value in kwargs.items() if name not in added}
+    return partial(run, **added), rest, f"{sorted(added)} {leaves}"
 
 
 # Parts.

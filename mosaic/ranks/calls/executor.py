@@ -119,6 +119,7 @@ class RankExecutor:
         *,
         is_there: bool,
         waits: bool,
+        added: str = "",
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call; returns its result and the token of its backward.
@@ -130,6 +131,7 @@ class RankExecutor:
             kwargs: Its named arguments.
             is_there: Whether this rank calls it, rather than taking part without rows.
             waits: Whether to wait for its forward, so that its errors are raised here.
+            added: A digest of arguments that the sample's step had not.
             obstacle: Why it has to run where it is made, or None.
         """
         raise NotImplementedError
@@ -166,10 +168,12 @@ class RankExecutor:
         if self._called is not None:
             self._called.add(site.name)
         routed = self.routed[site.name]
-        run, kwargs = split_routed_kwargs(run, kwargs, routed.keywords)
+        run, kwargs, added = split_routed_kwargs(run, kwargs, routed.keywords)
         # Outside of the model's own call there is no end of it at which errors are raised.
         waits = self._called is None
-        return self._noted(self._launch(routed, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle))
+        return self._noted(
+            self._launch(routed, run, args, kwargs, is_there=True, waits=waits, added=added, obstacle=site.obstacle)
+        )
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call, and takes part in the calls of modules that this rank had nothing for."""

@@ -29,7 +29,7 @@ from mosaic.engine.host.lane_work import SpanLog
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.ranks.calls.call import RoutedCall
-from mosaic.ranks.calls.exchange import digest_of, error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer
@@ -94,6 +94,7 @@ class HostRankExecutor(RankExecutor):
         *,
         is_there: bool,
         waits: bool,
+        added: str = "",
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         arguments = Arguments.take(args, kwargs, join_joined)
@@ -105,9 +106,7 @@ class HostRankExecutor(RankExecutor):
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.engine.closed:
             reason = "its lanes are closed"
-        make = partial(
-            RoutedCall, self, routed, is_there=is_there, added=digest_of(run), attributes=attributes, routes=routes
-        )
+        make = partial(RoutedCall, self, routed, is_there=is_there, added=added, attributes=attributes, routes=routes)
         if reason is not None:
             spec = arguments.spec if error is not None and not routes else None
             return self._run_here(make(run, error=error if routes else None, spec=spec), arguments.leaves, site, reason)

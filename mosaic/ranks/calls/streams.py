@@ -1,10 +1,11 @@
 """Routed calls on streams: the whole of a call is launched on the stream of its module's lane, by the loop's thread.
 
-The ranks agree on rows in host memory, over one gloo group of all modules. What follows is launched and not awaited:
-rows move by collectives of the module's own communicator, whose ``wait`` makes the lane's stream wait and no thread;
-the module computes on its lane; results go home. Autograd launches the backward on the streams of the forward, so
-gradients take the same way back. Buckets of gradients are started on the lane's stream while the backward runs. At its
-end the lanes wait for the sums, and the loop's stream for the lanes, before an optimizer can be given anything.
+A module on all ranks runs each rank's own rows, and nothing is agreed. For the others the ranks agree on rows in host
+memory, over one gloo group of all modules. What follows is launched and not awaited: rows move by collectives of the
+module's own communicator, whose ``wait`` makes the lane's stream wait and no thread; the module computes on its lane;
+results go home. Autograd launches the backward on the streams of the forward, so gradients take the same way back.
+Buckets of gradients are started on the lane's stream while the backward runs. At its end the lanes wait for the sums,
+and the loop's stream for the lanes, before an optimizer can be given anything.
 
 Why collectives of several communicators cannot block each other. Each rank has one thread that launches at a time: the
 loop's, or autograd's while the loop's waits for it. So a rank launches all collectives, of all communicators, in one
@@ -48,7 +49,7 @@ from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.call import RoutedCall
-from mosaic.ranks.calls.exchange import digest_of, error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import SumPlace
@@ -79,7 +80,6 @@ class StreamRankExecutor(RankExecutor):
         self._zero_ns = _zero_ns(lanes)
 
     def _prepare(self, routed: RoutedModule) -> None:
-        routed.routes = True  # rows that stay on their rank without an agreement were tried on the host only
         if routed.is_member:
             self._sites[routed.name] = PlacedModule(routed.name, routed.module, self._sites[routed.name].lane)
         if self._anchor is None:
@@ -116,13 +116,22 @@ class StreamRankExecutor(RankExecutor):
         *,
         is_there: bool,
         waits: bool,
+        added: str = "",
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         leaves, spec = flatten((args, kwargs))
-        error = error_of(routed, spec, leaves)
+        error, routes = error_of(routed, spec, leaves), routed.routes
         anchor = self._before if self._before is not None else self._anchor
         call = RoutedCall(
-            self, routed, run, is_there=is_there, added=digest_of(run), attributes=routed.set_since(), error=error
+            self,
+            routed,
+            run,
+            is_there=is_there,
+            added=added,
+            attributes=routed.set_since(),
+            routes=routes,
+            error=error if routes else None,
+            spec=spec if error is not None and not routes else None,
         )
 
         def forward(*own: Any) -> list[Any]:
@@ -142,7 +151,7 @@ class StreamRankExecutor(RankExecutor):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:
             self._before = token
-        return routed.result_of(made), token
+        return call.nested(made), token
 
     @contextmanager
     def _whole_call(self) -> Iterator[None]:

@@ -1,4 +1,1 @@
-"""Before the loop: rank 0 profiles and solves, and all ranks try the plans that are worth it.
-
-``routed`` predicts what travels. Imports all other packages.
-"""
+"""Before the loop: rank 0 profiles and solves (``plans``), and all ranks try what is worth it (``rank_trial``)."""

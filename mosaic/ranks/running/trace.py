@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,35 +15,6 @@ from mosaic.ranks.world.world import World
 from mosaic.timeline import Span
 
 _ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockOffset:
-    """The difference of rank 0's ``time.perf_counter_ns`` to this rank's."""
-
-    offset_ns: int
-    error_ns: int
-    """Its largest error: half the time of the fastest message there and back."""
-
-
-def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
-    """Asks rank 0 for its time, as all ranks of a group on CPUs do at once; the fastest of five answers counts."""
-    rank, size = group.rank(), group.size()
-    if rank == 0:
-        for other in range(1, size):
-            for _ in range(_ROUNDS):
-                group.recv([torch.zeros(1)], other, 0).wait()
-                group.send([torch.tensor([time.perf_counter_ns()])], other, 0).wait()
-        return ClockOffset(offset_ns=0, error_ns=0)
-    offsets = []
-    for _ in range(_ROUNDS):
-        answer = torch.zeros(1, dtype=torch.int64)
-        asked = time.perf_counter_ns()
-        group.send([torch.zeros(1)], 0, 0).wait()
-        group.recv([answer], 0, 0).wait()
-        heard = time.perf_counter_ns()
-        offsets.append(ClockOffset(offset_ns=int(answer) - (asked + heard) // 2, error_ns=(heard - asked) // 2))
-    return min(offsets, key=lambda one: one.error_ns)
 
 
 def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
@@ -62,22 +33,24 @@ def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
 
 
 def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
-    """Returns this rank's trace; every rank asks, since clocks are compared."""
+    """Returns this rank's trace; every rank calls it, since clocks are compared."""
     with world.progress.waiting(THE_LOOP, "agreement"):
-        clock = measure_clock(world.agreements)
-    shift_us = clock.offset_ns / 1e3
-    shifted = [replace(span, start_us=span.start_us + shift_us, end_us=span.end_us + shift_us) for span in computed]
+        offset_ns, error_ns = _measure_clock(world.agreements)
     waited = [
         RankSpan(
             kind="wait",
             module=wait.module,
             phase=wait.phase,
             step=wait.step,
-            start_us=wait.start_ns / 1e3 + shift_us,
-            end_us=wait.end_ns / 1e3 + shift_us,
+            start_us=wait.start_ns / 1e3,
+            end_us=wait.end_ns / 1e3,
         )
         for wait in world.progress.waits
         if wait.phase != "agreement"  # of no step: starts, norms, checkpoints
+    ]
+    shift_us = offset_ns / 1e3
+    spans = [
+        replace(span, start_us=span.start_us + shift_us, end_us=span.end_us + shift_us) for span in (*computed, *waited)
     ]
     return RankTrace(
         run=world.run,
@@ -85,6 +58,28 @@ def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
         num_ranks=world.size,
         host=world.me.host,
         clock_offset_us=shift_us,
-        clock_error_us=clock.error_ns / 1e3,
-        spans=tuple(sorted(shifted + waited, key=lambda span: span.start_us)),
+        clock_error_us=error_ns / 1e3,
+        spans=tuple(sorted(spans, key=lambda span: span.start_us)),
     )
+
+
+def _measure_clock(group: dist.ProcessGroup) -> tuple[int, int]:
+    """Returns rank 0's ``time.perf_counter_ns`` minus this rank's, and the largest error: half of a message's way.
+
+    All ranks of a group on CPUs ask rank 0 at once; the fastest of five answers counts.
+    """
+    if group.rank() == 0:
+        for other in range(1, group.size()):
+            for _ in range(_ROUNDS):
+                group.recv([torch.zeros(1)], other, 0).wait()
+                group.send([torch.tensor([time.perf_counter_ns()])], other, 0).wait()
+        return 0, 0
+    answers = []
+    for _ in range(_ROUNDS):
+        answer = torch.zeros(1, dtype=torch.int64)
+        sent = time.perf_counter_ns()
+        group.send([torch.zeros(1)], 0, 0).wait()
+        group.recv([answer], 0, 0).wait()
+        received = time.perf_counter_ns()
+        answers.append((int(answer) - (sent + received) // 2, (received - sent) // 2))
+    return min(answers, key=lambda clock: clock[1])

@@ -119,10 +119,11 @@ def abort_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:
     The process ends, with exit code 1 and the tracebacks of its threads, if that takes longer than ``limit_s``.
     """
     faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or 2)
-    try:
-        abort_groups(groups)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    # In a thread of its own, where torch modes of the caller do not apply.
+    thread = threading.Thread(target=abort_groups, args=(groups,), name="mosaic-abort", daemon=True)
+    thread.start()
+    thread.join()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup]) -> None:

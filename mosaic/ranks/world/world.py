@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -40,44 +40,23 @@ PATIENCE_S = 1800.0
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """Facts that have to be the same on all ranks."""
+def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
+    """Returns what has to be the same on all ranks, by name; ``inputs`` are those of the sample's step."""
+    from mosaic import __version__
 
-    mosaic: str
-    """Version of Mosaic."""
-    torch: str
-    """Version of torch."""
-    device: str
-    num_slots: int
-    sms_per_slot: int
-    """1 on the host."""
-    graph: str
-    """Fingerprint of the modules that the rank found in its model, whatever their inputs."""
-    inputs: tuple[str, ...] = ()
-    """For each module the shapes and types of its arguments in the sample's step."""
-    remainder_sms: int = 0
-    """SMs that belong to no slot."""
-    nccl: str = ""
-    """Version of NCCL, on GPUs."""
-
-    @staticmethod
-    def of(device: Device, graph: ModuleGraph) -> RankFacts:
-        from mosaic import __version__
-
-        has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
-        shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
-        return RankFacts(
-            mosaic=__version__,
-            torch=torch.__version__,
-            device=device.name,
-            num_slots=device.num_slots,
-            sms_per_slot=device.sms_per_slot,
-            graph=shapeless.fingerprint,
-            inputs=tuple(f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules),
-            remainder_sms=device.remainder_sms,
-            nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
-        )
+    has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
+    shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
+    return {
+        "mosaic": __version__,
+        "torch": torch.__version__,
+        "device": device.name,
+        "num_slots": device.num_slots,
+        "sms_per_slot": device.sms_per_slot,
+        "graph": shapeless.fingerprint,
+        "inputs": [f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules],
+        "remainder_sms": device.remainder_sms,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+    }
 
 
 class World:
@@ -309,9 +288,9 @@ class World:
                 needed=f"{self.size} GPUs",
             )
 
-    def check_alike(self, facts: RankFacts) -> None:
+    def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Raises BackendUnavailableError that names ranks which differ from rank 0, and in what."""
-        ranks: list[dict[str, Any]] = self.all_gather(asdict(facts))
+        ranks: list[dict[str, Any]] = self.all_gather(dict(facts))
         inputs = [theirs.pop("inputs") for theirs in ranks]
         differing = [
             f"rank {rank} has {name}={theirs[name]!r}"

@@ -13,10 +13,10 @@ from mosaic.checkpoint.folder import check_room, checkpoints_in
 from mosaic.checkpoint.methods import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
-from mosaic.retrain import arrivals, versions
+from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.exits import StopRequests
-from mosaic.retrain.folder import DayFolder, DayState
+from mosaic.retrain.folder import DayFolder, DayState, new_dates, ready_dates, replay_dates
 from mosaic.retrain.gate import margin_finding
 from mosaic.retrain.records import Trained
 from mosaic.retrain.worker.data import check_new_data, freeze
@@ -57,14 +57,14 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
 def _check_data(work: Work) -> Iterator[str]:
     """Begins a day on the new data, or on the last day's, and checks it."""
     folder, recipe = work.folder, work.recipe
-    ready = arrivals.ready_dates(folder, recipe)
+    ready = ready_dates(folder, recipe)
     if not ready:
         new = recipe.sources.new
         raise MosaicError(
             f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
             "there, and that file last"
         )
-    dates = arrivals.new_dates(folder, recipe) or ready[-1:]
+    dates = new_dates(folder, recipe) or ready[-1:]
     champion = versions.linked(folder, "champion")
     work.day.path.mkdir()
     work.day.set(
@@ -72,7 +72,7 @@ def _check_data(work: Work) -> Iterator[str]:
             day=max(dates),
             phase="prepared",
             new=dates,
-            replay=tuple(date for date in arrivals.replay_dates(folder, recipe) if date not in dates),
+            replay=tuple(date for date in replay_dates(folder, recipe) if date not in dates),
             parent=champion,
             champion=champion,
             anchor=versions.linked(folder, "anchor"),

@@ -24,7 +24,7 @@ from mosaic.retrain.gate import Scores, joined
 from mosaic.retrain.worker.loader import is_iterable
 from mosaic.retrain.worker.positions import CYCLE, shares_of
 from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
-from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
+from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
 from mosaic.retrain.worker.work import Work
 
 MAX_ROWS = 5000
@@ -57,16 +57,17 @@ def freeze(work: Work) -> None:
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
-    new_share = float(sum(share for name, share in shares.items() if name in new))
+    num_steps = budget.steps
+    if num_steps is None:
+        new_share = float(sum(share for name, share in shares.items() if name in new))
+        num_steps = max(1, math.ceil(sum(new.values()) * budget.passes / (budget.batch * new_share)))
     frozen = recipe.sources.frozen
     sources = Sources(
         day=state.day,
         seed=budget.seed,
         fresh_share=recipe.sources.fresh_share,
         batch=budget.batch,
-        num_steps=planned_steps(
-            sum(new.values()), passes=budget.passes, steps=budget.steps, batch=budget.batch, new_share=new_share
-        ),
+        num_steps=num_steps,
         sources=tuple(replace(record, units=int(shares.get(record.name, 0) * CYCLE)) for record in records),
         frozen=record_of(work.folder.path, work.folder.path / frozen, kind="frozen", day="", known=known),
     )

@@ -7,7 +7,6 @@ Here each rank iterates over a data set of its own, in its own process, and a ru
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,16 +27,12 @@ class IterableLoader(StepLoader):
     """Yields this rank's part of each global batch from an iterable data set, which starts again when it ends.
 
     If the data set or its iterator has ``state_dict`` and ``load_state_dict`` (torchdata's protocol), a run resumes
-    from its saved state; a check before the first step compares the samples. Otherwise the loader draws the samples
-    again, and ``skipped_s`` is the time that takes.
+    from its saved state; a check before the first step compares the samples. Otherwise it draws the samples again.
 
     Raises:
         MosaicError: The state gives other samples, is missing although ``exact`` requires it, or belongs to other
             ranks; or the data set is empty.
     """
-
-    skipped_s: float = 0.0
-    """Seconds spent on drawing samples again."""
 
     def __init__(
         self,
@@ -51,82 +46,77 @@ class IterableLoader(StepLoader):
         collate: Collate | None = None,
     ) -> None:
         self.rejects = RejectCount()
-        self._source = _Source(dataset)
-        self._cut = cut
-        self._steps = iter(steps)
-        self._seed = seed
+        self._dataset, self._iterator = dataset, iter(dataset)
+        self._name = type(dataset).__name__
+        self._cut, self._steps, self._seed = cut, iter(steps), seed
         self._collate = collate or default_collate
-        if exact and not self._source.has_state:
+        if exact and not self._owners:
             raise MosaicError(
-                f"{type(dataset).__name__} has no state_dict and load_state_dict, so a resumed run would "
+                f"{self._name} has no state_dict and load_state_dict, so a resumed run would "
                 "draw all samples again; add these methods, use a map-style data set, or set exact = false"
             )
         if state is None and steps.start > 0:
             raise MosaicError(f"step {steps.start} needs a state of the data, and there is none; begin at step 0")
         if state is not None:
-            self._go_on(state, steps.start)
-        elif self._source.has_state:
-            self._source.check(seed)
+            self._resume(state, steps.start)
+        elif self._owners:
+            self._check()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the steps yielded so far; each rank keeps its own."""
-        return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks], "data": self._source.state()}
+        return {**self._shape, "data": self._state()}
 
     def __next__(self) -> StepBatch:
         step = next(self._steps)
         parts = []
         for index in self._cut.own:
-            samples = self._source.draw(self._seed, self._cut.positions(step, index))
+            samples = self._draw(self._cut.positions(step, index))
             rows, data = len(samples), self._collate(samples)
             parts.append(MicroBatch(index=index, rows=rows, weight=rows / self._cut.batch, data=data))
         return StepBatch(step=step, micro_batches=tuple(parts), rejects=())
 
-    def _go_on(self, state: Mapping[str, Any], first_step: int) -> None:
-        now = {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks]}
-        was = {name: state[name] for name in now}
-        if was != now:
-            raise MosaicError(
-                f"the state of the data is of {was} and this run has {now}; an iterable data set resumes with as many "
-                "ranks and as large a batch as it had. Use those, or a map-style data set"
-            )
-        if state["data"] is not None:
-            self._source.load(state["data"])
-            return
-        began = time.monotonic()
-        for step in range(first_step):
-            for index in self._cut.own:
-                self._source.draw(self._seed, self._cut.positions(step, index))
-        self.skipped_s = time.monotonic() - began
-
-
-class _Source:
-    """An iterable data set with its iterator; either may have a state."""
-
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._dataset = dataset
-        self._iterator = iter(dataset)
+    @property
+    def _shape(self) -> dict[str, Any]:
+        return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks]}
 
     @property
-    def has_state(self) -> bool:
-        return any(map(_is_stateful, (self._dataset, self._iterator)))
-
-    def state(self) -> dict[str, Any] | None:
-        if not self.has_state:
-            return None
+    def _owners(self) -> dict[str, Any]:
+        """The data set and its iterator, those of them that have a state."""
         owners = {"dataset": self._dataset, "iterator": self._iterator}
-        return {name: copy.deepcopy(owner.state_dict()) for name, owner in owners.items() if _is_stateful(owner)}  # type: ignore[attr-defined]
+        return {
+            name: owner
+            for name, owner in owners.items()
+            if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+        }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def _state(self) -> dict[str, Any] | None:
+        return {name: copy.deepcopy(owner.state_dict()) for name, owner in self._owners.items()} or None
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         if "dataset" in state:
             self._dataset.load_state_dict(copy.deepcopy(state["dataset"]))  # type: ignore[attr-defined]
         self._iterator = iter(self._dataset)
         if "iterator" in state:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
 
-    def draw(self, seed: int, positions: Sequence[int]) -> list[Any]:
+    def _resume(self, state: Mapping[str, Any], first_step: int) -> None:
+        before = {name: state[name] for name in self._shape}
+        if before != self._shape:
+            raise MosaicError(
+                f"the state of the data is of {before} and this run has {self._shape}; an iterable data set resumes "
+                "with as many ranks and as large a batch as it had. Use those, or a map-style data set"
+            )
+        if state["data"] is not None:
+            self._load(state["data"])
+            return
+        for step in range(first_step):
+            for index in self._cut.own:
+                self._draw(self._cut.positions(step, index))
+
+    def _draw(self, positions: Sequence[int]) -> list[Any]:
         samples = []
         with put_back():
-            for words in sample_words(seed, positions).tolist():
+            for words in sample_words(self._seed, positions).tolist():
                 seed_sample(words)
                 samples.append(self._next())
         return samples
@@ -137,47 +127,35 @@ class _Source:
         self._iterator = iter(self._dataset)
         for sample in self._iterator:
             return sample
-        raise MosaicError(f"{type(self._dataset).__name__} has no samples; look at what it reads")
+        raise MosaicError(f"{self._name} has no samples; look at what it reads")
 
-    def check(self, seed: int) -> None:
-        """Compares samples drawn after a saved state with those drawn after loading it.
-
-        The data set ends in the state in which it began.
-
-        Raises:
-            MosaicError: The samples differ; names the first difference.
-        """
-        begin = self.state() or {}
-        self.draw(seed, range(CHECKED))
-        saved = self.state() or {}
-        draws = []
+    def _check(self) -> None:
+        """Compares samples drawn after a saved state with those drawn after loading it, and begins again."""
+        begin = self._state() or {}
+        self._draw(range(CHECKED))
+        saved, draws = self._state() or {}, []
         for _ in range(2):
-            draws.append(self.draw(seed, range(CHECKED, 2 * CHECKED)))
-            self.load(saved)
+            draws.append(self._draw(range(CHECKED, 2 * CHECKED)))
+            self._load(saved)
         for index, (old, new) in enumerate(zip(*draws, strict=True)):
-            if mismatch := difference(old, new):
+            if mismatch := _difference(old, new):
                 raise MosaicError(
-                    f"{type(self._dataset).__name__} draws other samples after load_state_dict: of sample "
+                    f"{self._name} draws other samples after load_state_dict: of sample "
                     f"{index} after the saved state, {mismatch}. Its state_dict must hold all that samples depend on, "
                     "such as the place in a file and a shuffle buffer; without the two methods, samples are drawn again"
                 )
-        self.load(begin)
+        self._load(begin)
 
 
-def _is_stateful(source: object) -> bool:
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
-def difference(old: Any, new: Any) -> str:
+def _difference(old: Any, new: Any) -> str:
     """Names the first place in which two samples differ; empty if they are equal."""
     pairs, tree = pytree.tree_flatten_with_path(old)
     leaves, other_tree = pytree.tree_flatten(new)
     if tree != other_tree:
         return "sample has other entries"
-    for (path, left), right in zip(pairs, leaves, strict=True):
-        if _content(left) != _content(right):
-            return f"sample{pytree.keystr(path)} is another"
-    return ""
+    differing = (path for (path, left), right in zip(pairs, leaves, strict=True) if _content(left) != _content(right))
+    path = next(differing, None)
+    return "" if path is None else f"sample{pytree.keystr(path)} is another"
 
 
 def _content(leaf: Any) -> object:

@@ -20,6 +20,7 @@ _MAX_ITEMS = 64
 """Size of a container above which it holds data, not generators."""
 _MAX_DEPTH = 4
 """Most levels of nested objects, such as transforms in a transform in a data set."""
+_NO_HOLDERS = torch.Tensor | np.ndarray | type | ModuleType | FunctionType
 
 
 def sample_words(seed: int, positions: Sequence[int]) -> Words:
@@ -36,7 +37,15 @@ def seed_sample(words: Sequence[int], generators: Sequence[Generator] = ()) -> N
     torch.default_generator.manual_seed(words[0])
     np.random.seed(words[1] & 0xFFFFFFFF)
     random.seed(words[2])
-    _seed_each(generators, words[3])
+    for number, generator in enumerate(generators):
+        own_seed = words_of(words[3], number)[0]
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(own_seed)
+        elif isinstance(generator, np.random.Generator):
+            bits = generator.bit_generator
+            bits.state = type(bits)(own_seed).state  # type: ignore[call-arg]  # each kind takes a seed
+        else:  # NumPy's legacy generators take 32 bits
+            generator.seed(own_seed if isinstance(generator, random.Random) else own_seed & 0xFFFFFFFF)
 
 
 @contextmanager
@@ -62,10 +71,7 @@ def put_back(generators: Sequence[Generator] = ()) -> Iterator[None]:
 
 @contextmanager
 def drawn_under(seed: int, position: int, generators: Sequence[Generator] = ()) -> Iterator[None]:
-    """Seeds the block's random numbers by position; restores their states afterwards.
-
-    Does not change a device's random numbers.
-    """
+    """Seeds the block's random numbers on the host by position; restores their states afterwards."""
     with put_back(generators):
         seed_sample(sample_words(seed, [position])[0].tolist(), generators)
         yield
@@ -90,42 +96,23 @@ def generators_of(root: object) -> tuple[Generator, ...]:
     """
     generators: dict[int, Generator] = {}
     seen: set[int] = set()
-    modules = list(root.modules()) if isinstance(root, nn.Module) else [root]
-    for module in modules:
-        _collect(vars(module) if isinstance(module, nn.Module) else module, _MAX_DEPTH, generators, seen)
+
+    def collect(value: object, depth: int) -> None:
+        if isinstance(value, Generator):
+            generators[id(value)] = value
+            return
+        if depth < 0 or id(value) in seen or isinstance(value, _NO_HOLDERS):
+            return
+        seen.add(id(value))
+        inner: Sequence[object] = ()
+        if isinstance(value, dict | list | tuple):
+            if len(value) <= _MAX_ITEMS:
+                inner = list(value.values()) if isinstance(value, dict) else value
+        elif hasattr(value, "__dict__"):
+            inner, depth = list(vars(value).values()), depth - 1
+        for item in inner:
+            collect(item, depth)
+
+    for module in root.modules() if isinstance(root, nn.Module) else [root]:
+        collect(vars(module) if isinstance(module, nn.Module) else module, _MAX_DEPTH)
     return tuple(generators.values())
-
-
-def _collect(value: object, depth: int, generators: dict[int, Generator], seen: set[int]) -> None:
-    if isinstance(value, Generator):
-        generators[id(value)] = value
-        return
-    if (
-        depth < 0
-        or id(value) in seen
-        or isinstance(value, torch.Tensor | np.ndarray | type | ModuleType | FunctionType)
-    ):
-        return
-    seen.add(id(value))
-    inner: Sequence[object] = ()
-    if isinstance(value, dict | list | tuple):
-        if len(value) <= _MAX_ITEMS:
-            inner = list(value.values()) if isinstance(value, dict) else value
-    elif hasattr(value, "__dict__"):
-        inner, depth = list(vars(value).values()), depth - 1
-    for item in inner:
-        _collect(item, depth, generators, seen)
-
-
-def _seed_each(generators: Sequence[Generator], word: int) -> None:
-    for number, generator in enumerate(generators):
-        own_seed = words_of(word, number)[0]
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(own_seed)
-        elif isinstance(generator, np.random.Generator):
-            bits = generator.bit_generator
-            bits.state = type(bits)(own_seed).state  # type: ignore[call-arg]  # each kind takes a seed
-        elif isinstance(generator, random.Random):
-            generator.seed(own_seed)
-        else:
-            generator.seed(own_seed & 0xFFFFFFFF)

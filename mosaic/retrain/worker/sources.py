@@ -1,14 +1,14 @@
 """A day's list of data, frozen before its first step: folders, rows, and held-out rows.
 
 Files that arrive later belong to the next day. The list holds each file's size and the digest of a folder's content; a
-restart compares the sizes, so data that changes during a run is an error.
+restart compares the sizes, so data that changes during a run is an error. No torch at import: the launcher reads it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -44,7 +44,7 @@ class SourceRecord:
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""
     units: int = 0
-    """Share of the samples, in units of ``1 / CYCLE`` (``mosaic.retrain.worker.positions``)."""
+    """Share of the samples, in units of ``1 / CYCLE``."""
 
     @property
     def name(self) -> str:
@@ -96,13 +96,16 @@ def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[st
         raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     before = known.get(name)
-    if before is not None and before.files == files:
-        return replace(before, kind=kind, day=day, units=0)
-    if before is not None:
+    if before is not None and before.files != files:
+        was, now = ({file.name: file.num_bytes for file in list_} for list_ in (before.files, files))
+        changed = min(file for file in was | now if was.get(file) != now.get(file))
         raise MosaicError(
-            f"{path} changed since a day trained on it ({_change(before.files, files)}); folders of days "
-            "must not change: restore it, or put new files into a day of their own"
+            f"{path} changed since a day trained on it ({changed} had {was.get(changed, 'no')} bytes and has "
+            f"{now.get(changed, 'no')}); folders of days must not change: restore it, or put new files into a day of "
+            "their own"
         )
+    if before is not None:
+        return replace(before, kind=kind, day=day, units=0)
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0{sha256_of(path / file.name)}\0".encode())
@@ -127,8 +130,8 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
         words = words_at(words_of("held out", seed, day)[0], np.arange(len(data), dtype=np.uint64), 1)[:, 0]
         return words < np.uint64(share * 2**64)
     names = [str(cluster(index)) for index in range(len(data))]
-    out = {name: _draw(f"{seed}/{day}/{name}") < share for name in dict.fromkeys(names)}
-    return np.array([out[name] for name in names], dtype=bool)
+    digests = {name: hashlib.sha256(f"{seed}/{day}/{name}".encode()).digest() for name in set(names)}
+    return np.array([int.from_bytes(digests[name][:8], "big") / 2**64 < share for name in names], dtype=bool)
 
 
 def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
@@ -145,22 +148,3 @@ def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
         )
     out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
     return Subset(data, array("q", np.flatnonzero(~out).astype(np.int64).tobytes())) if out.any() else data
-
-
-def planned_steps(new_rows: int, *, passes: float, steps: int | None, batch: int, new_share: float) -> int:
-    """Returns ``steps``, or the steps that draw each new row ``passes`` times."""
-    if steps is not None:
-        return steps
-    return max(1, -int(-(new_rows * passes) // (batch * new_share)))
-
-
-def _draw(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-
-
-def _change(before: Sequence[FileRecord], now: Sequence[FileRecord]) -> str:
-    was, is_ = {file.name: file.num_bytes for file in before}, {file.name: file.num_bytes for file in now}
-    for name in sorted(was.keys() | is_.keys()):
-        if was.get(name) != is_.get(name):
-            return f"{name} had {was.get(name, 'no')} bytes and has {is_.get(name, 'no')}"
-    return "its files"

@@ -22,19 +22,6 @@ from torch import nn
 from mosaic.engine.calls.thread_state import on_lane
 
 
-def test_a_loss_that_is_not_a_number_gives_the_plain_loop_s_gradients_and_lanes_go_on():
-    def loop(model: Any, record: Record) -> None:
-        for step in range(4):
-            x, y = pair_batch(step)
-            loss = model(x * (float("nan") if step == 2 else 1), y).square().mean()
-            loss.backward()
-            record.note(loss)
-            record.note_model(model)
-            model.zero_grad()
-
-    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
-
-
 def append(model: TwoTowers) -> None:
     model.left.append(nn.Linear(16, 16))
 

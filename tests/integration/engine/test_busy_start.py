@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import Trap, TwoTowers, pair_batch
 from foreign_load import others_use
-from user_models import FILE
 
 import mosaic
-from mosaic.artifact import load
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cli.main import run
 from mosaic.engine import handle as handles
 from mosaic.errors import UnstableMeasurementError
-from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings
 from mosaic.profiler import measure as measuring
 
@@ -110,27 +105,3 @@ def test_modules_are_profiled_again_after_100_steps_and_then_after_1000_once_oth
     assert "not comparable" not in handle.describe()
     handle.remove()
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
-
-
-def test_what_others_disturbed_is_not_taken_from_the_cache(
-    model: TwoTowers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    reused = []
-    for share in (0.61, 0.0, 0.61):
-        others_use(monkeypatch, share)
-        handle = begin(model, cache=tmp_path)
-        handle.remove()
-        assert handle.profile is not None
-        reused.append(bool(handle.profile.reused))
-    assert reused == [False, False, True]
-
-
-def test_a_command_that_measures_marks_its_result(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    others_use(monkeypatch, 0.61)
-    output = tmp_path / "output"
-    assert run(["profile", "--model", f"{FILE}:make", "--output", str(output)]) == 0
-    assert NOTE in " ".join(capsys.readouterr().out.split())
-    assert load(Profile, output).environment.foreign_cpu_share == 0.61

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
+from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, pair_batch, run_both, train
 from torch import nn
 from torch.nn import functional
 
@@ -67,36 +67,6 @@ def test_results_that_depend_on_values_end_in_place_and_nothing_is_counted_twice
     assert "depend on values" in described or "another number of random numbers" in described
 
 
-class Expecting(Ragged):
-    """Knows how many rows its left tower returns, as models do that put features where tokens stand."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        num_rows = 2 + int(x[0, 0] > 0)
-        return self.left(x).view(num_rows, 16) @ self.right(y).T
-
-
-def test_an_error_that_comes_of_a_result_of_another_shape_is_none_of_the_loop_s():
-    described = run_both(lambda: Expecting("takes"), pair_batch(), SIDE_BY_SIDE, train(8))
-    assert "depend on values" in described
-
-
-def test_a_dropout_whose_rate_changes_in_the_loop_is_learned_anew():
-    def loop(model: Any, record: Record) -> None:
-        for step in range(6):
-            model.left[1].p = 0.5 if step < 3 else 0.0
-            model(*pair_batch(step)).square().mean().backward()
-            record.note(torch.rand(1))
-            record.note_model(model)
-
-    described = run_both(
-        lambda: TwoTowers(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 16))),
-        pair_batch(),
-        SIDE_BY_SIDE,
-        loop,
-    )
-    assert "ran in place" not in described
-
-
 def test_a_cast_in_the_middle_of_training_is_learned_anew():
     class Embeds(nn.Module):
         def __init__(self) -> None:
@@ -120,20 +90,3 @@ def test_a_cast_in_the_middle_of_training_is_learned_anew():
 
     described = run_both(lambda: Adds(Embeds(), Embeds()), pair_batch(), SIDE_BY_SIDE, loop)
     assert "ran in place" not in described
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_a_sparse_argument_that_wants_a_gradient_keeps_the_module_in_place():
-    def multiplied(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.sparse.mm(x, self.layers.weight.T) if x.is_sparse_csr else self.layers(x)
-
-    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.left(x.to_sparse_csr().requires_grad_()) * self.right(y)
-
-    def make() -> Glued:
-        model = Glued(glue, Doing(multiplied), Doing(multiplied))
-        model.left.layers, model.right.layers = nn.Linear(8, 16), nn.Linear(8, 16)
-        return model
-
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(4), include=["left", "right"])
-    assert "it takes a sparse tensor that wants a gradient" in described

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,60 +14,10 @@ import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, colocated, pair_batch, run_both, train
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.nn import functional
-
-Glue = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def product(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return self.left(x) * self.right(y)
-
-
-def vector_times_matrix(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    left = self.left(x)
-    return (self.weight[0] @ left.T)[:, None] * self.right(y) + functional.linear(left[0], self.weight)
-
-
-def recurrent(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return self.gru(self.left(x)[:, None])[0][:, 0] * self.right(y)
-
-
-def composites(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    left, right = self.left(x), self.right(y)
-    conjugated = torch.view_as_real(torch.view_as_complex(left.view(6, 8, 2)).conj().resolve_conj())
-    return left.prod(1, keepdim=True) * right + conjugated.sum() + torch.linalg.matrix_norm(left, 2)
-
-
-@torch.compile(backend="eager")
-def fused(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return left * torch.sigmoid(right) + 0.5 * right
-
-
-def compiled(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return fused(self.left(x), self.right(y))
-
-
-class WithParts(Glued):
-    """Has modules of torch's own that are not placed."""
-
-    def __init__(self, glue: Glue, *towers: nn.Module) -> None:
-        super().__init__(glue, *towers)
-        self.gru = nn.GRU(16, 16, batch_first=True)
-
-    def __deepcopy__(self, memo: Any) -> WithParts:
-        twin = WithParts(self.glue)
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-PLACED = ["left", "right"]
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("glue", [vector_times_matrix, recurrent, composites, compiled])
-def test_operations_between_modules_are_equal_to_the_plain_loop(glue: Glue):
-    described = run_both(lambda: WithParts(glue), pair_batch(), SIDE_BY_SIDE, train(3), include=PLACED)
-    assert "ran in place" not in described
 
 
 def hooks(model: nn.Module, called: list[float]) -> list[Any]:

@@ -27,7 +27,6 @@ import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle
 from mosaic.errors import (
-    BackendUnavailableError,
     InvalidPlanError,
     InvalidProfileError,
     UnsupportedModelError,
@@ -52,13 +51,6 @@ def test_other_shapes_than_profiled_run_in_place_and_are_said_once(
     assert handle.metrics()["calls_in_place"] == 6
 
 
-def test_a_plan_with_more_slots_than_the_device_is_refused(model: TwoTowers):
-    plan = plan_for(model, pair_batch(), [{"left": 3, "right": 1}], HostBackend(num_slots=4))
-    with pytest.raises(InvalidPlanError, match=r"4 slots; this device is .* with 2"):
-        mosaic.colocate(model, sample=pair_batch(), plan=plan, backend=HostBackend(num_slots=2))
-    assert type(model.left) is Trap
-
-
 def test_a_plan_of_another_model_is_refused(model: TwoTowers):
     plan = plan_for(model, pair_batch(rows=3), SIDE_BY_SIDE, HostBackend(num_slots=2))
     with pytest.raises(InvalidPlanError, match="plan again for this model"):
@@ -78,11 +70,6 @@ def test_a_profile_of_another_device_or_model_is_refused(model: TwoTowers):
         mosaic.colocate(
             model, sample=pair_batch(rows=3), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=1)
         )
-
-
-def test_a_model_on_another_device_is_refused():
-    with pytest.raises(BackendUnavailableError, match="is on meta"):
-        mosaic.colocate(TwoTowers().to("meta"), sample=pair_batch(), backend=HostBackend(num_slots=2))
 
 
 def test_wrapped_models_are_refused_with_the_way_out(model: TwoTowers):

@@ -13,8 +13,6 @@ from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_bat
 from torch import nn
 from torch.autograd import forward_ad
 
-from mosaic.engine import find_modules
-
 
 def slopes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Forward mode."""
@@ -98,11 +96,6 @@ def test_a_module_that_the_model_itself_transforms_computes_what_the_plain_one_d
     both(partial(Glued, times), pair_batch(), SIDE_BY_SIDE, loop)
 
 
-def test_a_module_that_is_only_called_in_a_transform_is_left_out_by_name():
-    model = Glued(lambda self, x, y: torch.func.vmap(self.left)(x) * self.right(y))
-    assert "transform of torch.func" in find_modules(model, pair_batch()).left_out["left"]
-
-
 def sharing(made: Callable[..., Any], glue: Callable[..., Any]) -> nn.Module:
     def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x, y = x + self.scale, y * self.scale
@@ -116,17 +109,6 @@ def test_writing_into_results_that_share_memory_is_seen_in_all_of_them(how: str)
     lanes = how == "pieces of one tensor"
     described = run_both(partial(sharing, *SHARED[how]), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=lanes)
     assert ("ran in place" in described) is not lanes
-
-
-def test_a_module_is_left_out_that_returns_a_view_of_an_input_which_is_written_later():
-    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = x + self.scale
-        a = self.left(x)
-        x.mul_(3)
-        return a[0].sum() * a[1] + self.right(y)
-
-    model = Glued(forward, Doing(SHARED["a view of an input"][0]))
-    assert set(find_modules(model, pair_batch()).left_out) == {"left"}
 
 
 @pytest.mark.parametrize(("through", "from_step"), [("a result", 0), ("a view", 0), ("a view", 3)])

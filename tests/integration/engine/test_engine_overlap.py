@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, colocated, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, tower
 from meetings import MeetBothWays, Meeting
 from torch import nn
 
@@ -72,29 +72,6 @@ def test_glue_follows_its_branch_instead_of_waiting_for_it():
         assert all(span.slots == (0,) for span in glue)
     finally:
         handle.remove()
-    assert meeting.meetings.count("forward") == meeting.meetings.count("backward") == 4
-
-
-def test_encoders_behind_a_backbone_meet_in_backward_through_a_projection():
-    """A projection's backward belongs on its encoder's lane; on the backbone's it would wait for the other encoder."""
-    meeting = Meeting()
-
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = Meets(meeting), Meets(meeting)
-            self.weight = nn.Parameter(torch.randn(16, 16))
-            self.backbone = tower(16)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.backbone(torch.cat([self.left(x) @ self.weight, self.right(y)]))
-
-    model = Deep()
-    with colocated(model, pair_batch(), [{"right": 1, "left": 1}, {"backbone": 1}]) as handle:
-        assert handle.plan.placement("backbone").slots == handle.plan.placement("right").slots
-        for step in range(3):
-            meeting.on = step > 0
-            model(*pair_batch(step)).square().mean().backward()
     assert meeting.meetings.count("forward") == meeting.meetings.count("backward") == 4
 
 

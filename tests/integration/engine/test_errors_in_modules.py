@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import threading
 
 import pytest
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
-    Doing,
     Glued,
     TwoTowers,
     assert_trains_like_plain,
@@ -113,30 +111,3 @@ def test_outside_of_the_model_s_call_a_result_of_another_shape_is_an_error_once(
     assert model.left(x).shape == (6, 3)
     model.left.order = "work"
     assert "ran in place" in handle.describe()
-
-
-def test_a_write_into_an_input_is_found_out():
-    model = TwoTowers(Doing(lambda self, x: self.layers(x.mul_(0.5))))
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    try:
-        for step in range(3):
-            model(*pair_batch(step))
-        assert "it writes into its arguments" in handle.describe()
-    finally:
-        handle.remove()
-
-
-def test_a_model_can_be_trained_from_another_thread(model: TwoTowers, handle: Handle):
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            model(*pair_batch()).sum().backward()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failed
-    assert_trains_like_plain(model, handle)

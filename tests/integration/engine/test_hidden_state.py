@@ -97,10 +97,6 @@ def by_object(model: Any, value: float) -> None:
     model.left.options.scale = value
 
 
-def by_context(model: Any, value: float) -> None:
-    SCALE.set(value)
-
-
 def by_buffer_data(model: Any, value: float) -> None:
     model.left.center.data.fill_(value)
 
@@ -123,73 +119,9 @@ def test_a_module_that_its_caller_changes_around_the_call_runs_in_place(around: 
     assert seen_on_lanes() == 0
 
 
-def test_a_context_variable_goes_with_the_call_to_its_lane():
-    seen_on_lanes()
-    described = run_both(lambda: Scaled(by_context), pair_batch(), SIDE_BY_SIDE, train(5))
-    assert "left ran in place" not in described
-    assert seen_on_lanes() >= 4
-
-
 def seen_on_lanes() -> int:
     """Takes what was seen so far; returns how often it was a lane."""
     return sum(SEEN.get() for _ in range(SEEN.qsize()))
-
-
-def test_what_a_forward_writes_in_a_variable_that_it_encloses_keeps_it_in_place():
-    total, calls = 0, [0]
-
-    def forward(self: Doing, x: torch.Tensor) -> torch.Tensor:
-        nonlocal total
-        total += 1
-        calls[0] += 1
-        return self.layers(x) * total * calls[0]
-
-    def loop(model: nn.Module, record: Record) -> None:
-        nonlocal total
-        total = calls[0] = 0
-        train(5)(model, record)
-
-    described = run_both(
-        lambda: TwoTowers(Doing(forward), Doing(forward)), pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False
-    )
-    assert "'total', a global or a variable that its code names, changes while the model runs" in described
-
-
-class Momentum(TwoTowers):
-    """The right tower follows the left one by a moving average, which is taken after its call."""
-
-    def __init__(self, follow: Callable[[Any], None]) -> None:
-        super().__init__(tower(), tower())
-        self.right.requires_grad_(False)
-        self.follow = follow
-        self.pairs = list(zip(self.left.parameters(), self.right.parameters(), strict=True))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            target = self.right(y)
-        found = self.left(x)
-        self.follow(self)
-        return found - target
-
-
-def by_asking(model: Any) -> None:
-    for new, old in zip(model.left.parameters(), model.right.parameters(), strict=True):
-        old.data.mul_(0.5).add_(new.data, alpha=0.5)
-
-
-def by_data_of_pairs(model: Any) -> None:
-    for new, old in model.pairs:
-        old.data.mul_(0.5).add_(new.data, alpha=0.5)
-
-
-@torch.no_grad()
-def by_all_at_once(model: Any) -> None:
-    torch._foreach_mul_([old for _, old in model.pairs], 0.5)
-
-
-@pytest.mark.parametrize("follow", [by_asking, by_data_of_pairs, by_all_at_once])
-def test_a_module_whose_weights_follow_after_its_call_has_read_the_old_ones(follow: Any):
-    run_both(lambda: Momentum(follow), pair_batch(), SIDE_BY_SIDE, train(5))
 
 
 def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_names_it():
@@ -216,58 +148,11 @@ def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_nam
             model(*pair_batch())
 
 
-def mean_kept(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    hidden = self.layers(x)
-    self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
-    self.calls += 1
-    SEEN.put(on_lane())
-    return hidden
-
-
-class Reads(TwoTowers):
-    """Reads a buffer and a counter that the left tower writes, between modules."""
-
-    def __init__(self) -> None:
-        super().__init__(Doing(mean_kept))
-        self.left.register_buffer("mean", torch.zeros(16))
-        self.left.calls = 0
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left, right = self.left(x), self.right(y)
-        left = left * (self.left.mean.square().sum() + self.left.calls)
-        return left @ self.weight + right
-
-
-def test_a_module_that_writes_an_attribute_runs_in_place():
-    seen_on_lanes()
-    run_both(Reads, pair_batch(), SIDE_BY_SIDE, train(6))
-    assert seen_on_lanes() == 0
-
-
 def attends(self: Doing, x: torch.Tensor) -> torch.Tensor:
     q = self.layers(x).view(1, 6, 2, 8).transpose(1, 2)
     with sdpa_kernel(SDPBackend.MATH) if self.is_on else sdpa_kernel(list(SDPBackend.__members__.values())[1:4]):
         found = functional.scaled_dot_product_attention(q, q, q)
     return found.transpose(1, 2).reshape(6, 16)
-
-
-class Attends(TwoTowers):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            left = self.left(x)
-        return torch.cat([left @ self.weight, self.right(y)])
-
-
-def attends_plainly(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    q = self.layers(x).view(1, 6, 2, 8).transpose(1, 2)
-    return functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(6, 16)
-
-
-def test_a_setting_of_the_process_around_a_call_holds_on_its_lane():
-    described = run_both(
-        lambda: Attends(Doing(attends_plainly), Doing(attends_plainly)), pair_batch(), SIDE_BY_SIDE, train(6)
-    )
-    assert "ran in place" not in described
 
 
 def in_double(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -323,26 +208,6 @@ def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, 
 
     described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
     assert said in described
-
-
-KEPT: dict[str, torch.Tensor] = {}
-
-
-def test_a_module_whose_hook_keeps_a_feature_for_the_loss_stays_in_place():
-    def make() -> TwoTowers:
-        model = TwoTowers()
-        model.left[0].register_forward_hook(lambda _, __, result: KEPT.update(feature=result))
-        return model
-
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            (model(*pair_batch(step)).square().mean() + KEPT["feature"].square().mean()).backward()
-            record.note_model(model)
-        KEPT.clear()
-
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop)
-    assert "left ran in place" in described
-    assert "is kept after its call, by a hook, a list or an attribute" in described
 
 
 def test_a_plan_that_places_what_cannot_be_is_refused_by_name_before_training():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
-from torch import nn
 
 
 def number(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -53,18 +52,6 @@ def test_what_a_result_is_besides_its_shape_may_depend_on_values(what: Callable[
     run_both(lambda: Glued(glue, Doing(what), Doing(what)), pair_batch(), SIDE_BY_SIDE, train(10), on_lanes=False)
 
 
-def test_inputs_of_another_memory_layout_are_another_kind_of_call():
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(6):
-            x, y = pair_batch(step)
-            loss = model(x.T.contiguous().T if step > 2 else x, y).square().mean()
-            loss.backward()
-            record.note(loss)
-            record.note_model(model)
-
-    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
-
-
 def test_a_hook_that_takes_another_s_place_is_seen():
     def loop(model: Any, record: Record) -> None:
         for step in range(8):
@@ -76,38 +63,3 @@ def test_a_hook_that_takes_another_s_place_is_seen():
             record.note_model(model)
 
     run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
-
-
-def test_a_penalty_on_weights_adds_up_with_accumulated_gradients_as_in_the_plain_loop():
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(8):
-            penalty = sum(parameter.square().sum() for parameter in model.parameters())
-            (model(*pair_batch(step)).square().mean() + 0.01 * penalty).backward()
-            if step % 4 == 3:
-                record.note_model(model)
-                model.zero_grad()
-
-    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
-
-
-class Counts(nn.Module):
-    """Writes into a dict among its attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 16)
-        self.seen = {"rows": 0}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.layer(x)
-        self.seen["rows"] += len(x)
-        return hidden
-
-
-def test_a_module_that_writes_into_a_container_runs_in_place():
-    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        seen = self.left.seen
-        left = self.left(x)
-        return left * seen["rows"] + self.right(y)
-
-    run_both(lambda: Glued(glue, Counts(), Counts()), pair_batch(), SIDE_BY_SIDE, train(6), on_lanes=False)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
-from torch import nn
 
 import mosaic
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.errors import InvalidPlanError
 
 
 @pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
@@ -60,12 +58,6 @@ def test_an_error_is_raised_in_the_block_at_the_latest():
     assert torch.equal(kept + 0, torch.full((3,), 2.0))
 
 
-def test_an_error_of_the_block_itself_comes_through():
-    with pytest.raises(KeyError, match="mine"), mosaic.parallel() as p:  # noqa: PT012
-        p.run("innocent", torch.sin, torch.ones(3))
-        raise KeyError("mine")
-
-
 def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
     shared = tower()
     gradients: list[Any] = []
@@ -83,12 +75,6 @@ def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("quota", [0, 10_000])
-def test_a_quota_that_cannot_be_is_refused(quota: int):
-    with pytest.raises(InvalidPlanError, match="quota"):
-        mosaic.parallel({"wide": quota})
-
-
 def test_another_function_under_the_same_name_is_another_call():
     x = torch.ones(3, requires_grad=True)
     for function in (torch.sin, torch.sin, lambda x: x.detach() + 1, lambda x: x * x, lambda x: x * x):
@@ -96,15 +82,3 @@ def test_another_function_under_the_same_name_is_another_call():
             found = p.run("reused", function, x)
         assert torch.equal(found + 0, function(x))
         assert (found + 0).requires_grad is function(x).requires_grad
-
-
-def test_another_model_under_the_same_name_has_its_own_mode():
-    x = pair_batch()[0]
-    for training in (True, False, True):
-        module = tower(8, 16, nn.Dropout(0.5)).train(training)
-        for _ in range(2):
-            torch.manual_seed(1)
-            with mosaic.parallel() as p:
-                found = p.run("model", module, x) + 0
-            torch.manual_seed(1)
-            assert torch.equal(found, module(x))

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import mosaic
 from mosaic.engine.parallel import _pool
-from mosaic.errors import BackendUnavailableError, InvalidPlanError
+from mosaic.errors import InvalidPlanError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,19 +81,6 @@ def test_what_cannot_be_captured_is_launched_on_its_lane(backend: FakeBackend):
     assert graphs.num_replays == 1
 
 
-def test_results_of_lanes_can_go_into_the_next_block(backend: FakeBackend):
-    first, second, third = tower(8, 8), tower(8, 8), tower(16, 8)
-    x, y = pair_batch()
-    options = {"backend": backend, "cuda_graphs": True}
-    for _ in range(3):
-        with mosaic.parallel({"left": 2, "right": 1}, **options) as p:
-            left, right = p.run("left", first, x), p.run("right", second, y)
-            both = p.run_all({"left": (second, (left[:, :8],)), "right": (third, (torch.cat([left, right], 1),))})
-        assert torch.equal(both["left"], second(first(x)[:, :8]))
-        assert torch.equal(both["right"], third(torch.cat([first(x), second(y)], 1)))
-        (both["left"].sum() + both["right"].sum()).backward()
-
-
 def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
     with pytest.raises(InvalidPlanError, match="a block on a fake device needs a plan or quotas"):
         mosaic.parallel(backend=backend)
@@ -102,11 +89,6 @@ def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
         pytest.raises(InvalidPlanError, match="'other' is not in the plan"),
     ):
         p.run("other", torch.sin, torch.ones(3))
-
-
-def test_graphs_on_the_host_are_refused():
-    with pytest.raises(BackendUnavailableError, match="cannot be captured"):
-        mosaic.parallel(cuda_graphs=True)
 
 
 # Pieces that share a module.
@@ -224,19 +206,6 @@ def run_on_lanes(backend: FakeBackend, left: Any, right: Any) -> bool:
         for slots in ((0, 1), (2,))
     )
     return not one.is_concurrent_with(other)
-
-
-def test_pieces_are_ordered_by_what_they_use_and_not_by_whose_they_are(backend: FakeBackend):
-    model, other = Explicit(), tower()
-    encoders = [model.left, other]
-    shared = torch.randn(8)
-    assert not run_on_lanes(backend, lambda x: model.left(x), lambda x: other(x))
-    assert run_on_lanes(backend, lambda x: model.left(x), lambda x: model.left(x * 2))
-    assert run_on_lanes(backend, lambda x: other(x + shared), lambda x: model.left(x + shared))
-    assert run_on_lanes(backend, lambda x: encoders[0](x), model.left)
-    assert not run_on_lanes(backend, lambda x: encoders[0](x), other)
-    encoders.reverse()  # the same code uses other weights from now on
-    assert run_on_lanes(backend, lambda x: encoders[0](x), other)
 
 
 def test_what_is_compiled_and_cannot_be_watched_runs_with_nothing_beside_it(backend: FakeBackend):

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch, tower
-from stream_cases import colocated as stream_colocated
+from engine_cases import FAST, Record, assert_same, tower
 from torch import nn
-from trial_cases import BESIDE, running, steps, times, trying
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -127,23 +125,6 @@ def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does(change: Ca
     assert {f"forward_ms/encoders.{name}" for name in twin.encoders} <= metrics.keys()
 
 
-def test_gradients_that_wait_for_more_are_kept():
-    torch.manual_seed(0)
-    model = Encoders("image", "text")
-    twin = copy.deepcopy(model)
-    records = [Record(), Record()]
-    handle = colocate(twin)
-    for each, record in zip((model, twin), records, strict=True):
-        torch.manual_seed(1)
-        for micro in range(4):
-            if each is twin and micro == 2:
-                handle.replan(reason="half of the micro-batches are through", plan=handle.plan)
-            each(**batch_of(each, micro)).square().mean().backward()
-        record.note_model(each)
-    handle.remove()
-    assert_same(*records)
-
-
 def test_only_what_is_new_is_measured_without_a_cache():
     model, told = Encoders("image", "text"), []
     options = mosaic.Options(
@@ -168,24 +149,6 @@ def test_only_what_is_new_is_measured_without_a_cache():
     assert [what for what in told if " beside " not in what] == []
     assert "planned anew, 3 times by now: text came back" in handle.describe()
     handle.remove()
-
-
-def test_a_model_that_no_plan_makes_faster_runs_as_it_was_until_one_does():
-    torch.manual_seed(0)
-    model = Encoders("image", "text")
-    handle = colocate(model)
-    text = model.encoders.pop("text")
-    handle.replan(batch_of(model), reason="text went")
-    assert not handle.active
-    assert not any(map(is_attached, (*model.modules(), text)))
-    assert "the model is left as it was" in handle.describe()
-    model(**batch_of(model)).sum().backward()
-    model.encoders["text"] = text
-    handle.replan(batch_of(model), reason="text came back", plan=side_by_side(model, batch_of(model)))
-    assert handle.active
-    assert is_attached(text)
-    handle.remove()
-    assert not any(map(is_attached, model.modules()))
 
 
 def refused_in_a_step(model: Encoders, handle: mosaic.Handle) -> None:
@@ -259,51 +222,3 @@ def test_after_a_failure_the_model_is_plain_and_right_and_may_be_planned_again()
     assert handle.active
     assert "failed" not in handle.describe()
     handle.remove()
-
-
-def test_on_streams_a_loop_that_is_planned_anew_computes_what_the_plain_one_does():
-    torch.manual_seed(0)
-    model = TwoTowers()
-    twin = copy.deepcopy(model)
-    records = [Record(), Record()]
-    train_towers(model, records[0], lambda: None)
-    with stream_colocated(twin, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-
-        def replan() -> None:
-            graph = find_modules(twin, pair_batch()).graph
-            plan = plan_from_quotas([{"left": 1, "right": 1}], graph=graph, device=backend.device)
-            handle.replan(reason="right is another one", plan=plan)
-
-        train_towers(twin, records[1], replan)
-        assert backend.launches_of(handle, "right")
-        assert "planned anew: right is another one" in handle.describe()
-    assert_same(*records)
-
-
-def train_towers(model: TwoTowers, record: Record, replan: Callable[[], None]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for step in range(6):
-        if step == 3:
-            torch.manual_seed(3)
-            model.right = tower(8, 16, nn.LayerNorm(16))
-            optimizer.add_param_group({"params": model.right.parameters()})
-            replan()
-        model(*pair_batch(step)).square().mean().backward()
-        record.note_model(model, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def test_in_the_middle_of_a_trial_a_new_one_begins():
-    model = TwoTowers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with trying(model) as (handle, clock):
-        took = times(plain=10, beside=6, in_turn=8)
-        steps(model, handle, clock, took, 5, optimizer=optimizer)
-        assert handle.is_trying
-        handle.replan(pair_batch(rows=11), reason="more rows", plan=side_by_side(model, pair_batch(rows=11)))
-        assert handle.is_trying
-        assert handle.metrics()["trial_steps"] == 0
-        steps(model, handle, clock, took, optimizer=optimizer, rows=11)
-        assert running(handle) == BESIDE
-        assert handle.metrics()["replans"] == 1

@@ -9,38 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch, plan_for
+from engine_cases import Record, Trap, TwoTowers, assert_same, pair_batch
 from torch import nn
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import TrialSettings
 
 
 @pytest.fixture
 def towers() -> TwoTowers:
     torch.manual_seed(0)
     return TwoTowers(Trap(), Trap())
-
-
-def test_the_fastest_plan_runs_from_then_on_and_the_others_lanes_are_closed(towers: TwoTowers):
-    before = threading.active_count()
-    with trying(towers) as (handle, clock):
-        ran = steps(towers, handle, clock, times(plain=10, beside=6, in_turn=11))
-        assert set(ran) >= {PLAIN, BESIDE, IN_TURN}
-        assert running(handle) == BESIDE
-        assert handle.active
-        assert not handle.is_trying
-        assert threading.active_count() == before + 2
-        described = handle.describe()
-        assert f"{BESIDE} is measured 1.67 times as fast as the plain loop" in described
-        assert f"tried {BESIDE}: measured 6.00 ms a step" in described
-        metrics = handle.metrics()
-        assert metrics[f"trial_ms/{BESIDE}"] == 6
-        assert metrics["trial_ms/the plain loop"] == 10
-        assert metrics["trial_steps"] == len(ran) - 1  # the step before the first boundary
-    assert threading.active_count() == before
 
 
 def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_measured(
@@ -135,31 +115,6 @@ def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: 
         assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
 
 
-def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
-        for _ in range(8):
-            for step in range(3):
-                towers(*pair_batch(step)).square().mean().backward()
-            clock.now_ms += 10
-            optimizer.step()
-            optimizer.zero_grad()
-        assert handle.metrics()["trial_steps"] == 7
-
-
-def test_evaluation_before_training_does_not_count_once_training_begins(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        with torch.no_grad():
-            for step in range(20):
-                towers(*pair_batch(step))
-                clock.now_ms += 1
-        assert handle.metrics()["trials"] == 1
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        assert handle.metrics()["trials"] == 2
-        assert handle.metrics()["trial_ms/the plain loop"] == 10
-        assert running(handle) == BESIDE
-
-
 def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
     """A loop that goes backward a step late: plans cannot be switched, and the loop stays as it was."""
     optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
@@ -177,24 +132,6 @@ def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
         assert "a backward is pending at every step" in handle.describe()
 
 
-def test_steps_with_other_shapes_and_inside_of_disabled_are_not_compared(towers: TwoTowers):
-    optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
-    with trying(towers) as (handle, clock):
-        for step in range(200):
-            small, plain = step % 5 == 3, step % 7 == 4
-            if plain:
-                with handle.disabled():
-                    towers(*pair_batch(step)).sum().backward()
-            else:
-                towers(*pair_batch(step, rows=2 if small else 6)).sum().backward()
-            clock.now_ms += 1000 if small or plain else times(plain=10, beside=6, in_turn=8)(running(handle))
-            optimizer.step()
-            optimizer.zero_grad()
-        assert running(handle) == BESIDE
-        assert handle.metrics()[f"trial_ms/{BESIDE}"] == 6
-        assert handle.metrics()["trial_ms/the plain loop"] == 10
-
-
 # What users do in the middle of one.
 
 
@@ -204,19 +141,6 @@ def until(towers: TwoTowers, handle: Any, clock: LoopClock, what: str) -> None:
             return
         steps(towers, handle, clock, times(plain=10, beside=6), 1)
     raise AssertionError(f"{what} never ran")
-
-
-def test_removing_in_the_middle_of_a_trial_gives_the_plain_model_back(towers: TwoTowers):
-    before = threading.active_count()
-    with trying(towers) as (handle, clock):
-        until(towers, handle, clock, BESIDE)
-        handle.remove()
-        assert threading.active_count() == before
-        assert type(towers) is TwoTowers
-        assert type(towers.left) is Trap
-        steps(towers, handle, clock, times(plain=10), 3, until_decided=False)
-        assert running(handle) in (PLAIN, BESIDE)
-        assert not handle.active
 
 
 def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_trial_goes_on(towers: TwoTowers):
@@ -232,19 +156,6 @@ def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_tri
         steps(towers, handle, clock, times(plain=10, in_turn=8))
         assert running(handle) == IN_TURN
         assert "ModuleContractError was raised under it" in handle.describe()
-
-
-def test_an_error_of_the_user_s_reaches_the_loop_and_the_trial_goes_on(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        until(towers, handle, clock, BESIDE)
-        steps(towers, handle, clock, times(plain=10), 1)
-        towers.left.order = "backward"
-        with pytest.raises(ValueError, match="backward failed"):
-            towers(*pair_batch()).sum().backward()
-        towers.left.order = "work"
-        towers.zero_grad()
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        assert running(handle) == BESIDE
 
 
 def test_a_plan_whose_lanes_cannot_be_opened_is_left_out(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
@@ -280,34 +191,4 @@ def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTower
         assert len(handle.timeline().spans) > spans
 
 
-def test_the_plain_loop_runs_while_batches_have_shapes_that_no_plan_was_tried_with(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        ran = steps(towers, handle, clock, times(plain=5, beside=6), 30, rows=3, until_decided=False)
-        assert ran == [BESIDE] * 20 + [PLAIN] * 10
-        assert "the plain loop runs until these return" in handle.describe()
-        ran = steps(towers, handle, clock, times(plain=10, beside=6), 5, until_decided=False)
-        assert ran == [PLAIN] + [BESIDE] * 4
-        assert "the plain loop runs until these return" not in handle.describe()
-        assert handle.metrics()["trials"] == 1
-
-
 # Asking for it.
-
-
-def test_a_plan_that_is_given_is_tried_only_where_that_is_asked_for(towers: TwoTowers):
-    backend = HostBackend(num_slots=2)
-    plan = plan_for(towers, pair_batch(), SIDE_BY_SIDE, backend)
-    handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend)
-    assert handle.active
-    assert not handle.is_trying
-    handle.remove()
-    clock = LoopClock()
-    settings = TrialSettings(clock=clock)
-    handle = mosaic.colocate(
-        towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=settings)
-    )
-    assert handle.is_trying
-    steps(towers, handle, clock, times(plain=10, beside=6))
-    assert handle.active
-    handle.remove()

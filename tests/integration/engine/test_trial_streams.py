@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch
-from fake_streams import FakeGreenDriver, FakeStreams
+from engine_cases import Record, Trap, TwoTowers, assert_same, pair_batch
 from stream_cases import FakeBackend
 from trial_cases import BESIDE, IN_TURN, PLAIN, profile_for, running, steps, times, trying
 
 import mosaic
-from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.engine import TrialSettings, find_modules
-from mosaic.plan import plan_from_quotas
+from mosaic.engine import TrialSettings
 
 
 @pytest.fixture
@@ -43,17 +40,6 @@ def test_a_trial_on_streams_has_no_race_and_computes_what_the_plain_loop_compute
         ours.note_model(towers)
         assert f"tried {BESIDE}, as CUDA graphs: measured 6.00 ms" in handle.describe()
     assert_same(plain, ours)
-
-
-def test_lanes_of_all_plans_are_opened_before_the_loop(towers: TwoTowers):
-    backend = FakeBackend()
-    opened: list[Any] = []
-    plain_open = backend.open_lanes
-    backend.open_lanes = lambda partitions: opened.append(1) or plain_open(partitions)  # type: ignore[method-assign,func-returns-value,assignment]
-    with backend.api.watching(), trying(towers, backend=backend) as (handle, clock):
-        assert len(opened) == 2
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        assert len(opened) == 2
 
 
 def test_without_a_clock_of_the_test_s_events_tell_the_time(towers: TwoTowers):
@@ -127,12 +113,6 @@ def test_graphs_win_where_every_plan_without_them_is_slower_than_the_plain_loop(
     assert not any(name == f"{IN_TURN}, as CUDA graphs" for name in ran)
 
 
-def test_graphs_that_do_not_win_leave_the_best_plan_running(try_graphs: Any):
-    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, CAPTURED: 9.0}, max_lost_steps=5)
-    assert ran[-1] == BESIDE
-    assert f"tried {CAPTURED}" in described
-
-
 TARGETED = f"{BESIDE}, with SM targets"
 
 
@@ -172,37 +152,3 @@ def test_an_sm_target_is_tried_on_the_best_plan_where_it_was_measured_to_pay(tow
         assert ran[-1] == (TARGETED if pays else BESIDE)
         assert (f"tried {TARGETED}: measured 5.00 ms" in handle.describe()) is pays
         assert not any(name == f"{IN_TURN}, with SM targets" for name in ran)
-
-
-@pytest.mark.parametrize(
-    ("options", "settings"),
-    [
-        ({"sm_placement": "split", "fine_slots": True}, "fine slots, split by sizes"),
-        ({"sm_target": True}, "SM targets"),
-    ],
-)
-def test_sm_settings_that_are_asked_for_are_those_of_the_lanes(
-    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], settings: str
-):
-    monkeypatch.setattr(sys.modules["mosaic.backends.cuda.backend"], "LibrarySettings", lambda *_, **__: None)
-    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=2))
-    plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
-    with backend.api.watching():  # type: ignore[attr-defined]
-        handle = mosaic.colocate(
-            towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=None, **options)
-        )
-        assert handle._session.request.backend.sm_settings == settings
-        handle.remove()
-
-
-@pytest.mark.parametrize("graphs", ["auto", False, True])
-def test_a_plan_that_runs_as_it_is_runs_as_graphs_only_where_that_is_asked_for(towers: TwoTowers, graphs: Any):
-    backend: Any = FakeBackend()
-    plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
-    with backend.api.watching():
-        handle = mosaic.colocate(
-            towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs)
-        )
-        executor: Any = handle._executor
-        assert (executor.graphs is not None) is (graphs is True)
-        handle.remove()

@@ -11,7 +11,6 @@ from example_cases import Ran, assert_equal, run_colocated, run_plain
 from mosaic.glue import MultimodalModel
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
-pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries' own
 
 PLACED = {"vision", "audio", "language_model"}
@@ -26,13 +25,8 @@ def check(arguments: list[str]) -> Ran:
     return ran
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def test_a_glued_model_that_is_frozen_in_part_is_equal_and_saved_as_it_was_trained(cache: Path, tmp_path: Path):
-    arguments = ["--steps", "3", "--rows", "4", "--cache", str(cache), "--save", str(tmp_path)]
+def test_a_glued_model_that_is_frozen_in_part_is_equal_and_saved_as_it_was_trained(tmp_path: Path):
+    arguments = ["--steps", "3", "--rows", "4", "--save", str(tmp_path)]
     ran = check([*arguments, "--freeze", "vision.model", "audio.model"])
     trained: MultimodalModel = ran.returned[0]
     found = MultimodalModel.from_pretrained(tmp_path, callbacks={"audio.after": trained.audio.after})

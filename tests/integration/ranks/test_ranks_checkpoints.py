@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks.cases import run_ranks
-from ranks.programs.parameters.checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
+from ranks.programs.parameters.checkpoints import SEEDS, Kept, going_on, saving
 from safetensors.torch import load_file
 
 from mosaic.checkpoint.folder import Manifest, checkpoints_in, damage_of
@@ -120,21 +120,6 @@ def test_the_plain_model_loads_what_four_ranks_exported(saved: tuple[Path, list[
 
 def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):
     assert [equal for _, equal, _ in on_two] == [True, True]
-
-
-def test_training_goes_on_alike_under_another_plan(tmp_path: Path):
-    first = Run(0, 0, 1, plan_seed=1)
-    first.train(0, STEPS)
-    first.save(tmp_path, STEPS)
-    first.train(STEPS, 2 * STEPS)
-    first.handle.finish_saving()
-    second = Run(0, 0, 1, plan_seed=2)
-    second.load(tmp_path)
-    second.train(STEPS, 2 * STEPS)
-    assert_equal(dict(first.model.state_dict()), dict(second.model.state_dict()))
-    assert first.scheduler.state_dict() == second.scheduler.state_dict()
-    for run in (first, second):
-        run.handle.remove()
 
 
 def test_what_ranks_cannot_save_or_load_is_said_on_all_of_them(on_two: list[Any]):

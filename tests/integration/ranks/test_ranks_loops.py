@@ -57,10 +57,6 @@ def test_rows_that_are_loaded_where_they_are_needed_do_not_travel(told: list[dic
         assert loaded == equal / 3
 
 
-def test_an_average_in_a_deep_copy_is_that_of_the_plain_model(told: list[dict[str, Any]]):
-    assert max(rank["averaged"] for rank in told) < 1e-6
-
-
 def test_what_needs_all_parameters_says_where_they_are(told: list[dict[str, Any]]):
     for rank, missing in zip(told, ("'audio' are on rank 1", "'image' are on rank 0"), strict=True):
         said = rank["refusals"]
@@ -90,13 +86,6 @@ def test_calls_that_differ_between_ranks_raise_on_all_of_them(told: list[dict[st
         assert "is called with str" in said["kinds"]
     assert "other arguments" in first["one rank"]
     assert second["one rank"] == "'image' could not be called on rank 0, which says why"
-
-
-def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: list[dict[str, Any]]):
-    for rank in told:
-        for said in rank["unsplittable"]:
-            assert "'part' cannot be split over ranks" in said
-            assert "exclude=['part']" in said
 
 
 def test_plans_that_ranks_cannot_run_together_and_statistics_of_a_batch_are_refused_on_all(told: list[dict[str, Any]]):

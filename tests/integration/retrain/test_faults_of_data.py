@@ -43,17 +43,6 @@ def test_rows_of_one_class_are_quarantined_until_a_person_releases_them(make_nod
     assert node.folder.day(f"{SECOND}.1").has_begun
 
 
-def test_wrong_labels_are_quarantined_by_the_champions_error(make_node: Make):
-    node = make_node(check={"max_drop": 0.2})
-    assert node.run() == 0
-    write_day(node.folder.path, SECOND)
-    assert node.run() == 0
-    write_day(node.folder.path, THIRD)
-    _edit(node, THIRD, lambda row: {**row, "label": 1 - row["label"]})
-    assert node.run() == 5
-    assert "max_drop = 0.2" in node.report.reason
-
-
 def test_a_missing_modality_replans(make_node: Make):
     node = make_node()
     assert node.run() == 0

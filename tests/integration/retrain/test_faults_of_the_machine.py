@@ -22,7 +22,6 @@ from bench.retrain.small_folder import bits_of, write_recipe
 from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.lines import steps_in
 from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
 from mosaic.retrain.day import Clock
@@ -73,16 +72,6 @@ def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_
     assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
 
 
-def test_a_program_that_ends_itself_fails_the_day(make_node: Make):
-    node = make_node()
-
-    def end() -> None:
-        raise SystemExit(0)
-
-    assert node.run(at_step=3, fault=end) == 1
-    assert node.report.reason == "the program ended itself: sys.exit(0)"
-
-
 def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(make_node: Make):
     node = make_node()
     assert node.run(at_step=20, fault=run_out) == 0
@@ -107,14 +96,6 @@ def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused
         node.change(scaler, "enabled=False")
         assert node.run() == code
         assert said in node.report.reason
-
-
-def test_what_is_wrong_with_the_users_functions_is_said_on_the_page(make_node: Make):
-    node, said = make_node(), "train.py:loss is called with 2 arguments"
-    node.change("def loss(model, batch)", "def loss(model)")
-    assert node.run() == 1
-    assert said in node.report.reason
-    assert said in node.folder.days()[-1].page.read_text()
 
 
 def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day(make_node: Make):
@@ -155,14 +136,6 @@ def test_a_disk_that_is_full_for_the_report_harms_no_promotion_and_the_next_run_
     assert day.state.outcome == "promoted"
     assert node.run() == 0
     assert node.report.outcome == "promoted"
-
-
-def test_a_disk_without_room_for_the_days_checkpoints_begins_no_step(make_node: Make, monkeypatch: pytest.MonkeyPatch):
-    node = make_node()
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert node.run() == 1
-    assert "has 0.0 MiB free" in node.report.reason
-    assert steps_in(node.folder.days()[-1].metrics) == {}
 
 
 def test_outside_of_its_window_nothing_begins(make_node: Make):

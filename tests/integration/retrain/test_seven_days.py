@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
-pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 from mosaic.demo.days.play import Scale, play
 from mosaic.retrain.folder import Folder

@@ -22,7 +22,6 @@ from mosaic.cost.communication import (
 from mosaic.hardware import Link, find_cluster
 from mosaic.profile import Phase
 from mosaic.ranks.rows.routing import RowRouting
-from mosaic.solver.methods import METHODS
 from mosaic.solver.runnable import plan_to_run
 
 LINK = Link(gb_per_s=1.0, latency_us=100.0)
@@ -82,14 +81,6 @@ def test_what_the_backward_hides_of_the_buckets_is_what_a_ring_beside_it_does(to
     assert exposed_ms(total, backward, num) == pytest.approx(end - backward, abs=1e-9)
 
 
-def test_routing_is_added_to_both_phases_and_nothing_where_all_ranks_run_it():
-    traffic = {"a": ModuleTraffic(arguments=2 * MB, results=4 * MB, result_gradients=4 * MB)}
-    cost = ranked({"a": flat(5)}, traffic)
-    assert cost.time_ms("a", Phase.FORWARD, 1, 1) == pytest.approx(5 + (0.1 + 1) + (0.1 + 2))
-    assert cost.time_ms("a", Phase.BACKWARD, 1, 1) == pytest.approx(5 + 0.1 + 2)
-    assert cost.time_ms("a", Phase.FORWARD, 2, 1) == cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(5)
-
-
 def test_the_sum_of_gradients_is_what_its_backward_does_not_hide():
     traffic = {"a": ModuleTraffic(parameter_gradients=2 * BUCKET_BYTES)}
     cost = ranked({"a": flat(4)}, traffic)
@@ -100,16 +91,6 @@ def test_the_sum_of_gradients_is_what_its_backward_does_not_hide():
     assert found.hidden_ms == pytest.approx(2.0)
     assert cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4 + whole - 2.0)
     assert cost.time_ms("a", Phase.BACKWARD, 1, 1) == pytest.approx(4)
-
-
-def test_a_sum_that_the_base_has_already_is_not_counted_twice():
-    traffic = {"a": ModuleTraffic(parameter_gradients=10 * MB)}
-    times = {"a": lambda degree, quota: 4.0 + (10.2 if degree > 1 else 0.0)}
-    cost = ranked(times, traffic, included_ms=lambda module, degree: 10.2)
-    assert cost.compute_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4)
-    assert cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4 + 10.2)  # one bucket: nothing to hide behind
-    without = ranked(times, traffic, included_ms=lambda module, degree: 10.2, with_reduction=False)
-    assert without.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4)
 
 
 @pytest.mark.parametrize("method", ["exact", "gahc", "sequential", "spindle", "distmm"])
@@ -126,20 +107,3 @@ def test_the_degree_is_chosen_by_what_travels(method: str):
     assert degree(ModuleTraffic(arguments=30 * MB)) == 2
     if method in ("exact", "gahc", "sequential"):  # Spindle's waves give idle devices to what they hold
         assert degree(ModuleTraffic(parameter_gradients=50 * MB)) == 1
-
-
-def test_a_plan_tells_what_part_of_its_times_is_communication():
-    traffic = {
-        "a": ModuleTraffic(arguments=2 * MB, result_gradients=4 * MB),
-        "b": ModuleTraffic(parameter_gradients=MB),
-    }
-    times = {"a": flat(5), "b": linear(20)}
-    cost = ranked(times, traffic)
-    graph = profile_of(times, num_slots=1).graph
-    for method in METHODS:
-        plan = plan_to_run(method, graph, cost, device_of(1), num_devices=2)
-        for placed in plan.placements:
-            found = cost.communication(placed.module, placed.degree, 1)
-            assert placed.route_forward_ms == found.route_forward_ms
-            assert placed.backward_ms >= placed.route_backward_ms + placed.reduce_ms
-        assert plan.communication_ms > 0

@@ -18,9 +18,8 @@ from mosaic.cost import (
     Sharing,
 )
 from mosaic.cost.interference import FORMS
-from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
-from mosaic.profile import ModuleMemory, Phase, Profile, Sample
+from mosaic.profile import ModuleMemory, Phase, Profile
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 SHARES = {"a": 0.2, "b": 0.4, "c": 0.6, "d": 0.9}
@@ -49,36 +48,6 @@ def test_every_form_of_the_table_is_made_by_name_from_its_coefficients(name: str
     assert cost.placed_ms("a", F, 1, 2) == 4.0
 
 
-@pytest.mark.parametrize(
-    ("name", "coefficients", "says"),
-    [
-        ("ours", {}, "unknown form of interference 'ours'; choose one of: none, measured, pairwise, eq8"),
-        ("eq8", {}, "'eq8' takes Eq8 coefficients, not none"),
-        ("eq8", HALF, "'eq8' takes Eq8 coefficients, not Sharing"),
-        ("measured", HALF, "'measured' takes no coefficients, not Sharing"),
-    ],
-)
-def test_forms_without_their_own_coefficients_are_refused(name: str, coefficients, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        CostModel.from_profile(profile(), interference=name, coefficients=coefficients)
-
-
-class Estimate:
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        return SHARES[module]
-
-
-def test_bandwidths_that_were_not_measured_are_refused_or_estimated() -> None:
-    blind = profile_of({name: linear(8) for name in SHARES}, num_slots=8)
-    unknown, estimated = (
-        CostModel.from_profile(blind, interference="pairwise", coefficients=HALF, estimate=estimate)
-        for estimate in (None, Estimate())
-    )
-    with pytest.raises(InvalidProfileError, match="or give an analytic cost model as the estimate"):
-        unknown.placed_ms("a", F, 1, 2, beside=[("b", 2)])
-    assert estimated.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
-
-
 def test_a_frozen_module_disturbs_nobody_in_the_backward_that_it_has_not() -> None:
     old = profile()
     nodes = tuple(replace(node, trainable=node.name != "d") for node in old.graph.modules)
@@ -87,21 +56,6 @@ def test_a_frozen_module_disturbs_nobody_in_the_backward_that_it_has_not() -> No
     cost = CostModel.from_profile(frozen, interference="pairwise", coefficients=HALF)
     assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) == 4.0
     assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2), ("b", 2)]) == pytest.approx(4 * 1.2)
-
-
-def test_quotas_at_which_a_phase_cannot_run_are_not_offered() -> None:
-    base = profile_of({"a": linear(8), "b": flat(1)}, num_slots=4)
-
-    def fail(sample: Sample) -> Sample:
-        if (sample.module, sample.phase, sample.quota) != ("a", B, 1):
-            return sample
-        return replace(sample, times_ms=(), infeasible="OutOfMemoryError: 3 GiB")
-
-    cost = CostModel.from_profile(replace(base, samples=tuple(map(fail, base.samples))))
-    assert cost.quotas("a") == (2, 3, 4)
-    assert cost.quotas("b") == (1, 2, 3, 4)
-    with pytest.raises(ValueError, match="'a' backward cannot run at degree 1, quota 1: OutOfMemoryError"):
-        cost.time_ms("a", B, 1, 1)
 
 
 def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> None:

@@ -58,9 +58,3 @@ def test_kept_activations_agree_with_autograds_own():
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         module(given)
     assert count_module(module, (given,), target="host").memory.activation_bytes == sum(kept.values())
-
-
-def test_tied_parameters_count_once():
-    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-    second.weight = first.weight
-    assert count_module(nn.Sequential(first, second), (torch.randn(3, 8),)).memory.parameter_bytes == 4 * 64

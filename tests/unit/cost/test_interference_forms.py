@@ -8,7 +8,6 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import Bandwidths, Eq8, Eq8Interference, PairwiseInterference, Sharing
-from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -21,13 +20,6 @@ def drawing(share: float, *, module: str = "m", quota: int = 1, degree: int = 1,
 def bandwidths(**shares: float) -> Bandwidths:
     """The same share at quotas 1 to 8, in the forward phase."""
     return Bandwidths([drawing(share, module=m, quota=q) for m, share in shares.items() for q in (1, 8)])
-
-
-class Estimate:
-    """Stands in for an analytic cost model; not even a share."""
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        return 0.1 * quota
 
 
 def test_eq8_as_written_is_the_paper_s_and_not_zero_for_a_module_alone() -> None:
@@ -54,24 +46,6 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
     assert form.is_pairwise
-
-
-def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:
-    found = Bandwidths([drawing(0.2, quota=2), drawing(0.6, quota=8)])
-    assert [found.bandwidth("m", F, 1, quota) for quota in (2, 4, 8)] == pytest.approx([0.2, 0.4, 0.6])
-
-
-def test_an_unknown_bandwidth_is_refused_or_estimated() -> None:
-    samples = [drawing(0.2, quota=2), sample(4, 1.0, phase=B)]
-    with pytest.raises(InvalidProfileError, match="bandwidth that 'm' uses in its backward is not known; profile it"):
-        Bandwidths(samples).bandwidth("m", B, 1, 4)
-    with pytest.raises(ValueError, match="4 slots lies outside the measured 2; measure it there too"):
-        Bandwidths(samples).bandwidth("m", F, 1, 4)
-    estimated = Bandwidths(samples, estimate=Estimate())
-    assert estimated.bandwidth("m", F, 1, 2) == 0.2
-    assert estimated.bandwidth("m", F, 1, 4) == pytest.approx(0.4)
-    assert estimated.bandwidth("m", B, 1, 16) == 1.0
-    assert Bandwidths([], idle=[("m", B)]).bandwidth("m", B, 1, 1) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel, MeasuredInterference
-from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profile import ModuleMemory, Phase
 
@@ -30,24 +29,9 @@ def test_shares_of_several_neighbours_add_up() -> None:
     assert extra_share(measured, "a", [("b", 1), ("c", 1)], quota=1) == pytest.approx(0.75)
 
 
-def test_the_nearest_measured_quotas_are_used() -> None:
-    measured = MeasuredInterference(
-        [
-            pair("a", "b", 1.1, phase=F, quota=2, beside_quota=2),
-            pair("a", "b", 1.4, phase=F, quota=2, beside_quota=12),
-        ]
-    )
-    assert extra_share(measured, "a", [("b", 3)], quota=3) == pytest.approx(0.1)
-    assert extra_share(measured, "a", [("b", 9)], quota=3) == pytest.approx(0.4)
-
-
 def test_an_unmeasured_pair_takes_the_median_of_its_phase() -> None:
     pairs = [pair("a", "b", 1.2, phase=F), pair("b", "a", 1.4, phase=F), pair("a", "b", 1.0, phase=B)]
     assert extra_share(MeasuredInterference(pairs), "b", [("c", 1)]) == pytest.approx(0.3)
-
-
-def test_a_pair_that_measured_faster_than_alone_counts_as_undisturbed() -> None:
-    assert MeasuredInterference([pair("a", "b", 0.9, phase=F)]).is_zero
 
 
 def test_cost_model_adds_interference_to_the_time_alone() -> None:
@@ -77,9 +61,3 @@ def test_a_frozen_module_without_backward_samples_takes_no_time_there() -> None:
     cost = CostModel.from_profile(replace(base, graph=frozen, samples=forward_only))
     assert cost.time_ms("m", B, 1, 1) == 0.0
     assert cost.quotas("m") == (1,)
-
-
-def test_a_trainable_module_without_backward_samples_is_refused() -> None:
-    base = profile_of({"m": flat(2)}, num_slots=1)
-    with pytest.raises(InvalidProfileError, match="no backward samples of 'm'; profile this model again"):
-        CostModel.from_profile(replace(base, samples=tuple(s for s in base.samples if s.phase is F)))

@@ -7,13 +7,7 @@ from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
 from mosaic.cost.surfaces import held_out_errors
-from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
-
-
-def test_surface_returns_the_median_at_a_sample() -> None:
-    surface = ScalingSurface([sample(1, 9.0, 8.0, 8.5), sample(2, 4.0), sample(8, 1.5, 1.7, 1.6)])
-    assert [surface.time_ms(1, quota) for quota in (1, 2, 8)] == [8.5, 4.0, 1.6]
 
 
 def test_a_rise_within_the_quartiles_is_averaged_out() -> None:
@@ -65,30 +59,6 @@ def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() ->
     for quota in (1, 3):
         with pytest.raises(ValueError, match=f"cannot run at degree 1, quota {quota}: OutOfMemoryError: 3 GiB"):
             surface.time_ms(1, quota)
-
-
-def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
-    surface = ScalingSurface([sample(1, 8.0), failed(1, degree=2), sample(1, 2.0, degree=4)])
-    assert surface.degrees == (1, 4)
-    with pytest.raises(ValueError, match="cannot run at degree 2"):
-        surface.time_ms(2, 1)
-
-
-@pytest.mark.parametrize(
-    ("samples", "says"),
-    [
-        ([], "the samples are of no samples"),
-        (
-            [sample(1, 1.0), sample(1, 1.0, phase=Phase.BACKWARD)],
-            "the samples are of m backward, m forward",
-        ),
-        ([sample(2, 1.0), sample(2, 1.1)], "two samples at degree 1, quota 2; keep one"),
-        ([failed(1), failed(2)], "'m' forward ran at no quota: OutOfMemoryError"),
-    ],
-)
-def test_what_makes_no_surface_is_refused(samples: list[Sample], says: str) -> None:
-    with pytest.raises(InvalidProfileError, match=says):
-        ScalingSurface(samples)
 
 
 def test_held_out_errors_name_the_largest_and_the_median() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -41,14 +38,6 @@ def write_after_glue(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     c.mul_(3).clamp_(min=-1)
     a.zero_()
     return c * b + a
-
-
-def put_by_mask(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    merged = torch.zeros(12, 16)
-    mask = torch.arange(12) % 2 == 0
-    merged[mask] = a
-    merged[~mask] = b
-    return merged.masked_scatter(mask[:, None].expand(12, 16), b * 2)
 
 
 class Product(torch.autograd.Function):
@@ -101,25 +90,12 @@ def written_across_lanes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return whole * whole[:, :3].sum()
 
 
-def set_in_plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    buffer = torch.zeros(6, 16)
-    buffer[:3] = a[:3]
-    buffer[3:] = b[3:]
-    return buffer
-
-
 def given_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         mixed, one = torch.empty(6, 16), a.clone()
         torch.add(a, b, out=mixed)
         torch.mul(a, 2, out=one)
     return mixed, one
-
-
-def clamped_data(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    whole = a.clone()
-    whole.data.clamp_(-0.1, 0.1)
-    return whole * 2
 
 
 def in_place_functions(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -143,24 +119,9 @@ def added_in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total + a
 
 
-def foreach(a: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    with torch.no_grad():
-        both = [a.clone(), a.clone()]
-        torch._foreach_mul_(both, 2.0)
-        return (*both, *torch._foreach_add(both, 1.0))
-
-
 def leaf(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     made = a.detach().requires_grad_()
     return torch.autograd.grad((made * made).sum(), made)[0]
-
-
-def other_leaf(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    made = a.detach()
-    made.requires_grad = True
-    (made * made).sum().backward()
-    assert made.grad is not None
-    return made.grad
 
 
 def leaf_joined_before(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -214,10 +175,6 @@ def full_backward_hook(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return layer(a) + layer(b)
 
 
-def doubled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return Doubled.apply(a * 1) * 2 + b
-
-
 def doubled_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     made = a * 1
     mixed = made + b
@@ -238,13 +195,6 @@ def doubled_at_once(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return DoubledAtOnce.apply(made) * b + made
 
 
-def printed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    leaf, written, joined = a.detach().requires_grad_(), (a + 1).mul_(2), a * 3
-    mixed = joined + b
-    texts = [f"{a.std():.3f} {a[0, :2]}", repr(joined), str(mixed[0]), f"{written[0]}", repr(leaf), f"{a.detach()[0]}"]
-    return torch.tensor([float(zlib.crc32(text.encode())) for text in texts], dtype=torch.float64)
-
-
 def checkpointed_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     made = checkpoint(lambda x: functional.gelu(x).sin(), a * 2, use_reentrant=True)
     return checkpoint(lambda x, y: (x * y).tanh(), made, b, use_reentrant=True) + made
@@ -259,10 +209,6 @@ def checkpointed_weight(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return found + grads[0].sum()
 
 
-def checkpointed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return checkpoint(lambda x: functional.gelu(x).sin(), a, use_reentrant=True) * b
-
-
 def on_the_host(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     assert "tensor" in repr(a)
     return (
@@ -273,30 +219,16 @@ def on_the_host(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-def copied(a: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return pickle.loads(pickle.dumps(a.detach())), copy.deepcopy(a.detach()), torch.as_tensor(a) * 2
-
-
-def as_a_key(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    known = {a: 1, b: 2}
-    return torch.tensor([known[a], known[b], len({a, b, a})])
-
-
 CASES: list[Case] = [
     view_then_write_base,
     write_through_view,
     relu_beside_a_view,
     write_after_glue,
-    put_by_mask,
     written_across_lanes,
-    set_in_plain,
     given_out,
-    clamped_data,
     in_place_functions,
     added_in_place,
-    foreach,
     leaf,
-    other_leaf,
     leaf_joined_before,
     latents,
     retained,
@@ -304,36 +236,16 @@ CASES: list[Case] = [
     batch_norm,
     full_backward_hook,
     on_the_host,
-    copied,
-    as_a_key,
     lambda a, b: Product.apply(a, a) * 2 + Product.apply(a, b),
     lambda a, b: Tripled.apply(a) * 2 + Tripled.apply(b),
-    doubled,
     lambda a, b: checkpoint(lambda x, y: functional.gelu(x) * y, a, b, use_reentrant=False),
     doubled_twice,
     doubled_view,
     doubled_at_once,
-    printed,
-    checkpointed,
     checkpointed_twice,
     checkpointed_weight,
-    lambda a, b: torch.vmap(lambda x, y: (x * y).sum())(a, b),
-    lambda a, b: torch.func.grad(lambda x: (x * x).sum())(a.detach()),
-    lambda a, b: (a[:1].expand_as(b) + b, torch.broadcast_tensors(a[:1], b)[0] * 1, a[:, None] * b[None]),
     lambda a, b: (sum(row * 2 for row in a), a.unbind(0)[1], a.split([2, 4])[0] + a.chunk(3)[1]),
     lambda a, b: (*a.max(dim=1), a[a > 0].sum(), a[a.argmax(1) % 6], b[:, torch.tensor([0, 3, 3])].sum()),
-    lambda a, b: (torch.cat([a[:0], a, b]), torch.cat([a, a], dim=1), torch.stack([a, b, a]).mean(0)),
-    lambda a, b: (torch.einsum("ij,kj->ik", a, b), functional.linear(a, torch.ones(4, 16))),
-    lambda a, b: a.view(6, 4, 4).permute(2, 0, 1).reshape(4, -1).T @ b.unflatten(1, (4, 4))[:, 0].T,
-    lambda a, b: torch.linalg.norm(a.flatten(), 0) + b.mean(),
-    lambda a, b: functional.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None]),
-    lambda a, b: (functional.cross_entropy(a, b.argmax(1)), functional.mse_loss(a, b)),
-    lambda a, b: functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T,
-    lambda a, b: functional.layer_norm(a, (16,)) * functional.softmax(b, -1) + functional.dropout(a, 0.5),
-    lambda a, b: (a.double().to(torch.float32).to("cpu"), a.double() @ b.double().T, a.shape[0] * b, len(a) * a),
-    lambda a, b: (1 - a, 2 / (a.abs() + 1), -a, a**2, a @ a.T, (a > 0) & (a < 1), ~(a > 0), torch.where(a > 0, a, b)),
-    lambda a, b: torch.fft.rfft(a).abs() + torch.view_as_complex(b.reshape(6, 8, 2)).abs().mean(),
-    lambda a, b: a.sort(dim=1).values + b.topk(16, dim=1).values + a.mean() * b.std(),
     lambda a, b: (a * b.detach() + (a - a.detach()), a * torch.no_grad()(lambda: b.softmax(-1).max())()),
     lambda a, b: (functional.embedding(a.argmax(1), torch.ones(16, 3)), torch.ones(16, 3)[a.argmax(1)], a.to(b)),
 ]
@@ -341,8 +253,6 @@ CASES: list[Case] = [
 
 REFUSED = (view_then_write_base, write_through_view, written_across_lanes, doubled_view, relu_beside_a_view)
 """On host lanes, where the whole model's call is made again with that module in place."""
-NOT_ON_HOST = (*REFUSED, printed)
-"""Text of a result names the node that joins it."""
 
 
 def run(case: Case, model: TwoTowers) -> list[torch.Tensor]:
@@ -367,7 +277,7 @@ def run(case: Case, model: TwoTowers) -> list[torch.Tensor]:
 def test_what_torch_does_with_results_is_equal_to_the_plain_loop(where: str):
     torch.manual_seed(0)
     model = TwoTowers()
-    cases = CASES if where == "streams" else [case for case in CASES if case not in NOT_ON_HOST]
+    cases = CASES if where == "streams" else [case for case in CASES if case not in REFUSED]
     plain = [run(case, model) for case in cases]
     with (on_streams if where == "streams" else on_host)(model, pair_batch(), SIDE_BY_SIDE) as handle:
         model(*pair_batch())  # lanes are learned

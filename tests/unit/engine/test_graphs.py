@@ -17,8 +17,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.errors import MosaicError
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -72,37 +70,6 @@ class Named:
 
     def __init__(self, modules: Any) -> None:
         self.__dict__.update(modules.items())
-
-
-def test_hooks_on_parameters_run_once_in_each_backward():
-    model = tower()
-    seen: list[str] = []
-    model[0].weight.register_hook(lambda grad: seen.append("grad") or grad * 2)
-    model[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
-    accumulator = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]  # kept, as DDP does
-    accumulator.register_hook(lambda *_: seen.append("node"))
-    x = pair_batch()[0]
-    with bench() as ours:
-        for step in range(3):
-            model.zero_grad()
-            seen.clear()
-            ours.call("tower", model, x).sum().backward()
-            by_graph = model[0].weight.grad.clone()
-            assert sorted(seen) == ["accumulated", "grad", "node"], step
-        model.zero_grad()
-        model(x).sum().backward()
-        assert torch.equal(by_graph, model[0].weight.grad)
-
-
-def test_gradients_of_inputs_are_returned_by_autograd_grad():
-    model = tower()
-    with bench() as ours:
-        for step in range(3):
-            x = pair_batch(step)[0].requires_grad_()
-            loss = ours.call("tower", model, x).square().sum()
-            grads = torch.autograd.grad(loss, [x, *model.parameters()])
-            expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
-            assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
 
 
 def test_results_may_be_kept_and_written_to():
@@ -247,32 +214,6 @@ def test_a_change_between_calls_is_seen(change: str):
         assert ours.graphs.num_captures == (1 if change == "hook" else 2)
 
 
-@torch.no_grad()
-def test_shapes_values_and_settings_are_part_of_what_is_captured():
-    model = Many()
-    x, y = pair_batch()
-    with bench() as ours:
-        for rows in (1, 2, 2, 1):
-            shown, _ = ours.call("many", model, {"x": x[:rows], "y": y})
-            assert len(shown["hidden"]) == rows
-        assert ours.graphs.num_captures == 2
-        ours.call("many", model, {"x": x[:1], "y": y}, scale=0.25)
-        with torch.autocast("cpu", torch.bfloat16):
-            shown, _ = ours.call("many", model, {"x": x[:1], "y": y})
-        assert shown["pooled"].dtype == torch.bfloat16
-        assert (ours.graphs.num_captures, ours.graphs.num_replays) == (4, 6)
-
-
-def test_a_call_before_the_backward_of_the_last_one_runs_eagerly():
-    def step(model: Any, call: Any, number: int) -> torch.Tensor:
-        x, y = pair_batch(number)
-        return contrast(call("left", model.left, x), call("left", model.left, y.flip(0)))
-
-    ours = train_both(lambda: TwoTowers(tower(), nn.Identity()), step)
-    assert ours.graphs.num_replays == 5
-    assert any("has not gone backward yet" in reason for _, reason in ours.graphs.eager_calls)
-
-
 def test_gradients_of_gradients_are_right_and_the_module_is_left_alone_from_then_on():
     model, x = tower(), pair_batch()[0]
     penalties = []
@@ -379,16 +320,6 @@ def test_random_numbers_are_refused_where_replays_would_share_their_seed(monkeyp
         monkeypatch.setattr(type(ours.runtime), "draws_apart", False)
         ours.call("dropout", nn.Dropout(0.5), pair_batch()[0])
         assert "draws random numbers" in ours.graphs.refused["dropout"]
-
-
-def test_closed_graphs_say_so():
-    with bench() as ours:
-        loss = ours.call("tower", tower(), pair_batch()[0]).sum()
-        ours.graphs.close()
-        with pytest.raises(MosaicError, match="closed"):
-            loss.backward()
-        with pytest.raises(MosaicError, match="closed"):
-            ours.call("tower", tower(), pair_batch()[0])
 
 
 # Random modules and loops.

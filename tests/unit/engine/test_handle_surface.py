@@ -52,16 +52,6 @@ def test_an_option_of_a_gpu_with_an_unknown_value_is_refused(option: dict[str, A
         mosaic.Options(**option)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"sm_target": True}, {"fine_slots": True}, {"sm_placement": "split"}],
-    ids=lambda option: next(iter(option)),
-)
-def test_sm_settings_are_refused_by_name_where_there_are_no_sms(option: dict[str, Any]):
-    with pytest.raises(mosaic.MosaicError, match=f"{next(iter(option))} cannot be had on the host backend"):
-        mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(**option))
-
-
 @pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1)])
 def test_settings_of_ranks_are_refused_on_one(given: mosaic.RankSettings):
     with pytest.raises(ValueError, match="is for several ranks, and this process is the only one; start it"):
@@ -85,13 +75,6 @@ def test_data_parallel_training_is_refused_on_one_rank():
 def test_what_several_ranks_cannot_do_is_refused_with_the_reason(given: dict[str, Any], reason: str):
     with pytest.raises(ValueError, match=reason):
         colocate_ranks(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(**given))
-
-
-@pytest.mark.parametrize("given", [{"timeout_s": 0}, {"beat_s": -1.0}, {"grace_s": float("nan")}])
-def test_times_that_are_no_times_are_refused(given: dict[str, float]):
-    (name,) = given
-    with pytest.raises(ValueError, match=f"{name}=.*above 0 s"):
-        mosaic.RankSettings(**given)
 
 
 @pytest.mark.parametrize(

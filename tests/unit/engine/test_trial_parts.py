@@ -11,8 +11,7 @@ from planning_cases import flat, linear, profile_of
 from torch import nn
 
 from mosaic.cost import CostModel
-from mosaic.engine.drift import DriftWatch
-from mosaic.engine.trial import SampleComparison, StepUnit, TrialLock, name_of, outer_shapes, plan_shape, plans_to_try
+from mosaic.engine.trial import DriftWatch, SampleComparison, StepUnit, TrialLock, name_of, plan_shape, plans_to_try
 from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.take_turns import TrialSettings
@@ -35,15 +34,6 @@ def test_the_best_plan_comes_first_then_one_with_other_stages_and_the_sequential
     assert not plans[-1].is_colocated
     assert len({plan_shape(plan) for plan in plans}) == len(plans) == 3
     assert best.predicted_ms <= plans[1].predicted_ms
-
-
-def test_where_no_plan_is_predicted_to_gain_there_is_nothing_to_try():
-    assert case(a=linear(4), b=linear(8))[2] == ()
-
-
-def test_plans_predicted_slower_than_the_sequential_one_are_left_out():
-    _, _, plans = case(a=flat(4), b=flat(4))
-    assert [plan.is_colocated for plan in plans] == [True, False]
 
 
 def test_plans_are_named_by_what_runs_beside_what():
@@ -86,29 +76,6 @@ def test_of_two_optimizers_the_first_counts_until_it_no_longer_steps():
     assert unit.begins_at_step(optimizer_of(model))
 
 
-def test_an_optimizer_that_gets_the_model_s_parameters_later_counts_from_then_on():
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    unit, optimizer = StepUnit(model), optimizer_of(other)
-    assert not unit.begins_at_step(optimizer)
-    optimizer.add_param_group({"params": model.parameters()})
-    assert unit.begins_at_step(optimizer)
-
-
-def test_calls_count_where_nothing_trains():
-    trained, frozen = StepUnit(nn.Linear(2, 2)), StepUnit(nn.Linear(2, 2).requires_grad_(False))
-    assert [trained.begins_at_call() for _ in range(10)] == [False] * 10
-    assert [frozen.begins_at_call() for _ in range(10)] == [False] * 7 + [True] * 3
-    with torch.no_grad():
-        assert [trained.begins_at_call() for _ in range(10)] == [False] * 7 + [True] * 3
-
-
-def test_shapes_of_a_batch_are_seen_one_level_deep():
-    x, y = torch.ones(2, 3), torch.ones(4)
-    assert outer_shapes((x,), {"y": [y, 1], "z": {"a": x}, "name": "b"}) == (True, (2, 3), (4,), (2, 3))
-    with torch.no_grad():
-        assert outer_shapes((x,), {}) != outer_shapes((x,), {"y": y})
-
-
 # Whose turn.
 
 
@@ -129,12 +96,6 @@ def test_one_has_the_turn_until_it_gives_it_or_is_gone():
     assert turn.acquire(first)
 
 
-def test_a_loop_that_stands_still_loses_its_turn():
-    turn, still, going = TrialLock(), type("Asker", (), {})(), type("Asker", (), {})()
-    turn.acquire(still)
-    assert [turn.acquire(going) for _ in range(201)] == [False] * 200 + [True]
-
-
 # What has changed since.
 
 SETTINGS = TrialSettings(drift_steps=40)
@@ -145,18 +106,6 @@ def test_forty_slow_steps_in_a_row_are_a_drift_and_fewer_are_not():
     times = [12.0] * 20 + [10.0] * 20 + [12.0] * 39
     assert [watch.note_time(time) for time in times] == [None] * len(times)
     assert watch.note_time(12.0) == "40 steps in a row were slower than in the trial: 12.00 ms, above 11.00"
-
-
-def test_steps_within_the_trial_s_spread_and_single_slow_ones_are_no_drift():
-    watch = DriftWatch([10.0, 10.0, 10.0, 14.0, 14.0], "shapes", SETTINGS)
-    assert not any(watch.note_time(13.0) for _ in range(200))
-    assert not any(watch.note_time(500.0 if step % 3 == 0 else 10.0) for step in range(200))
-
-
-def test_without_a_measurement_the_first_window_is_what_others_are_compared_with():
-    watch = DriftWatch([], "shapes", SETTINGS)
-    assert not any(watch.note_time(10.0) for _ in range(100))
-    assert any(watch.note_time(20.0) for _ in range(60))
 
 
 def test_one_other_shape_that_stays_is_a_drift_and_changing_ones_are_not():

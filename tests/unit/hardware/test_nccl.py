@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic.hardware import Cluster, Message, find_cluster
+from mosaic.hardware import find_cluster
 
 POD = find_cluster("h100-80g", 32)
 A100_2, A100_3 = (find_cluster("a100-80g", gpus) for gpus in (16, 24))
@@ -52,31 +52,6 @@ def test_predictions_are_within_a_factor_of_what_was_published(of: str):
         assert (0.7 if num_bytes >= 2**20 else 0.5) <= ratio <= 1.4, (of, num_bytes, ratio)
 
 
-def test_a_long_message_is_bound_by_the_nics_of_a_node_and_not_by_one():
-    slow = dataclasses.replace(POD, nics_per_node=1)
-    assert slow.all_reduce_ms(1e10, 32) > 6 * POD.all_reduce_ms(1e10, 32)
-    # Ring across 4 nodes: 2 x 3/4 of an eighth of the bytes over each NIC of 50 GB/s, of which 0.8 are reached.
-    narrow = dataclasses.replace(POD, intra_node=dataclasses.replace(POD.intra_node, gb_per_s=1e6))
-    assert narrow.all_reduce_ms(1e10, 32) == pytest.approx(1.5 * 1e10 / 8 / 40e6, rel=0.01)
-
-
-def test_a_short_message_takes_steps_by_the_logarithm_of_the_nodes():
-    def us(nodes: int) -> float:
-        return 1e3 * dataclasses.replace(POD, nodes=nodes).all_reduce_ms(8, 8 * nodes)
-
-    # NCCL's LL: 6.8 us, 14 steps of 0.6 inside, and two of 5 for each doubling of the nodes.
-    assert us(1) == pytest.approx(6.8 + 14 * 0.6, rel=1e-3)
-    assert [us(nodes) - us(1) for nodes in (2, 4, 32)] == pytest.approx([10, 20, 50], rel=1e-3)
-
-
-def test_a_node_that_is_not_full_brings_only_the_rails_of_its_devices():
-    twelve, sixteen = (POD.all_reduce_ms(1e9, degree) for degree in (12, 16))
-    assert twelve == pytest.approx(1e9 / 4 / 40e6, rel=0.1)
-    assert POD.all_reduce_ms(1e9, 8) < sixteen < twelve < POD.all_reduce_ms(1e9, 9)
-    shared = dataclasses.replace(POD, nics_per_node=4)
-    assert shared.all_reduce_ms(1e9, 10) == shared.all_reduce_ms(1e9, 9)  # two devices share a NIC
-
-
 @given(st.integers(1, 32), st.integers(0, 10**10), st.integers(0, 10**9))
 def test_more_bytes_never_take_less_time(degree: int, num_bytes: int, more: int):
     assert POD.all_reduce_ms(num_bytes + more, degree) >= POD.all_reduce_ms(num_bytes, degree)
@@ -93,19 +68,3 @@ def test_devices_of_one_node_and_whole_nodes_take_longer_the_more_they_are(num_b
 def test_a_last_node_that_is_not_full_never_saves_time(num_bytes: int, degree: int):
     whole = -(-degree // 8) * 8
     assert POD.all_reduce_ms(num_bytes, degree) >= POD.all_reduce_ms(num_bytes, whole) * (1 - 1e-12)
-
-
-def exchanged(cluster: Cluster, *ends: tuple[int, int]) -> float:
-    return cluster.exchange_ms([Message(source=source, target=target, num_bytes=1e9) for source, target in ends])
-
-
-def test_messages_take_the_links_of_their_own_devices():
-    inside, between = exchanged(POD, (0, 1)), exchanged(POD, (0, 8))
-    assert inside == pytest.approx(1e9 / (450e6 * 0.8) + 0.0118)
-    assert between == pytest.approx(1e9 / (50e6 * 0.8) + 0.0224)
-    assert exchanged(POD, *((rank, rank + 8) for rank in range(8))) == between  # a NIC each
-    assert exchanged(POD, (0, 8), (0, 1)) == pytest.approx(between + 0.002)  # both links at once
-    assert exchanged(POD, (0, 8), (8, 0)) == between  # both ways at once
-    one = dataclasses.replace(POD, nics_per_node=1)
-    assert exchanged(one, (0, 8), (1, 9)) == pytest.approx(2 * between, rel=1e-2)
-    assert exchanged(POD, (3, 3)) == exchanged(POD) == 0.0

@@ -25,7 +25,6 @@ from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
-    default_cache_folder,
     environment_of,
     key_of,
     profile_modules,
@@ -80,40 +79,11 @@ def test_a_second_run_measures_nothing_and_says_the_same(cache: ProfileCache):
     assert measurements(again) == measurements(first)
 
 
-def test_a_changed_module_is_measured_alone(cache: ProfileCache):
-    first, _ = profiled(unequal(), cache)
-    again, runs = profiled(TwoTowers(right=tower(8, 16, nn.Dropout(0.1))), cache)
-    assert runs
-    assert [s for s in again.samples if s.module == "left"] == [s for s in first.samples if s.module == "left"]
-    assert [s for s in again.samples if s.module == "right"] != [s for s in first.samples if s.module == "right"]
-
-
 def test_equal_modules_are_measured_once(cache: ProfileCache):
     profile, _ = profiled(TwoTowers(), cache)
     left, right = ([s.times_ms for s in profile.samples if s.module == name] for name in ("left", "right"))
     assert left == right
     assert len(list(cache.folder.glob("module-*"))) == 1
-
-
-def test_more_quotas_other_inputs_and_too_few_repetitions_are_measured(cache: ProfileCache):
-    first, _ = profiled(unequal(), cache, quotas=[2])
-    assert not profiled(unequal(), cache, pair_batch(rows=6), quotas=[2])[1]
-    more, runs = profiled(unequal(), cache, quotas=[1, 2])
-    assert runs
-    assert [s for s in more.samples if s.quota == 2] == list(first.samples)
-    assert profiled(unequal(), cache, pair_batch(rows=4), quotas=[2])[1]
-    careful = ProfileSettings(foreign_share=2.0, sample_seconds=0.05, min_repeats=6)
-    assert profiled(unequal(), cache, settings=careful, quotas=[2])[1]
-
-
-def test_a_cache_can_be_filled_anew(cache: ProfileCache):
-    first, _ = profiled(unequal(), cache)
-    anew, runs = profiled(unequal(), ProfileCache(cache.folder, reuse=False))
-    assert runs
-    assert measurements(anew) != measurements(first)
-    again, runs = profiled(unequal(), cache)
-    assert not runs
-    assert measurements(again) == measurements(anew)
 
 
 def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache: ProfileCache):
@@ -161,18 +131,6 @@ def test_a_run_that_is_ended_goes_on_where_it_was(cache: ProfileCache):
     profile, runs = profiled(unequal(), cache, settings=dataclasses.replace(FAST, pairs=False))
     assert set(runs) == {"right"}
     assert len(profile.samples) == 8
-
-
-def test_a_broken_file_is_measured_again_and_said(cache: ProfileCache):
-    profiled(unequal(), cache, quotas=[2])
-    broken = sorted(cache.folder.glob("module-*"))[0]
-    whole = broken.read_text()
-    for content in ("{", '{"schema_version": 99}'):
-        broken.write_text(content)
-        with pytest.warns(UserWarning, match="measured again"):
-            _, runs = profiled(unequal(), cache, quotas=[2])
-        assert runs
-        assert len(broken.read_text()) > len(whole) / 2
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_profile(tmp_path: Path):
@@ -246,22 +204,6 @@ def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(user
     assert {sample.module for sample in changed.reused} == {"left"}
     assert "4 samples, of which 2 reused from" in said
     assert "and 2 new" in said
-
-
-def test_no_cache_leaves_nothing_and_another_folder_or_cache_may_be_given(users_folder: Path, tmp_path: Path):
-    assert not described(cache=None)[0].reused
-    first, _ = described(cache=tmp_path / "own")
-    again, _ = described(cache=ProfileCache(tmp_path / "own"))
-    assert again.reused == first.samples
-    assert not users_folder.exists()
-
-
-def test_the_default_folder_follows_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_folder() == tmp_path / "mosaic" / "profiles"
-    for unusable in ("", "relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert default_cache_folder() == Path.home() / ".cache" / "mosaic" / "profiles"
 
 
 # Keys.

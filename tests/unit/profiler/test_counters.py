@@ -101,20 +101,6 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(counting, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=tick))
 
 
-def test_a_window_reads_shares_of_the_whole_device():
-    nvml = FakeNvml()
-    with Counters("GPU-1", nvml=nvml) as counters:
-        assert counters.missing == ""
-        with counters.window() as window:
-            while not window.is_long_enough:
-                assert window.found is None
-        assert window.found == Utilisation(sm_util=0.24, sm_occupancy=0.06, dram_bandwidth=0.3)
-        assert counters.clocks_mhz == (1980, 2619)
-    assert (nvml.samples, nvml.open) == (0, 0)
-    counters.close()
-    assert nvml.open == 0
-
-
 def test_shares_of_sms_are_rescaled_to_the_partition_and_bandwidth_is_not():
     seen = Utilisation(sm_util=0.24, sm_occupancy=0.06, dram_bandwidth=0.3).on_partition(32, 132)
     assert seen.sm_util == pytest.approx(0.24 * 132 / 32)

@@ -96,11 +96,3 @@ def test_the_quota_of_a_control_group_counts_where_it_allows_fewer_cores(machine
     machine.write("sys/fs/cgroup/jobs/cpu.stat", "usage_usec 9000000\nuser_usec 0\n")
     machine.process(OWN, used_s=7)
     assert load.share == pytest.approx(2 / 20)
-
-
-@pytest.mark.parametrize("content", [None, "", "cpu0 1 2", "cpu0 a b c d e f g h", "cpu9 1 2 3 4 5 6 7 8"])
-def test_a_system_that_does_not_say_has_no_share(machine: Machine, content: str | None):
-    (machine.root / "proc/stat").unlink()
-    if content is not None:
-        machine.write("proc/stat", content)
-    assert ForeignLoad(machine.root).share is None

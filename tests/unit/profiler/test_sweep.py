@@ -18,13 +18,12 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.engine import find_modules
-from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
-from mosaic.hardware import Cluster, Link, find_hardware
-from mosaic.profile import Phase, Profile, Sample
-from mosaic.profiler import ProfileCache, ProfileSettings, Subject, profile_modules, sweep
+from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
+from mosaic.hardware import Link
+from mosaic.profile import Phase, Profile
+from mosaic.profiler import ProfileSettings, Subject, profile_modules, sweep
 from mosaic.profiler.measure import StepTimes
 from mosaic.profiler.settings import Deadline, choose_quotas
-from mosaic.profiler.sweep import compose
 from mosaic.solver import solve
 
 ALONE = dataclasses.replace(FAST, pairs=False)
@@ -130,15 +129,6 @@ def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
     assert choose_quotas(choice, Device(name="a device", kind="cuda", num_slots=slots)) == expected
 
 
-@pytest.mark.parametrize(
-    ("quotas", "degrees", "error"),
-    [("most", [1], ValueError), ([], [1], ValueError), ([1], [0], ValueError), ([9], [1], InvalidPlanError)],
-)
-def test_choices_that_cannot_be_are_refused(quotas: Any, degrees: list[int], error: type[Exception]):
-    with pytest.raises(error):
-        profiled(quotas=quotas, degrees=degrees)
-
-
 def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
     with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
         profiled(degrees=[2])
@@ -153,22 +143,6 @@ def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
     (backward,) = [s for s in profile.samples_of("left", Phase.BACKWARD, 2) if s.quota == 1]
     assert min(backward.times_ms) > reduce_ms > 0.02
     assert CostModel.from_profile(profile, interference="none").degrees("left") == (1, 2)
-
-
-def test_composing_adds_communication_to_the_backward_alone():
-    of = {p: Sample(module="m", phase=p, quota=1, degree=4, times_ms=(1.0, 2.0)) for p in Phase}
-    forward, backward = (compose(of[phase], RING, 1_000_000) for phase in Phase)
-    # Six steps of 10 us, and 1.5 MB at 1 GB/s.
-    assert forward.times_ms == (1.0, 2.0)
-    assert backward.times_ms == pytest.approx((2.56, 3.56))
-    assert {forward.source, backward.source} == {"composed"}
-    link = Link(gb_per_s=1.0, latency_us=10.0)
-    host = find_hardware("host")
-    hardware = dataclasses.replace(host, efficiency=dataclasses.replace(host.efficiency, network=1.0))
-    cluster = Cluster(hardware=hardware, gpus_per_node=4, intra_node=link, inter_node=link)
-    assert compose(of[Phase.BACKWARD], cluster, 1_000_000).times_ms == pytest.approx(backward.times_ms)
-    single = dataclasses.replace(of[Phase.BACKWARD], degree=1)
-    assert compose(single, None, 1) is single
 
 
 class Measured:
@@ -218,17 +192,3 @@ def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_
     assert cost.quotas("left") == (1, 2, 3, 4)
     assert solve(profile.graph, cost, profile.device).stages
     assert {entry.module for entry in profile.memory} == {"left", "right"}
-
-
-def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: Measured, tmp_path: Any):
-    cache = ProfileCache(tmp_path)
-    within(None, cache=cache, quotas=[2])
-    part = within(0.0, cache=cache)
-    assert {sample.quota for sample in part.samples} == {1, 2, 4}
-    assert part.left_out == ("left at 3 slots", "right at 3 slots")  # the pair is known, too
-    whole = within(None, cache=cache)
-    measured.points.clear()
-    again = within(0.0, cache=cache)
-    assert (measured.points, again.left_out) == ([], ())
-    assert [sample.times_ms for sample in again.samples] == [sample.times_ms for sample in whole.samples]
-    assert again.pairs == whole.pairs

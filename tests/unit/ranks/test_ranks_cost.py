@@ -8,7 +8,7 @@ from torch import nn
 
 from mosaic.hardware import Link
 from mosaic.profile import Phase
-from mosaic.ranks.choosing.planning import cost_of_ranks
+from mosaic.ranks.choosing.plans import cost_of_ranks
 from mosaic.ranks.running.prepare import find_for_ranks
 
 NAMES = ["0", "1"]

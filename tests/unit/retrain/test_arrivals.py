@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
-from mosaic.artifact import save
-from mosaic.retrain.arrivals import archive, new_dates, replay_dates
-from mosaic.retrain.folder import DayState, Folder
+from mosaic.retrain.folder import DayState, Folder, new_dates, replay_dates
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import Outcome
 
@@ -61,22 +59,6 @@ def test_a_folder_counts_once_it_is_marked_ready_and_is_named_as_a_date(folder: 
     assert new(folder) == (A, B, C)
 
 
-def test_data_that_comes_late_for_an_earlier_day_is_new(folder: Folder):
-    end(folder, C, "promoted")
-    assert new(folder) == (A, B)
-
-
-def test_quarantined_data_is_new_again_once_a_person_removes_its_note(folder: Folder):
-    end(folder, B, "quarantined", A, B)
-    for day in (A, B):
-        save({"day": day}, folder.quarantine / f"{day}.json")
-    assert new(folder) == ()
-    (folder.quarantine / f"{A}.json").unlink()
-    assert new(folder) == ()
-    (folder.quarantine / f"{B}.json").unlink()
-    assert new(folder) == (A, B)
-
-
 def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
     write_day(folder.path, C)
     end(folder, A, "refused")
@@ -85,11 +67,3 @@ def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
     assert replay(folder) == (B, C)
     (folder.path / "data" / B / "_SUCCESS").unlink()
     assert replay(folder) == (C,)
-
-
-def test_a_day_that_is_put_aside_keeps_its_files_and_takes_no_other_name(folder: Folder):
-    for number in (1, 2):
-        end(folder, A, "failed")
-        archive(folder.day(A))
-        assert folder.day(f"{A}.{number}").has_begun
-    assert folder.days() == ()

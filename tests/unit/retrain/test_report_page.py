@@ -113,12 +113,6 @@ def test_a_page_says_outcome_reason_and_task(outcome: Outcome):
     assert "Approve an anchor." in page
 
 
-def test_a_day_that_trained_nothing_has_a_page():
-    nothing = report("failed", gate=None, data=(), data_check=(), usual=(), history=(), run=None, digests={})
-    assert "Nothing was trained." in page_of(nothing)
-    assert "This is the first day." in page_of(nothing)
-
-
 def test_names_of_users_stay_text_and_the_page_asks_for_nothing():
     page = page_of(report(text=HOSTILE))
     assert "<script" not in page

@@ -82,13 +82,6 @@ def test_codes_say_how_a_day_goes_on(tmp_path: Path, code: int, how: str, outcom
     assert ended.reason == ("why" if code > 0 else "")
 
 
-def test_the_words_of_an_earlier_worker_are_not_taken_for_those_of_a_later_one(tmp_path: Path):
-    ended, made = run(tmp_path, ends(1, "of the first"))
-    assert ended.reason == "of the first"
-    made.programs = [ends(1)]
-    assert made.run("trained", None, None).reason == "workers ended with [1]; see their output"
-
-
 @pytest.mark.parametrize(("code", "how"), [(-9, "killed (SIGKILL)"), (71, "out of memory")])
 def test_where_one_rank_fails_another_that_waits_for_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str

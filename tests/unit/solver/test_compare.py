@@ -52,9 +52,3 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(mon
     assert rows[1].status == "refused"
     assert rows[1].predicted_ms is rows[1].ratio is None
     assert rows[1].reason in printed(rows, width=200)
-
-
-@pytest.mark.parametrize("methods", [(), ("magic",), ("exact", "exact")])
-def test_senseless_methods_are_refused_with_the_known_ones(methods: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="name each once, at least one of auto, sequential, data-parallel"):
-        compared(small(), methods=methods)

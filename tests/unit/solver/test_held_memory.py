@@ -8,7 +8,7 @@ import pytest
 from instance_cases import instance, module, option, solve_instance
 from plan_checker import check_plan
 
-from mosaic.errors import InfeasibleError, UndecidedError
+from mosaic.errors import UndecidedError
 from mosaic.plan import Plan
 from mosaic.solver import SearchOptions, held_memory, solve
 from mosaic.solver.instance import Instance, TableCost
@@ -47,14 +47,6 @@ def test_modules_of_different_stages_get_different_devices_where_one_does_not_ho
     assert sorted(p.devices for p in plan.placements) == [(0,), (1,), (2,)]
     assert plan.search.status == "optimal"
     assert check_plan(made, plan).problems == ()
-
-
-def test_what_all_modules_keep_is_more_than_the_machine_has():
-    answer, error = solve_instance(replace(IN_A_ROW, num_devices=2, memory_bytes=8))
-    assert answer.status == "infeasible"
-    assert isinstance(error, InfeasibleError)
-    assert "takes 18 bytes at the least; 2 devices of 8 have 16" in answer.reasons[0]
-    assert "activation checkpointing" in answer.reasons[0]
 
 
 def test_work_of_one_stage_at_a_time_is_counted_once():

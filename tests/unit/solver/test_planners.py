@@ -8,7 +8,7 @@ import pytest
 from planning_cases import Time, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.errors import InvalidPlanError, UndecidedError
+from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.solver import solve
@@ -20,8 +20,6 @@ from mosaic.solver.planners.spindle import (
     two_points,
 )
 from mosaic.solver.task import PlannerSettings, SearchOptions
-
-PLANNERS = ("sequential", "megatron", "data-parallel", "distmm", "spindle")
 
 
 def seven_three(degree: int, quota: int) -> float:
@@ -147,13 +145,6 @@ def test_spindle_slices_the_papers_example_over_three_waves() -> None:
     assert schedule.predicted_ms == pytest.approx(24 + 24 + 7)  # the continuous optimum is 50.4
 
 
-def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for() -> None:
-    # By breadth first, c would be on b's level.
-    for name in PLANNERS:
-        schedule = planned(name, {"a": flat(1), "b": flat(2), "c": flat(3)}, 4, edges=["ab", "bc", "ac"])
-        assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}], name
-
-
 def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
     sliced = solved(profile, "spindle", 3)
@@ -174,12 +165,6 @@ def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
 def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
     found = solved(made({"a": 60, "b": 60}, 100), name, 2, default_layers=1)  # both devices would keep both modules
     assert sorted(placed.devices for placed in found.placements) == [(0,), (1,)]
-
-
-def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing() -> None:
-    profile = made({"a": 60, "b": 60}, 100)
-    with pytest.raises(UndecidedError, match="no devices were found that hold what data-parallel plans"):
-        solved(profile, "data-parallel", 2)
 
 
 SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)

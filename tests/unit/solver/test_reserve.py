@@ -40,12 +40,6 @@ def test_a_plan_whose_module_holds_a_reserved_slot_is_refused():
         replace(planned("sequential", 0), communication_slots=1)
 
 
-def test_what_cannot_be_reserved_is_refused():
-    for slots in (-1, 16):
-        with pytest.raises(ValueError, match=f"communication_slots={slots} of 16 slots"):
-            planned("exact", slots)
-
-
 def test_only_communicators_that_run_on_sms_are_bounded(monkeypatch: pytest.MonkeyPatch):
     class Options:
         def __init__(self) -> None:

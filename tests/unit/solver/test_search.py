@@ -9,7 +9,6 @@ from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
 from bench.solver.study import search
-from mosaic import _search
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.instance import TableCost
 from mosaic.solver.limits import SearchLimits
@@ -71,13 +70,3 @@ def test_a_search_that_its_effort_ends_finds_the_same_on_a_slower_machine(method
         found.append(replace(plan, search=replace(plan.search, seconds=0.0)))
     assert found[0].search.status != "optimal"
     assert found[0] == found[1]
-
-
-def test_of_a_table_of_thousands_the_best_option_is_found():
-    """Options are compared with those just before them only; that one far behind is beaten changes nothing."""
-    rows = [(degree, quota, 10**9 // (degree * quota), 0, 0) for degree in range(1, 61) for quota in range(1, 101)]
-    assert len(rows) > 2 * 2048
-    late = [(60, 100, rows[0][2], 0, 0)]  # as slow as the first
-    problem = _search.Problem([_search.Module(rows + late, [])] * 2, num_devices=60, num_slots=100)
-    plan = _search.plan(problem)
-    assert (plan.status, plan.cost_ns) == ("optimal", 2 * (10**9 // 6000))

@@ -67,10 +67,3 @@ def test_no_planner_of_whole_modules_has_a_plan_with_a_shorter_step(modules: lis
     assert chosen.search.bound_ms <= exact.predicted_ms + 1e-9
     is_proven = chosen.search.status == "optimal"
     assert not is_proven or chosen.predicted_ms == pytest.approx(exact.predicted_ms)
-
-
-def test_one_device_and_a_method_that_is_named_choose_nothing_by_simulation() -> None:
-    case = Case(CROWDED)
-    alone = plan_to_run("auto", case.graph, case.cost, case.device)
-    assert [alone.search.simulated_ms, case.plan("exact").search.simulated_ms] == [0.0, 0.0]
-    assert "simulated" not in proof_of(alone)

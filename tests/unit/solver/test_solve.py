@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from planning_cases import Time, device_of, flat, linear, pair, profile_of
+from planning_cases import Time, flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel, NoInterference
-from mosaic.errors import InfeasibleError, InvalidProfileError
+from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import SearchOptions, solve
@@ -58,16 +57,6 @@ def test_a_merge_that_wins_by_the_sum_and_loses_by_phase_is_undone() -> None:
     assert plan.predicted_ms == plan.sequential_ms == 20.0
 
 
-def test_sequential_runs_every_module_at_its_own_best() -> None:
-    # Two slots make the first slower: threads that do not pay.
-    times = {"a": lambda d, q: 5.0 * q, "b": linear(6)}
-    plan = plan_of(profile_of(times, num_slots=2), method="sequential")
-    assert [stage.names for stage in plan.stages] == [("a",), ("b",)]
-    assert [placement.quota for placement in plan.placements] == [1, 2]
-    assert plan.search.method == "sequential"
-    assert plan.search.num_sat_calls == 0
-
-
 def test_spare_slots_go_to_modules_that_gain_from_them() -> None:
     profile = profile_of({"slow": flat(10), "fast": linear(8)}, num_slots=8)
     narrow = plan_of(profile, search=SearchOptions(use_spare_slots=False))
@@ -75,12 +64,6 @@ def test_spare_slots_go_to_modules_that_gain_from_them() -> None:
     assert narrow.placement("fast").quota == 1
     assert wide.placement("fast").quota == 7
     assert wide.predicted_ms == narrow.predicted_ms
-
-
-@pytest.mark.parametrize("num_devices", [0, -1])
-def test_no_devices_are_refused(num_devices: int) -> None:
-    with pytest.raises(ValueError, match=f"num_devices={num_devices}; a plan needs at least one device"):
-        plan_of(profile_of({"m": flat(1)}, num_slots=1), num_devices=num_devices)
 
 
 def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there_is() -> None:
@@ -91,41 +74,6 @@ def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there
     ) as caught:
         plan_of(profile)
     assert len(caught.value.reasons) == 2
-
-
-def test_a_module_profiled_only_at_quotas_that_the_device_lacks_is_named() -> None:
-    profile = profile_of({"m": linear(8)}, num_slots=8)
-    wide = replace(profile, samples=tuple(s for s in profile.samples if s.quota >= 4))
-    with pytest.raises(InfeasibleError, match="'m' needs a quota of at least 4 slots; made-up has 2"):
-        solve(profile.graph, CostModel.from_profile(wide), device_of(2))
-
-
-def test_a_module_profiled_only_at_degrees_that_there_are_not_is_named() -> None:
-    with pytest.raises(InfeasibleError, match="'m' is known on 2, 3, 4 devices at once; there are 1"):
-        plan_of(profile_of({"m": linear(8)}, num_slots=2, degrees=(2, 4)))
-
-
-@pytest.mark.parametrize("time_ms", [-1.0, float("nan"), float("inf")])
-def test_a_cost_model_with_an_impossible_time_is_refused(time_ms: float) -> None:
-    broken = SimpleNamespace(
-        profile_fingerprint=None,
-        interference=NoInterference(),
-        degrees=lambda module: (1,),
-        quotas=lambda module, degree=1: (1,),
-        time_ms=lambda module, phase, degree, quota: time_ms,
-        memory_bytes=lambda module, degree: 0,
-        kept_bytes=lambda module, degree: 0,
-    )
-    profile = profile_of({"m": flat(1)}, num_slots=1)
-    with pytest.raises(ValueError, match="a time is finite and not negative"):
-        solve(profile.graph, broken, profile.device)
-
-
-def test_a_graph_with_a_module_that_was_not_profiled_is_refused() -> None:
-    graph = profile_of({"a": flat(1), "b": flat(1)}, num_slots=1).graph
-    cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
-    with pytest.raises(InvalidProfileError, match="no module 'b'"):
-        solve(graph, cost, device_of(1))
 
 
 class TwoBesideEachOther(NoInterference):

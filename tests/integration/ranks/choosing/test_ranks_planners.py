@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from engine_cases import FAST
 from ranks.cases import run_ranks
-from ranks.programs.choosing.planners import Graph
+from ranks.programs.choosing.planners import Chains
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -19,7 +19,7 @@ def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
     _, whole, brute = first
     assert [one[0] for one in first] == ["sequential", "data-parallel", "exact"]
     assert whole[2:4] == (4, 2)
-    parameters = sum(p.nbytes for p in Graph(0).parameters())
+    parameters = sum(p.nbytes for p in Chains().parameters())
     # Parameters, gradients, and AdamW's two moments; its counts of steps are a few bytes more.
     assert all(4 * parameters <= held <= 4.1 * parameters + 200 for held in (*whole[4], *whole[5]))
     assert whole[6] == 2 * parameters  # everything runs on both ranks
@@ -27,7 +27,7 @@ def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
 
 
 def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
-    model, x = Graph(0), torch.randn(4, 4)
+    model, x = Chains(), torch.randn(4, 4)
     plain = model(x).item()
     handle = mosaic.colocate(
         model,

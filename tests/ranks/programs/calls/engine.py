@@ -17,7 +17,6 @@ from mosaic.ranks.calls import exchange
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import graphs
 from ranks.begun import SHORT_S, watching
-from ranks.training import Model, batch, loss_of
 
 
 def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int) -> Plan:
@@ -28,25 +27,9 @@ def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], 
 def observed(rank: int, size: int) -> dict[str, Any]:
     """Runs small loops and returns what the tests look at; one start of the ranks serves all of it."""
     return {
-        "sent": bytes_sent(rank, size),
         "met": met_while_computing(rank, size),
-        "drawn": drawn_numbers(rank, size),
         "own rows": own_rows(rank, size),
     }
-
-
-def bytes_sent(rank: int, size: int) -> dict[str, float]:
-    """Trains a step with the image tower on rank 0 alone and counts what was sent for it."""
-    model = Model()
-    members = {name: tuple(range(size)) for name in ("text", "audio", "backbone")} | {"image": (0,)}
-    plan = plan_of(model, batch(0, 3), members, size)
-    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
-    loss_of(model(**batch(rank, 3))).backward()
-    found = {name: count for name, count in handle.metrics().items() if name.startswith("sent_bytes/")}
-    handle.clear_timeline()
-    assert not any(name.startswith("sent_bytes/") for name in handle.metrics())
-    handle.remove()
-    return found
 
 
 class Meets(nn.Module):
@@ -109,32 +92,6 @@ def met_while_computing(rank: int, size: int) -> bool:
         model(torch.randn(3, 4)).sum().backward()
     handle.remove()
     return True
-
-
-def drawn_numbers(rank: int, size: int) -> bool:
-    """Modules with dropout on all ranks, side by side: draw what a plain loop draws, from the second step on too."""
-
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-            self.right = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.left(x) + self.right(x)
-
-    torch.manual_seed(3)
-    plain, model = Dropped(), Dropped()
-    model.load_state_dict(plain.state_dict())
-    inputs = [torch.randn(3, 4) for _ in range(3)]
-    plan = plan_of(model, [inputs[0]], {"left": (0, 1), "right": (0, 1)}, size)
-    handle = colocate_ranks(model, sample=[inputs[0]], plan=plan, backend=HostBackend(1), modules=["left", "right"])
-    found: list[list[torch.Tensor]] = []
-    for one in (plain, model):
-        torch.manual_seed(5 + rank)
-        found.append([one(x).detach() for x in inputs])
-    handle.remove()
-    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def own_rows(rank: int, size: int) -> tuple[bool, int]:

@@ -19,20 +19,18 @@ STEPS = 4
 
 
 class Tower(nn.Module):
-    """Reads attributes, its own and a part's, a buffer and settings of the process; slow, so that it runs late."""
+    """Reads an attribute, a buffer and settings of the process; slow, so that it runs late."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(6, 8)
-        self.part = nn.Identity()
         self.scale: Any = 1.0
-        self.part.gain = 1.0
         self.register_buffer("center", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         torch.ones(512, 512) @ torch.ones(512, 512)
         settings = float(torch.are_deterministic_algorithms_enabled())
-        return (self.net(x) - self.center) * self.scale * self.part.gain + settings
+        return (self.net(x) - self.center) * self.scale + settings
 
 
 class Counts(Tower):
@@ -43,16 +41,6 @@ class Counts(Tower):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
         return super().forward(x) * self.num_calls
-
-
-class Averages(Tower):
-    """Keeps an average of what it makes in a buffer."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = super().forward(x)
-        with torch.no_grad():
-            self.center.mul_(0.9).add_(made.mean(0), alpha=0.1)
-        return made
 
 
 class Writes(Tower):
@@ -93,14 +81,6 @@ def an_attribute(model: Model, x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def an_attribute_of_a_part(model: Model, x: torch.Tensor) -> torch.Tensor:
-    part = model.a.part
-    part.gain = 2.0 + model.step
-    made = model.a(x)
-    part.gain = 1.0
-    return made
-
-
 def a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         model.a.center.mul_(0.5).add_(0.1)
@@ -129,34 +109,11 @@ def what_differs(model: Model, x: torch.Tensor) -> torch.Tensor:
     return model.a(x)
 
 
-def what_lies_between(model: Model, x: torch.Tensor) -> torch.Tensor:
-    model.a.scale = x.mean()
-    made = model.a(x)
-    model.a.scale = 1.0
-    return made
-
-
 def a_result(model: Model, x: torch.Tensor) -> torch.Tensor:
     model.a.scale = model.b(x).mean()
     made = model.a(x)
     model.a.scale = 1.0
     return made
-
-
-def weights_later(model: Model, x: torch.Tensor) -> torch.Tensor:
-    if model.step:
-        with torch.no_grad():
-            for weight in vars(model)["weights"]:
-                weight.mul_(0.5)
-    return model.a(x)
-
-
-def decaying() -> Model:
-    """Writes to weights by a list of its own, and not in the sample's step."""
-    model = Model(weights_later)
-    model.a.requires_grad_(False)
-    vars(model)["weights"] = list(model.a.parameters())
-    return model
 
 
 def hooked() -> Model:
@@ -175,19 +132,15 @@ def teacher() -> Model:
 
 RIGHT: dict[str, Callable[[], nn.Module]] = {
     "an attribute is set around the call": lambda: Model(an_attribute),
-    "an attribute of a part is": lambda: Model(an_attribute_of_a_part),
     "a buffer is written before and after it": lambda: Model(a_buffer),
     "parameters are written after it": teacher,
-    "parameters are written before it, and were not in the sample's step": decaying,
     "a setting of the process is changed around it": lambda: Model(a_setting),
     "the module counts its calls": lambda: Model(nothing, Counts),
 }
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "it reads what was made between modules": lambda: Model(what_lies_between),
     "not among its arguments": lambda: Model(a_result),
     "it writes into its arguments": lambda: Model(nothing, Writes),
     "is kept after its call": hooked,
-    "it keeps statistics of them in buffers": lambda: Model(nothing, Averages),
 }
 
 

@@ -50,39 +50,6 @@ def refusals(rank: int) -> dict[str, str]:
     return said
 
 
-class Mixing(nn.Module):
-    """Its rows depend on each other, or it has none."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.part = _Centred(how)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x).sum()
-
-
-class _Centred(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.net = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.net(x)
-        if self.how == "mean":
-            return x - x.mean(0)
-        return x.sum(0) if self.how == "sum" else x.square().mean()
-
-
-def unsplittable(rank: int) -> list[str]:
-    sample = torch.randn(4, 4)
-    return [
-        told(lambda how=how: colocated(Mixing(how), sample, {"part": (0,)}, 2), UnsupportedModelError)
-        for how in ("mean", "sum", "scalar")
-    ]
-
-
 def not_begun(rank: int) -> list[str]:
     """Returns what is said of plans that ranks cannot run together, and of a layer that keeps statistics of a batch."""
     normalized, sample = Clip(), batch_of(0, rank, (3, 3))

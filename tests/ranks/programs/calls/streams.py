@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.graph import ModuleGraph, Part
+from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.calls.streams import StreamRankExecutor
@@ -26,8 +26,6 @@ from ranks import training
 from ranks.graphs import Drawn, Shape, plan_for
 from ranks.graphs import batch_of as drawn_batch
 from ranks.graphs import loss_of as drawn_loss
-from ranks.programs.calls import hidden
-from ranks.programs.calls.hidden import RIGHT
 from ranks.training import Model, batch, loss_of, part_of, plain_training, slices
 
 STEPS = 3
@@ -44,34 +42,19 @@ def draw_members(draw: random.Random, size: int) -> dict[str, tuple[int, ...]]:
 def plan_of(
     model: nn.Module, backend: FakeBackend, members: dict[str, tuple[int, ...]], size: int, *, alone: bool = False
 ) -> Plan:
-    """Encoders side by side on slots of their own, then the backbone and the head on three of them.
-
-    Or each alone on all four slots of all ranks.
-    """
+    """Encoders side by side on slots of their own, the rest on three of them; or each alone on all four."""
     graph = find_modules(model, batch(0, 3)).graph
-    if alone:
-        whole = [
-            Placement(part=Part(module=name), slots=(0, 1, 2, 3), grid=Grid(ranks=tuple(range(size))))
-            for name in members
-        ]
-        return _plan(graph, backend, [Stage(placements=(each,)) for each in whole], size)
-    first = [
-        Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=members[name]))
-        for name, slots in SIDE_BY_SIDE.items()
-    ]
-    last = [
-        Placement(part=Part(module=name), slots=(0, 1, 2), grid=Grid(ranks=members[name]))
-        for name in ("backbone", "head")
-    ]
-    stages = [Stage(placements=tuple(first)), *(Stage(placements=(each,)) for each in last)]
-    return _plan(graph, backend, stages, size)
-
-
-def _plan(graph: ModuleGraph, backend: FakeBackend, stages: list[Stage], size: int) -> Plan:
+    own = {} if alone else SIDE_BY_SIDE
+    rest = tuple(range(4 if alone else 3))
+    placed = {
+        name: Placement(part=Part(module=name), slots=own.get(name, rest), grid=Grid(ranks=members[name]))
+        for name in graph.topological_order()
+    }
+    first = [tuple(placed[name] for name in own)] if own else []
     return Plan(
         device=backend.device,
         num_devices=size,
-        stages=tuple(stages),
+        stages=tuple(Stage(placements=p) for p in (*first, *((placed[n],) for n in placed if n not in own))),
         graph=graph.fingerprint,
         search=SearchRecord(method="manual"),
     )
@@ -102,21 +85,7 @@ def observed(rank: int, size: int) -> dict[str, Any]:
         "order": order_of_launches(rank, size),
         "race": race_without_waiting(rank, size),
         "refused": refused(rank, size),
-        "hidden": {name: hidden_state(make, rank) for name, make in RIGHT.items()},
     }
-
-
-def hidden_state(make: Callable[[], nn.Module], rank: int) -> float:
-    """Trains a model whose modules read more than arguments; returns how far it is from data-parallel training."""
-    backend = FakeBackend(num_slots=4)
-
-    def place(model: nn.Module, sample: torch.Tensor, members: dict[str, tuple[int, ...]], size: int) -> RankHandle:
-        plan = plan_for(model, sample, members, size, backend=backend)
-        options = Options(ranks=RankSettings(timeout_s=60))
-        return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, options=options)
-
-    with backend.api.watching(), FakeNccl(backend.api).standing_in():
-        return hidden.trained(make, rank, place)
 
 
 def trained(seed: int, rank: int, size: int, *, everywhere: bool = False) -> dict[str, tuple[int, ...]]:
@@ -169,22 +138,8 @@ def tied(rank: int, size: int) -> float:
     backend = FakeBackend(num_slots=4)
     nccl = FakeNccl(backend.api)
     sample = drawn_batch(shape, 0, [3] * size, rank)
-    graph = find_modules(model, sample, include=model.placed, may_share=True).graph
-    members = {"text": (0,), "decoders.0": (1,)}
-    plan = Plan(
-        device=backend.device,
-        num_devices=size,
-        stages=tuple(
-            Stage(
-                placements=(
-                    Placement(part=Part(module=name), slots=(index,), grid=Grid(ranks=members.get(name, (0, 1)))),
-                )
-            )
-            for index, name in enumerate(graph.topological_order())
-        ),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    members = {name: {"text": (0,), "decoders.0": (1,)}.get(name, (0, 1)) for name in model.placed}
+    plan = plan_for(model, sample, members, size, backend=backend)
     with backend.api.watching(), nccl.standing_in():
         handle = colocate_ranks(model, sample=sample, modules=model.placed, plan=plan, backend=backend)
         for step in range(STEPS):

@@ -1,48 +1,37 @@
-"""Training random graphs under the plans of every planner: what the ranks of a gloo group do."""
+"""Training a small graph under the plans of every planner: what the ranks of a gloo group do."""
 
 from __future__ import annotations
-
-import random
 
 import torch
 from engine_cases import FAST
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.ranks.compare import Rounds, compare_plans
+from mosaic.ranks.compare import compare_plans
 
-STEPS = 3
 WIDTH = 4
 
 
-class Graph(nn.Module):
-    """Nodes that each take the sum of what some earlier ones made, or the batch."""
+class Chains(nn.Module):
+    """Two nodes on the batch, and one on what both return."""
 
-    def __init__(self, seed: int) -> None:
+    names = ("left", "right", "last")
+
+    def __init__(self) -> None:
         super().__init__()
-        draw = random.Random(seed)
-        self.names = [f"node{index}" for index in range(draw.randint(3, 5))]
-        self.feeds = {
-            name: [other for other in self.names[:index] if draw.random() < 0.4]
-            for index, name in enumerate(self.names)
-        }
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         for name in self.names:
             setattr(self, name, nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, WIDTH)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: dict[str, torch.Tensor] = {}
-        for name in self.names:
-            given = sum((made[other] for other in self.feeds[name]), torch.zeros(())) if self.feeds[name] else x
-            made[name] = getattr(self, name)(given)
-        return torch.stack([out.square().mean() for out in made.values()]).sum()
+        return self.last(self.left(x) + self.right(x)).square().mean()
 
 
 class Small:
     """A model with its batch and loss."""
 
     def __init__(self) -> None:
-        self.model = Graph(0)
+        self.model = Chains()
         self.sample = torch.ones(2, WIDTH)
 
     def loss(self, output: torch.Tensor) -> torch.Tensor:
@@ -54,7 +43,8 @@ def compared(rank: int, size: int) -> list[tuple[str, str, int, int, list[int], 
     found = compare_plans(
         Small,
         ("sequential", "data-parallel", "exact"),
-        rounds=Rounds(rounds=2, steps=2, warm_steps=1),
+        rounds=2,
+        steps=2,
         settings=FAST,
         backend=HostBackend(1),
     )

@@ -8,22 +8,18 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from engine_cases import FAST
 from planning_cases import flat, profile_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
-from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.hardware import Link
 from mosaic.profile import Profile
-from mosaic.profiler import CpuTime, ForeignLoad
 from mosaic.ranks import RankHandle
-from mosaic.ranks.choosing import planning
-from mosaic.ranks.choosing.candidates import RANK_TRIAL
+from mosaic.ranks.choosing import plans as planning
+from mosaic.ranks.choosing.plans import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.begun import join
 from ranks.graphs import difference
@@ -98,14 +94,8 @@ def links(*_: Any, **__: Any) -> Link:
     return Link(latency_us=50.0, gb_per_s=1.0)
 
 
-def ways(*_: Any, **__: Any) -> Link:
-    """Says what ways rows have."""
-    return Link(latency_us=50.0, gb_per_s=1.0)
-
-
 def tried(model: nn.Module, *turns: float) -> RankHandle:
-    planning.measure_ring = links
-    planning.measure_route = ways
+    planning.measure_ring = planning.measure_route = links
     return colocate_ranks(
         model,
         sample=torch.ones(ROWS, WIDTH),
@@ -231,22 +221,4 @@ def fails(rank: int, size: int, place: Path) -> None:
         model.right.at = {}
         assert is_as_data_parallel(handle, model, rank, size)
         handle.remove()
-    print("done")
-
-
-def busy(rank: int, size: int, place: Path) -> None:
-    """Others use the CPU while rank 0 profiles, and settings are strict: all raise."""
-    join(rank, size, place)
-    if rank == 0:
-        ForeignLoad.taken = CpuTime(0.61, 1.0, 1.0)  # type: ignore[method-assign,assignment]
-    settings = replace(FAST, foreign_share=0.1, retry_seconds=0.0, strict=True)
-    with pytest.raises(MosaicError, match="other processes used 61% of the CPU") as raised:
-        colocate_ranks(
-            Towers(),
-            sample=torch.ones(ROWS, WIDTH),
-            modules=[LEFT, RIGHT],
-            backend=HostBackend(1),
-            options=Options(profiling=settings),
-        )
-    assert raised.errisinstance(UnstableMeasurementError) == (rank == 0), raised.value
     print("done")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +51,11 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 def unlike(rank: int, size: int, place: Path) -> None:
     """Rank 1 has another torch, device, model and then sample; all ranks are told each time."""
     from mosaic.errors import MosaicError
-    from mosaic.ranks.world.world import RankFacts
+    from mosaic.ranks import colocate
 
     join(rank, size, place)
-    plain = RankFacts.of
-
-    def facts(device: Any, graph: Any) -> RankFacts:
-        found = plain(device, graph)
-        return replace(found, **changes) if rank == 1 else found
-
-    RankFacts.of = staticmethod(facts)  # type: ignore[method-assign]
+    plain = colocate.facts_of
+    colocate.facts_of = lambda *of: {**plain(*of), **(changes if rank == 1 else {})}
     changes: dict[str, Any] = {}
     for changed in ({"torch": "2.5.0"}, {"sms_per_slot": 16, "num_slots": 8}, {"graph": "another"}, {}):
         changes.clear()

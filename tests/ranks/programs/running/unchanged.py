@@ -18,7 +18,7 @@ from mosaic.errors import MosaicError, UnsupportedModelError
 from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
-from ranks.programs.calls.refused import not_begun, refusals, unfrozen, unsplittable
+from ranks.programs.calls.refused import not_begun, refusals, unfrozen
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -251,25 +251,6 @@ def loaded(rank: int) -> tuple[float, float, list[int]]:
     return sent[0], sent[1], list(sampler.shares)
 
 
-def averaged(rank: int) -> float:
-    """An average of the weights, kept in a deep copy as loops do; returns how far it is from the plain one."""
-    model, wrapped = twins(Clip, 7)
-    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
-    copies = copy.deepcopy(model), copy.deepcopy(wrapped.module)
-    for trained, average in zip((model, wrapped), copies, strict=True):
-        optimizer = optimizer_for(trained)
-        for step in range(3):
-            mean_loss(trained(**batch_of(step, rank))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with torch.no_grad():
-                for ours, theirs in zip(average.parameters(), trained.parameters(), strict=True):
-                    ours.lerp_(theirs, 0.5)
-    found, wanted = handle.full_state_dict(copies[0]), copies[1].state_dict()
-    handle.remove()
-    return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
-
-
 def everything(rank: int, size: int) -> dict[str, Any]:
     """Runs all of it; returns what each came to, by name."""
     del size
@@ -286,9 +267,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "wrappers": wrappers(rank),
         "frozen traffic": frozen_traffic(rank),
         "loaded": loaded(rank),
-        "averaged": averaged(rank),
         "refusals": refusals(rank),
-        "unsplittable": unsplittable(rank),
         "unfrozen": unfrozen(rank),
         "not begun": not_begun(rank),
     }

@@ -15,9 +15,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
-pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
-from mosaic.demo.days.digits import DayKind, Material, open_material, write_day
+from mosaic.demo.days.digits import DayKind, write_day
 from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
 from mosaic.retrain.worker.sources import held_out_rows
@@ -30,12 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("starter") / "robot"
     write_starter(folder, DAY)
     return folder
-
-
-@pytest.fixture(scope="module")
-def material():
-    with open_material() as material:
-        yield material
 
 
 def opened(path: Path) -> ModuleType:
@@ -71,14 +64,14 @@ def test_what_is_there_is_not_overwritten_and_nothing_else_is_written(tmp_path: 
     assert (tmp_path / "train.py").read_text() == "mine"
 
 
-def test_a_day_that_is_there_is_not_overwritten(folder: Path, material: Material):
+def test_a_day_that_is_there_is_not_overwritten(folder: Path):
     with pytest.raises(MosaicError, match="days never change"):
-        write_day(folder / "data" / "frozen", DayKind(), material, seed=0)
+        write_day(folder / "data" / "frozen", DayKind(), seed=0)
 
 
-def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, material: Material):
+def test_the_same_seed_makes_the_same_bytes(tmp_path: Path):
     for name in ("once", "again"):
-        write_day(tmp_path / name, DayKind(num_rows=30, mix={"image+audio": 0.5, "imu": 0.5}), material, seed=3)
+        write_day(tmp_path / name, DayKind(num_rows=30, mix={"image+audio": 0.5, "imu": 0.5}), seed=3)
     for file in ("rows.safetensors", "index.jsonl"):
         assert (tmp_path / "once" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import queue
 import threading
-from collections.abc import Iterable
 
 import pytest
 import torch
-from engine_cases import Record, TwoTowers, assert_same, colocated, pair_batch, tower
+from engine_cases import TwoTowers, colocated, pair_batch, tower
 from stream_cases import colocated as colocated_on_streams
 from torch import nn
 
@@ -74,22 +72,6 @@ def train(model: nn.Module, steps: int = 4) -> list[torch.Tensor]:
     return losses
 
 
-def assert_equal(plain: Iterable[torch.Tensor], colocated: Iterable[torch.Tensor]) -> None:
-    assert_same(Record(list(plain)), Record(list(colocated)))
-
-
-def test_training_is_equal_bit_for_bit():
-    torch.manual_seed(0)
-    model = Joined()
-    plain = copy.deepcopy(model)
-    expected = train(plain)
-    with colocated(model, pair_batch(), [*SIDE_BY_SIDE, {"backbone": 2}]) as handle:
-        found = train(model)
-        assert handle.metrics()["calls_in_place"] == 0
-    assert_equal(expected, found)
-    assert_equal(plain.parameters(), model.parameters())
-
-
 def test_only_what_has_the_device_to_itself_runs_in_the_callers_thread():
     model = Joined()
     with colocated(model, pair_batch(), [*SIDE_BY_SIDE, {"backbone": 2}]):
@@ -107,48 +89,6 @@ def test_it_goes_to_a_lane_where_the_caller_has_another_number_of_threads():
         in_main_thread(model.left)
         train(model, 2)
     assert in_main_thread(model.left) == [True, False]
-
-
-def test_lanes_are_at_rest_while_it_runs():
-    model = Joined()
-    may_end = threading.Event()
-    seen: queue.SimpleQueue[str] = queue.SimpleQueue()  # its content is no state of the model's
-
-    def slowly(*_: object) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            may_end.wait(30)
-            seen.put("right")
-
-    model.right.register_forward_hook(slowly)
-    model.backbone.register_forward_pre_hook(lambda *_: seen.put("backbone"))
-    model.forward = lambda x, y: (model.right(y).sum(), model.backbone(torch.cat([x, x, x, x], dim=-1)).sum())
-    with colocated(model, pair_batch(), [{"right": 1}, {"backbone": 2}]) as handle:
-        model(*pair_batch())
-        while not seen.empty():
-            seen.get()
-        lanes = handle._executor.lanes
-        drain = lanes.drain
-
-        def watched() -> None:
-            may_end.set()
-            drain()
-
-        lanes.drain = watched
-        model(*pair_batch())
-    assert [seen.get(), seen.get()] == ["right", "backbone"]
-
-
-def test_on_streams_it_takes_turns_with_lanes_and_stays_equal():
-    torch.manual_seed(0)
-    model = Joined()
-    plain = copy.deepcopy(model)
-    expected = train(plain)
-    with colocated_on_streams(model, pair_batch(), [*SIDE_BY_SIDE, {"backbone": 2}]) as (handle, backend):
-        found = train(model)
-        assert backend.launches_of(handle, "backbone") == []
-        assert backend.launches_of(handle, "left") != []
-        assert handle.metrics()["backward_ms/backbone"] >= 0
-    assert_equal(expected, found)
 
 
 def test_on_streams_a_lane_starts_behind_it():

@@ -108,18 +108,6 @@ def test_weights_cast_by_a_lane_after_autocast_ended_are_not_used_in_the_next_st
     assert "in place" not in described if said is None else said in described
 
 
-def test_a_weight_used_several_times_inside_of_one_autocast_runs_on_its_lane():
-    gate = threading.Event()
-    gate.set()
-    described = run_both(
-        lambda: TwoTowers(Late(gate, again=True), Late(gate, again=True)),
-        pair_batch(),
-        SIDE_BY_SIDE,
-        several(1, autocast=True),
-    )
-    assert "in place" not in described
-
-
 class Twice(nn.Module):
     """Uses one input in two products."""
 

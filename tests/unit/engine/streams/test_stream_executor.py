@@ -14,7 +14,7 @@ from stream_cases import Projected, colocated, steps
 from torch import nn
 
 from mosaic.engine.streams import tensor as stream_tensor
-from mosaic.engine.streams.order import LaneOrder, ModelCall, Orders
+from mosaic.engine.streams.order import LaneOrder, Orders
 from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
 
@@ -57,33 +57,6 @@ def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
         assert head.is_after(first[0])
         assert head.is_after(second[0])
         assert head.is_concurrent_with(third[-1])
-
-
-def test_gradients_are_accumulated_on_the_lane_of_their_module():
-    model, seen = Projected(), set()
-    with colocated(model, triple(), THREE, num_slots=3) as (handle, backend):
-        for tower in model.towers:
-            tower[0].weight.register_post_accumulate_grad_hook(lambda _: seen.add(backend.api.current_stream().handle))
-        for step in range(2):
-            model(*triple(step)).sum().backward()
-        lanes = [backend.launches_of(handle, f"towers.{index}")[0].stream for index in range(3)]
-    assert seen == set(lanes)
-
-
-def test_partitions_that_share_a_slot_take_turns():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), [{"left": 2}, {"right": 1}], num_slots=3) as (handle, backend):
-        model(*pair_batch())
-        left, right = (backend.launches_of(handle, name) for name in ("left", "right"))
-        assert right[0].is_after([launch for launch in left if launch.name == "aten.addmm.default"][-1])
-
-
-def test_a_module_called_inside_of_another_runs_with_it():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-        model.right.register_forward_hook(lambda _module, args, out: out + model.left(args[0]))
-        model.right(pair_batch()[1])
-        assert backend.launches_of(handle, "left") == []
 
 
 def test_a_call_outside_of_the_model_waits_for_the_loop():
@@ -275,15 +248,6 @@ def test_without_one_ordering_there_is_a_race(
         with pytest.raises((RaceError, ModuleContractError)):
             loop(handle._model)
         monkeypatch.undo()
-
-
-def test_without_the_wait_for_what_was_made_between_modules_there_is_a_race(monkeypatch: pytest.MonkeyPatch):
-    stemmed = Glued(lambda self, x, y: self.left(x * 2) @ self.right(y.view(-1, 8)).T)
-    with colocated(stemmed, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        steps(handle._model)
-        monkeypatch.setattr(ModelCall, "had", lambda *_: True)
-        with pytest.raises(RaceError):
-            steps(handle._model)
 
 
 # What modules exchange other than by arguments and results.

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, TwoTowers, failing, pair_batch
+from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from stream_cases import Projected, colocated, steps
-from torch import nn
 
 from mosaic.engine import Handle
 
@@ -98,23 +97,3 @@ def test_nothing_that_a_step_made_outlives_it():
             assert [ref() for ref in made] == [None] * len(made)
         finally:
             gc.enable()
-
-
-def test_a_lane_goes_on_after_a_module_failed_half_way_and_others_are_ordered_behind_what_it_launched():
-    model = nn.ModuleDict({"a": Doing(failing), "b": nn.Linear(8, 16)})
-    x = torch.randn(4, 8)
-
-    def both() -> torch.Tensor:
-        return model["a"](x) + model["b"](x)
-
-    with colocated(model, both, [{"a": 1, "b": 1}]) as (_, backend):
-        expected = both().detach().clone()
-        model["a"].is_on = True
-        with pytest.raises(ValueError, match="told to fail"):
-            both()
-        torch.optim.SGD(model.parameters(), lr=0.0).step()  # waits for all that lanes were given
-        model["a"].is_on = False
-        again = both()
-        again.sum().backward()
-        assert torch.equal(again.detach(), expected)
-        assert backend.api.launches

@@ -83,17 +83,6 @@ def test_a_reader_waits_for_its_producer_only_and_not_for_what_its_lane_does_lat
         assert not backend.api.launches[-1].is_after(later)
 
 
-def test_tensors_of_closed_lanes_can_still_be_used():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        left, right = results(model)
-        handle.remove()
-        total = (left * 2).sum() + (left + right).sum()
-        assert type(total) is torch.Tensor
-        total.backward()
-    assert model.left[0].weight.grad is not None
-
-
 @torch.no_grad()
 def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_into_its_graph():
     graphs: list[Any] = []

@@ -38,15 +38,6 @@ def test_random_states_are_as_before_also_after_an_error():
     assert states[2][3] == np.random.get_state()[3] == 1
 
 
-def test_samples_have_one_thread_and_the_number_is_put_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with drawn_under(0, 0):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
-
-
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -33,10 +33,6 @@ def test_the_same_rows_are_held_out_at_each_start_and_others_under_another_seed_
         assert (other != out(rows)).any()
 
 
-def test_rows_that_arrive_later_change_nothing_for_those_before():
-    assert (out(list(range(500)))[:100] == out(list(range(100)))).all()
-
-
 def test_clusters_are_held_out_whole():
     found = out(Recordings(range(1000))).reshape(100, 10)
     assert 0 < found.any(1).sum() < 100

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stream_data import samples
 
 from mosaic.errors import MosaicError
-from mosaic.ranks import RankSampler
 from mosaic.retrain.worker.loader import BatchCut, BatchLoader, RejectCount, StepBatch
 
 BAD = {"old": {row: ValueError("torn") for row in range(0, 90, 9)}}
@@ -68,21 +67,6 @@ def test_unreadable_rows_come_back_with_the_batch_and_are_counted():
     assert len(rejects) >= 1
 
 
-def test_too_many_unreadable_rows_end_the_run():
-    with pytest.raises(MosaicError, match=r"row \d+ of 'old': ValueError: torn"):
-        list(BatchLoader(samples(3, BAD), BatchCut(batch=12), range(100), rejects=RejectCount(0)))
-
-
-def test_errors_of_the_data_are_said_in_a_sentence():
-    bad = {"old": {row: ValueError("torn") for row in range(90)}}
-    with BatchLoader(samples(3, bad), BatchCut(batch=12), range(9), workers=1) as batches:
-        with pytest.raises(
-            MosaicError, match=r"^position \d+ read no row .*ValueError: torn\. Check that source"
-        ) as found:
-            list(batches)
-        assert "\n" not in str(found.value)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_takes_no_random_numbers_and_leaves_signals_alone(workers: int):
     def states() -> str:
@@ -112,35 +96,6 @@ def test_a_cut_has_every_position_once_in_parts_as_equal_as_can_be(drawn: tuple[
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert len({len(cut.own) for cut in cuts}) == 1
     assert micro_batches <= len(parts) < micro_batches + ranks
-
-
-@pytest.mark.parametrize(("batch", "ranks"), [(12, 3), (11, 4), (7, 2)])
-def test_ranks_cut_as_the_rank_sampler_does(batch: int, ranks: int):
-    cuts = [BatchCut(batch=batch, rank=rank, num_ranks=ranks) for rank in range(ranks)]
-    shares = tuple(cut.rows[rank] for rank, cut in enumerate(cuts))
-    for rank, cut in enumerate(cuts):
-        sampled = list(RankSampler(3 * batch, shares, rank, shuffle=False))
-        assert sampled == [list(cut.positions(step, rank)) for step in range(3)]
-
-
-def test_weights_of_micro_batches_add_up_to_one_over_all_ranks():
-    parts = [next(loader(BatchCut(batch=11, rank=rank, num_ranks=2, micro_batches=4), range(1))) for rank in (0, 1)]
-    assert sum(part.weight for batch in parts for part in batch.micro_batches) == pytest.approx(1)
-    assert [part.index for batch in parts for part in batch.micro_batches] == [0, 1, 2, 3]
-    assert [part.rows for batch in parts for part in batch.micro_batches] == [3, 3, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "rule"),
-    [
-        ({"batch": 8, "rank": 2, "num_ranks": 2}, "ranks count from 0"),
-        ({"batch": 8, "micro_batches": 0}, "a micro-batch or more"),
-        ({"batch": 3, "num_ranks": 2, "micro_batches": 4}, "a batch of 4 or more"),
-    ],
-)
-def test_cuts_that_cannot_be_are_refused(fields: dict[str, int], rule: str):
-    with pytest.raises(ValueError, match=rule):
-        BatchCut(**fields)
 
 
 def test_a_killed_worker_is_an_error_that_says_how_it_ended():

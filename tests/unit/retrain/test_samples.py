@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from stream_data import ROWS, Rows, samples, stream
@@ -23,15 +21,6 @@ def test_positions_have_the_rows_of_the_stream():
     rows = [1000 * source + row for source, row in zip(span.sources, span.rows, strict=True)]
     assert [sample[0] for sample in drawn.samples] == rows
     assert drawn.rejects == ()
-
-
-def test_samples_are_the_same_one_at_a_time_and_in_any_order():
-    together = samples().__getitems__(range(30)).samples
-    others = samples()
-    for position in reversed(range(30)):
-        row, noise = others[position]
-        assert row == together[position][0]
-        assert torch.equal(noise, together[position][1])
 
 
 def test_a_row_is_augmented_otherwise_when_it_comes_again_and_under_another_seed():
@@ -79,31 +68,8 @@ def test_what_a_disk_answers_at_the_second_time_is_no_unreadable_row():
         assert torch.equal(one[1], other[1])
 
 
-def test_errors_that_are_no_rows_fault_are_raised():
-    for error in (MemoryError(), MosaicError("wrong")):
-        with pytest.raises(type(error)):
-            samples(bad={"new": dict.fromkeys(range(70), error)}).__getitems__(range(FIRST))
-
-
-def test_a_data_set_that_has_grown_since_it_was_frozen_is_refused():
-    sets = [Rows(name) for name in ROWS]
-    sets[1].rows += 1
-    with pytest.raises(MosaicError, match="'old' has 91 rows now and had 90"):
-        Samples(sets, stream())
-
-
 def reject(source: str, reason: str = "ValueError") -> Reject:
     return Reject(position=3, source=source, row=17, reason=reason, detail="no image in 17.png")
-
-
-def test_rejects_are_counted_by_source_and_reason_and_survive_json():
-    count = RejectCount()
-    count.add([reject("new"), reject("new"), reject("old", "KeyError")], 64)
-    other = RejectCount()
-    other.resume(count.samples, json.loads(json.dumps(count.by_source)))
-    other.add([reject("old")], 64)
-    assert other.by_source == {"new": {"ValueError": 2}, "old": {"KeyError": 1, "ValueError": 1}}
-    assert other.samples == 128
 
 
 def test_more_rejects_than_the_limit_name_a_row_and_its_reason():

@@ -111,22 +111,6 @@ def test_a_chain_of_runs_has_the_samples_of_one(kind: type):
     assert len(set(whole)) == len(whole)
 
 
-def test_without_a_state_samples_are_drawn_again_and_the_time_is_said():
-    first = loader(Plain())
-    for _ in range(5):
-        next(first)
-    again = Plain()
-    batches = loader(again, 5, state=first.state_dict())
-    assert again.drawn == 20
-    assert batches.skipped_s > 0
-
-
-def test_exact_refuses_a_data_set_without_a_state():
-    with pytest.raises(MosaicError, match="Plain has no state_dict"):
-        loader(Plain(), exact=True)
-    assert contents(loader(Stateful(), exact=True)) == contents(loader(Stateful()))
-
-
 def test_a_state_that_gives_other_samples_is_refused_at_the_start_with_the_first_difference():
     with pytest.raises(MosaicError, match=r"of sample 0 after the saved state, sample\['row'\] is another"):
         loader(LosesItsBuffer())
@@ -137,8 +121,3 @@ def test_the_state_of_other_ranks_is_refused():
     cut = BatchCut(batch=4, rank=1, num_ranks=2)
     with pytest.raises(MosaicError, match="as many ranks"):
         IterableLoader(Stateful(), cut, range(1, 8), seed=3, state=state)
-
-
-def test_an_empty_data_set_is_refused():
-    with pytest.raises(MosaicError, match="list has no samples"):
-        next(loader([]))

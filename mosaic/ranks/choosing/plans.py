@@ -1,0 +1,270 @@
+"""The plans for several ranks: what rank 0 solves for, from a profile of the whole batch, and data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from mosaic.artifact import parse, to_json
+from mosaic.cost import Cost, CostModel
+from mosaic.cost.communication import RankedCost
+from mosaic.cost.degrees import degrees_to_measure
+from mosaic.device import Device
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.options import Options
+from mosaic.engine.session import load_of_others, warn_of_no_profile
+from mosaic.errors import InfeasibleError, UndecidedError, UnstableMeasurementError
+from mosaic.files import load_as
+from mosaic.find.restore import preserved
+from mosaic.graph import ModuleGraph, Part
+from mosaic.hardware import Link
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.profile import Profile
+from mosaic.profiler import (
+    ProfileCache,
+    ProfileSettings,
+    ProgressCallback,
+    measure_ring,
+    measure_route,
+    profile_modules,
+    repeat_batch,
+    traffic_of,
+)
+from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.world.world import World
+from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run, with_reserved, without_reserved
+from mosaic.take_turns import TrialSettings
+
+RANK_TRIAL = TrialSettings(
+    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
+)
+"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The plans to try."""
+
+    plans: tuple[Plan, ...]
+    """The one to beat first; a single one runs untried."""
+    sentences: tuple[str, ...] = ()
+    """Reasons for the choice: predicted times, or why there is nothing to try."""
+    is_rough: bool = False
+    """True if other processes used the CPU while rank 0 profiled."""
+
+
+def plans_of_first(
+    on: Prepared, options: Options, trial: TrialSettings | None, kept: ProfileCache | None = None
+) -> Candidates:
+    """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
+
+    The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
+    """
+    world = on.world
+    ring, route = measure_links(world)
+    candidates = world.run_on_all(
+        lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
+    )
+    texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
+    plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
+    return replace(candidates, plans=plans, sentences=tuple(sentences))
+
+
+def measure_links(world: World) -> tuple[Link, Link | None]:
+    """Returns the links of a ring of all ranks, and the way of rows that travel; None for that of the ring."""
+    ring = measure_ring(world.device, group=world.everyone)
+    return ring, measure_route(world.device, group=world.everyone) if world.device.type == "cpu" else None
+
+
+def _planned(
+    on: Prepared,
+    ring: Link,
+    route: Link | None,
+    options: Options,
+    trial: TrialSettings | None,
+    kept: ProfileCache | None,
+) -> Candidates:
+    """Profiles and solves; where there is no memory to profile, returns data-parallel training, and says why."""
+    model, finding, backend = on.model, on.finding, on.backend
+    profile, size = load_as(Profile, options.profile), on.world.size
+    slots = options.ranks.communication_slots if options.ranks is not None else 0
+    plain = partial(data_parallel_plan, finding.graph, backend.device, size, communication_slots=slots)
+    if options.method == DATA_PARALLEL:
+        return Candidates(plans=(plain(),), sentences=("nothing is measured: each module runs on all ranks",))
+    try:
+        if profile is None:
+            profile = profile_of_all(on, ring, options.profiling, options.progress, kept)
+    except UnstableMeasurementError as error:
+        if not options.may_fall_back:
+            raise
+        what_runs = "each module runs on all ranks, as in data-parallel training,"
+        note = warn_of_no_profile(f"{on.world.me} did not profile", what_runs, error)
+        return Candidates(plans=(plain(),), sentences=(note,))
+    cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
+    plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
+    if trial is None:
+        candidates = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
+    else:
+        candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
+    load = load_of_others(profile, options.profiling)
+    is_rough = bool(load) and options.profile is None and backend.device.kind == "host"
+    return replace(candidates, sentences=(*candidates.sentences, load), is_rough=is_rough) if load else candidates
+
+
+def cost_of_ranks(
+    model: nn.Module,
+    finding: Finding,
+    profile: Profile,
+    ring: Link,
+    num_ranks: int,
+    *,
+    sums_over_ring: bool = True,
+    route: Link | None = None,
+) -> RankedCost:
+    """Returns the cost model of a profile with what ranks tell each other.
+
+    Args:
+        model: The model.
+        finding: Its modules with the inputs of one rank's batch.
+        profile: Of the batch of all ranks.
+        ring: The links between ranks.
+        num_ranks: Ranks.
+        sums_over_ring: Whether the profile's backwards have the sum of the gradients over ``ring``, so that the part
+            of it that a backward hides can be taken out. A profile that is given has it over links of which nobody
+            knows; its times stay as they are, and rows that travel are added.
+        route: The way of rows that travel; None: that of ``ring``.
+    """
+    with preserved(model, alone=finding.subjects):
+        traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
+
+    def included_ms(module: str, degree: int) -> float:
+        return ring.all_reduce_ms(traffic[module].parameter_gradients, degree) if sums_over_ring else 0.0
+
+    return RankedCost(
+        CostModel.from_profile(profile),
+        traffic,
+        ring,
+        num_ranks,
+        included_ms=included_ms,
+        with_reduction=sums_over_ring,
+        routes=route,
+    )
+
+
+def profile_of_all(
+    on: Prepared,
+    ring: Link,
+    settings: ProfileSettings | None = None,
+    progress: ProgressCallback | None = None,
+    kept: ProfileCache | None = None,
+) -> Profile:
+    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``."""
+    size, finding = on.world.size, on.finding
+    return profile_modules(
+        on.model,
+        tuple(repeat_batch(subject, size) for subject in finding.subjects),
+        finding.graph,
+        on.backend,
+        degrees=degrees_to_measure(size),
+        network=ring,
+        cache=kept,
+        settings=settings,
+        progress=progress,
+    )
+
+
+def data_parallel_plan(
+    graph: ModuleGraph,
+    device: Device,
+    num_devices: int,
+    *,
+    cost: Cost | None = None,
+    communication_slots: int = 0,
+) -> Plan:
+    """Returns the plan of every module on all slots of all devices, in turn.
+
+    It predicts times where the cost model knows all modules at that degree.
+
+    Raises:
+        InfeasibleError: Devices do not hold it, as far as memory is known.
+        UndecidedError: See ``plan_to_run``.
+    """
+    record = SearchRecord(method=DATA_PARALLEL)
+    if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
+        plan = plan_to_run(
+            DATA_PARALLEL, graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
+        )
+        narrow = [placed.module for placed in plan.placements if placed.degree < num_devices]
+        if narrow:
+            reasons = [f"{name} does not fit on all of them" for name in narrow]
+            raise InfeasibleError(f"{num_devices} devices do not hold all modules", reasons=reasons)
+        return replace(plan, search=record)
+    slots = tuple(range(without_reserved(device, communication_slots).num_slots))
+    stages = tuple(
+        Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=tuple(range(num_devices)))),))
+        for name in graph.topological_order()
+    )
+    plan = Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)
+    return with_reserved(plan, device, communication_slots)
+
+
+def rank_plans_to_try(
+    best: Plan,
+    graph: ModuleGraph,
+    settings: TrialSettings,
+    *,
+    cost: Cost | None = None,
+    communication_slots: int = 0,
+) -> Candidates:
+    """Returns the plans to try against data-parallel training."""
+    try:
+        plain = data_parallel_plan(
+            graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots
+        )
+    except (InfeasibleError, UndecidedError) as error:
+        why = str(error).replace("\n  -", ":")
+        return Candidates(plans=(best,), sentences=(f"nothing is tried: {DATA_PARALLEL} training cannot run: {why}",))
+    if _shape_of(plain) == _shape_of(best):
+        return Candidates(plans=(best,), sentences=(f"nothing is tried: the plan is {DATA_PARALLEL} training",))
+    is_known = cost is not None and best.predicted_ms > 0 and plain.predicted_ms > 0
+    predicted = _predicted(plain, best)
+    gain = plain.predicted_ms / best.predicted_ms if is_known else None
+    if gain is not None and gain < settings.smallest_gain:
+        why = f"nothing is tried: below {settings.smallest_gain:g} times as fast, {DATA_PARALLEL} training runs"
+        return Candidates(plans=(plain,), sentences=(why, predicted))
+    if cost is None or gain is None:
+        return Candidates(plans=(plain, best), sentences=(_layout(best),))
+    return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
+
+
+def _shape_of(plan: Plan) -> Hashable:
+    """Returns what makes a difference: what runs beside what, on how many slots, and which devices modules share.
+
+    Which device is which makes none, since ranks are alike; nor does the order of stages: the loop's own order counts.
+    """
+    numbers: dict[int, int] = {}
+    for placed in sorted(plan.placements, key=lambda one: one.module):
+        for device in sorted(placed.devices):
+            numbers.setdefault(device, len(numbers))
+    return frozenset(
+        frozenset(
+            (one.module, one.quota, frozenset(numbers[device] for device in one.devices)) for one in stage.placements
+        )
+        for stage in plan.stages
+    )
+
+
+def _predicted(*plans: Plan) -> str:
+    times = ", ".join(f"{plan.search.method} {plan.predicted_ms:.2f} ms" for plan in plans)
+    return f"predicted for modules and what they send: {times}; what Python takes to hand calls over is not in it"
+
+
+def _layout(plan: Plan) -> str:
+    stages = (
+        " + ".join(f"{one.module}:{one.quota} on {','.join(map(str, one.devices))}" for one in stage.placements)
+        for stage in plan.stages
+    )
+    return f"the plan of {plan.search.method}: {' | '.join(stages)}"
