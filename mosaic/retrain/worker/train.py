@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from mosaic.checkpoint.loading import Loaded
 from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.tensors import Overlap
 from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
@@ -293,13 +293,13 @@ class Training:
                 _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
             else:
                 assert loaded is not None
-                return _description(
-                    "weights and the optimizers' state of the champion", loaded.new, loaded.gone, loaded.changed
-                )
+                fresh = [note for note in loaded.notes if note.startswith("optimizer")]
+                source = "weights" if fresh else "weights and the optimizers' state"
+                return "; ".join((_description(f"{source} of the champion", loaded), *fresh))
         overlap = self.handle.load_weights(champion.weights, partial=True)
         for companion in state.companions.values():
             companion.load_state_dict(self.model.state_dict(), strict=False)
-        return _description("weights of the champion", overlap.new, overlap.gone, overlap.changed)
+        return _description("weights of the champion", overlap)
 
 
 def _planned_anew(change: str) -> str:
@@ -310,8 +310,7 @@ def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks = 1")
 
 
-def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
-    parts = [
-        f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names
-    ]
+def _description(source: str, overlap: Overlap) -> str:
+    differences = (("new", overlap.new), ("gone", overlap.gone), ("changed", overlap.changed))
+    parts = [f"{label}: {', '.join(names)}" for label, names in differences if names]
     return "; ".join((source, *parts))
