@@ -132,8 +132,8 @@ def plan_context(
 ) -> ContextPlan:
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
 
-    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks, and visible pairs beyond:
-    they are quicker to count and differ little in long sequences.
+    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks. Beyond, it is the visible
+    pairs, which are quicker to count and differ little in long sequences.
 
     Args:
         mask: The attention mask.
