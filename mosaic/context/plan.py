@@ -132,7 +132,7 @@ def plan_context(
 ) -> ContextPlan:
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
 
-    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks. Beyond, it is the visible
+    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks. Beyond, it is visible
     pairs, which are quicker to count and differ little in long sequences.
 
     Args:
