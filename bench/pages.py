@@ -106,7 +106,7 @@ def choices_table() -> str:
         ("a model", "`mosaic/models/rows.py`", MODELS),
         ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
         ("a form of interference", "`mosaic/cost/interference.py`", FORMS),
-        ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
+        ("a way to cut a pipeline", "`mosaic/pipelining/cuts.py`", PARTITION_METHODS),
         ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
         ("a schedule to compare with", "`mosaic/pipelining/baselines.py`", BASELINES),
     ]

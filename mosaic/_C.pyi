@@ -71,7 +71,7 @@ class SlotSplit:
         """SMs left over by the split, without a promise of alignment or clusters."""
 
 class PartitionInfo:
-    """What the driver made of a partition; plain values that outlive the pool."""
+    """A partition as the driver created it; plain values that outlive the pool."""
 
     @property
     def slots(self) -> list[int]:
@@ -84,13 +84,13 @@ class PartitionInfo:
         """Read back from the green context."""
     @property
     def sm_ids(self) -> list[int] | None:
-        """What the probe saw at the last ``verify``, sorted; None before."""
+        """Ids that the probe saw at the last ``verify``, sorted; None before."""
     @property
     def creation_ms(self) -> float:
         """Time that the context and its stream took."""
 
 class LayoutCost:
-    """What adding a layout made; zeros if every partition existed."""
+    """Cost of adding a layout; zeros if every partition existed."""
 
     @property
     def num_contexts(self) -> int: ...
@@ -101,7 +101,7 @@ class LayoutCost:
         """Growth of the memory in use on the device; wrong by what others took or gave meanwhile."""
 
 class PoolStats:
-    """What a pool holds (nothing after ``close``), and what making it took."""
+    """Content of a pool (nothing after ``close``), and the cost of making it."""
 
     @property
     def num_contexts(self) -> int: ...

@@ -161,16 +161,6 @@ class FoundOrders:
     def deadlock(self) -> Deadlock | None:
         """The first one met."""
 
-class Bounds:
-    """Times that no orders are below."""
-
-    @property
-    def load_ns(self) -> int: ...
-    @property
-    def way_ns(self) -> int: ...
-    @property
-    def one_machine_ns(self) -> int: ...
-
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
     """Plays orders."""
 
@@ -180,11 +170,8 @@ def peak(tasks: Tasks, orders: Sequence[Sequence[int]], start_ns: Sequence[int])
 def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]:
     """Rolls a ranking of groups out."""
 
-def time_rollouts(tasks: Tasks, times: int) -> float:
-    """Returns the seconds of one roll-out."""
-
-def find_bounds(tasks: Tasks) -> Bounds:
-    """Returns times that no orders are below."""
+def lower_bound(tasks: Tasks) -> int:
+    """Returns a time that no orders are below."""
 
 def find_orders(
     tasks: Tasks,

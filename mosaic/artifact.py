@@ -1,8 +1,8 @@
-"""Reading and writing the JSON files that Mosaic keeps: profiles, plans, run records; reading recipes in TOML.
+"""Mosaic's files: profiles, plans and run records in JSON, recipes in TOML.
 
-A file is checked once, here, at the edge (by pydantic, against the frozen dataclass it becomes); inside the
-library nothing is checked again. Writing needs the standard library only. A file is written aside and renamed, so a
-full disk or a killed process leaves either the old file or the new one, never half of one.
+pydantic checks a file once, here, against the frozen dataclass that it becomes; inside the library nothing is checked
+again. A file is written aside and renamed, so a full disk or a killed process leaves either the old file or the new
+one whole.
 """
 
 from __future__ import annotations
@@ -15,37 +15,18 @@ import os
 import tempfile
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from annotated_types import Ge as Ge  # rules of numbers in files: Annotated[int, Ge(1)]
+from annotated_types import Le as Le
+
 from mosaic.errors import InvalidFileError, MosaicError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Ge:
-    """A rule of a number in a file, ``Annotated[int, Ge(1)]``: at least this much."""
-
-    limit: float
-
-    def __get_pydantic_core_schema__(self, kind: Any, handler: Any) -> Any:
-        """Tells pydantic, which is loaded when a file is read and not before."""
-        return {**handler(kind), "ge": self.limit}
-
-
-@dataclass(frozen=True, slots=True)
-class Le:
-    """A rule of a number in a file: at most this much."""
-
-    limit: float
-
-    def __get_pydantic_core_schema__(self, kind: Any, handler: Any) -> Any:
-        """Tells pydantic."""
-        return {**handler(kind), "le": self.limit}
 
 
 @cache
@@ -121,9 +102,12 @@ def write_bytes(content: bytes, path: Path) -> None:
     except OSError as error:
         if aside is not None:
             Path(aside).unlink(missing_ok=True)
-        raise MosaicError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> MosaicError:
+    reason = error.strerror or error
+    return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
 
 
 def check_writable(path: Path) -> None:
@@ -131,19 +115,17 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe
         return
     folder = path if path.is_dir() else path.parent
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise MosaicError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
-        for each in missing:
+        for parent in missing:
             with suppress(OSError):  # it was not made
-                each.rmdir()
+                parent.rmdir()
 
 
 def load(kind: type[T], path: Path) -> T:
@@ -166,7 +148,7 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     from pydantic_core import from_json
 
     if not text.strip():
-        raise InvalidFileError(f"{source} is empty; {_a(kind)} in JSON was expected")
+        raise InvalidFileError(f"{source} is empty; a {kind.__name__.lower()} in JSON was expected")
     try:
         raw = from_json(text)
     except ValueError as error:
@@ -199,26 +181,21 @@ def _validate(kind: type[T], text: str, source: str) -> T:
         value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
         errors = error.errors()
-        first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
+        first = next((item for item in errors if item["type"] == "unexpected_keyword_argument"), errors[0])
         location = [part for part in first["loc"] if isinstance(part, str | int)]
+        place = ".".join(map(str, location)) or "the whole file"
+        rule = first.get("ctx", {}).get("error")  # the dataclass's own words
+        message = f"{place}: {rule if isinstance(rule, ValueError) else first['msg']}"
+        if first["type"] == "unexpected_keyword_argument":
+            names = _names_at(kind, location[:-1])
+            near = difflib.get_close_matches(str(location[-1]), names, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
+            message = f"there is no key {place!r}; {remedy}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidFileError(f"{source}: {_rule_broken(kind, location, first)}{more}") from error
+        raise InvalidFileError(f"{source}: {message}{more}") from error
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
-
-
-def _rule_broken(kind: Any, location: list[str | int], error: Any) -> str:
-    """Returns a field's place and the rule; for a field that is unknown, those that there are."""
-    place = ".".join(map(str, location)) or "the whole file"
-    if error["type"] == "unexpected_keyword_argument":
-        names = _names_at(kind, location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), names, n=1)
-        return f"there is no key {place!r}; " + (
-            f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
-        )
-    rule = error.get("ctx", {}).get("error")  # the dataclass's own words
-    return f"{place}: {rule if isinstance(rule, ValueError) else error['msg']}"
 
 
 def _names_at(kind: Any, location: list[str | int]) -> list[str]:
@@ -231,18 +208,11 @@ def _names_at(kind: Any, location: list[str | int]) -> list[str]:
     return [field.name for field in fields(kind)] if is_dataclass(kind) else []
 
 
-def _a(kind: type[Any]) -> str:
-    name = kind.__name__.lower()
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
 def _check_schema(kind: type[Any], raw: object, source: str) -> None:
     known = getattr(kind, "SCHEMA_VERSION", None)
     if known is None:
         return
-    if not isinstance(raw, dict):
-        raise InvalidFileError(f"{source}: expected a JSON object, got {type(raw).__name__}")
-    version = raw.get("schema_version")
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > known:
         raise InvalidFileError(
             f"{source}: schema_version={version} is newer than {known}, the newest that this Mosaic reads; "
@@ -250,6 +220,6 @@ def _check_schema(kind: type[Any], raw: object, source: str) -> None:
         )
     if version != known:
         raise InvalidFileError(
-            f"{source}: schema_version={version!r} is not {known}; this is not {_a(kind)} "
+            f"{source}: schema_version={version!r} is not {known}; this is not a {kind.__name__.lower()} "
             "of this version of Mosaic: make the file again"
         )

@@ -23,7 +23,7 @@ class Device:
     name: str
     """Product name, as the driver or the operating system says it."""
     kind: Literal["host", "cuda"]
-    """Which backend runs on it."""
+    """Kind of its backend."""
     num_slots: Annotated[int, Ge(1)]
     """Slots that partitions are made of."""
     sms_per_slot: Annotated[int, Ge(1)] = 1

@@ -1,4 +1,4 @@
-"""Which module of a model feeds which, as plain data that needs neither torch nor a GPU.
+"""The graph of a model's modules, as plain data that needs neither torch nor a GPU.
 
 What a plan places is a ``Part``: a module, or some of its layers.
 """
@@ -53,7 +53,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole module."""
+        """True for the whole module."""
         return self.count == self.total
 
     def __str__(self) -> str:
@@ -62,11 +62,11 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Part:
         """Reads what ``str`` wrote."""
-        found = _SLICE.fullmatch(text)
-        if found is None:
+        match = _SLICE.fullmatch(text)
+        if match is None:
             return cls(module=text)
-        first, end, total = (int(found[name]) for name in ("first", "end", "total"))
-        return cls(module=found["module"], first=first, count=end - first, total=total)
+        first, end, total = (int(match[name]) for name in ("first", "end", "total"))
+        return cls(module=match["module"], first=first, count=end - first, total=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class ModuleNode:
     num_parameters: Annotated[int, Ge(0)] = 0
     """Parameters, counted as elements."""
     trainable: bool = True
-    """Whether any of its parameters takes a gradient."""
+    """True if any of its parameters takes a gradient."""
     inputs: tuple[str, ...] = ()
     """Shapes and dtypes of its tensor inputs, such as ``96x1x8x24 float32``."""
 
@@ -99,8 +99,8 @@ class Edge:
     """Bytes of a whole batch that cross it, in backward as many; None where unknown. An edge is its two ends."""
 
 
-class _WorkedOut:
-    """Room for what follows from a graph's fields: no field itself, so neither compared nor saved nor pickled."""
+class _Derived:
+    """Room for values that follow from a graph's fields: not fields, so neither compared nor saved nor pickled."""
 
     __slots__ = ("_fingerprint", "_order")
 
@@ -109,7 +109,7 @@ class _WorkedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleGraph(_WorkedOut):
+class ModuleGraph(_Derived):
     """A directed acyclic graph of modules, in the order in which the model calls them.
 
     Raises:
@@ -122,7 +122,7 @@ class ModuleGraph(_WorkedOut):
     modules: tuple[ModuleNode, ...]
     """Modules in call order."""
     edges: tuple[Edge, ...] = ()
-    """Which feeds which."""
+    """Edges from producers to consumers."""
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -193,46 +193,35 @@ class ModuleGraph(_WorkedOut):
 
     def ancestors(self, name: str) -> frozenset[str]:
         """Returns every module that ``name`` depends on, directly or not."""
-        found: set[str] = set()
-        todo = list(self.predecessors(name))
-        while todo:
-            current = todo.pop()
-            if current not in found:
-                found.add(current)
-                todo.extend(self.predecessors(current))
-        return frozenset(found)
+        ancestors: set[str] = set()
+        pending = list(self.predecessors(name))
+        while pending:
+            current = pending.pop()
+            if current not in ancestors:
+                ancestors.add(current)
+                pending.extend(self.predecessors(current))
+        return frozenset(ancestors)
 
     def independent(self, first: str, second: str) -> bool:
-        """Returns whether neither module depends on the other, so that they may run at the same time."""
+        """Returns True if neither module depends on the other, so they may run at the same time."""
         return first != second and first not in self.ancestors(second) and second not in self.ancestors(first)
 
     def _sorted(self) -> tuple[str, ...]:
-        names = self.names
-        position = {name: index for index, name in enumerate(names)}
-        missing = dict.fromkeys(names, 0)
-        after: dict[str, list[str]] = {name: [] for name in names}
+        position = {name: index for index, name in enumerate(self.names)}
+        sources: dict[str, set[str]] = {name: set() for name in self.names}
         for edge in self.edges:
-            missing[edge.target] += 1
-            after[edge.source].append(edge.target)
-        order: list[str] = []
-        ready = [name for name in names if not missing[name]]
-        while ready:
-            order += ready
-            freed: list[str] = []
-            for name in ready:
-                for other in after[name]:
-                    missing[other] -= 1
-                    if not missing[other]:
-                        freed.append(other)
-            ready = sorted(freed, key=position.__getitem__)
-        if len(order) < len(names):
-            raise self._cycle()
-        return tuple(order)
-
-    def _cycle(self) -> InvalidGraphError:
-        """Names the modules of a cycle."""
+            sources[edge.target].add(edge.source)
+        sorter = TopologicalSorter(sources)
         try:
-            TopologicalSorter({name: self.predecessors(name) for name in self.names}).prepare()
+            sorter.prepare()
         except CycleError as error:
             cycle = " -> ".join(error.args[1])
-        return InvalidGraphError(f"the module graph has a cycle: {cycle}; a module cannot depend on its own output")
+            raise InvalidGraphError(
+                f"the module graph has a cycle: {cycle}; a module cannot depend on its own output"
+            ) from None
+        order: list[str] = []
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=position.__getitem__)
+            sorter.done(*ready)
+            order += ready
+        return tuple(order)

@@ -1,7 +1,6 @@
-"""Where parts of a model run: stages, and for each part its ranks and its slots.
+"""Plans: the stages of a model's parts, and for each part its ranks and its slots.
 
-The least that a file needs of a placement is ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on
-rank 0. When a rank does what within a stage, and with several microbatches, is a ``Schedule``'s to say.
+A placement in a file needs at least ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on rank 0.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ class Placement:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     part: Part
-    """What runs there."""
+    """The module or its layers."""
     slots: tuple[int, ...]
-    """Slot indices, rising; their number is the quota. On the first of its devices, where they differ."""
+    """Slot indices, rising; their number is the quota. Those of its first device, if devices differ."""
     grid: Grid = Grid()
     """Its ranks."""
     slots_by_device: tuple[tuple[int, ...], ...] = ()
-    """Slot indices on each of ``devices`` where these differ between them; empty where all have ``slots``."""
+    """Slot indices on each of ``devices`` if these differ; empty if all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
     """Predicted forward time beside its stage's other modules, in milliseconds."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
@@ -96,8 +95,7 @@ class Placement:
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
         """Each device and slot that it holds."""
-        everywhere = self.slots_by_device or (self.slots,) * len(self.devices)
-        return tuple((device, slot) for device, slots in zip(self.devices, everywhere, strict=True) for slot in slots)
+        return tuple((device, slot) for device in self.devices for slot in self.slots_on(device))
 
     def slots_on(self, device: int) -> tuple[int, ...]:
         """Returns its slots on one of its devices; raises ValueError for another."""
@@ -149,7 +147,7 @@ class SearchRecord:
     num_sat_calls: Annotated[int, Ge(0)] = 0
     """Feasibility questions put to CP-SAT."""
     status: Literal["optimal", "feasible"] = "feasible"
-    """Whether the search proved that no plan is predicted faster."""
+    """``optimal`` if the search proved that no plan is predicted faster."""
     bound_ms: Annotated[float, Ge(0)] = 0.0
     """No plan is predicted to take less, in milliseconds; 0 where the search gives no bound."""
     simulated_ms: Annotated[float, Ge(0)] = 0.0
@@ -172,9 +170,9 @@ class Plan:
     schema_version: int = 2
     """Version of this file's layout."""
     device: Device
-    """What one of the devices is."""
+    """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
-    """How many of them."""
+    """Number of devices."""
     stages: tuple[Stage, ...]
     """In the order of their forward pass."""
     graph: str
@@ -184,7 +182,7 @@ class Plan:
     sequential_ms: Annotated[float, Ge(0)] = 0.0
     """Predicted time of the best plan that runs one module at a time, in milliseconds."""
     search: SearchRecord
-    """How it was found."""
+    """The search that found it."""
     foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
     """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
     communication_slots: Annotated[int, Ge(0)] = 0
@@ -195,30 +193,18 @@ class Plan:
     def __post_init__(self) -> None:
         parts: dict[str, list[tuple[int, Part]]] = {}
         for index, stage in enumerate(self.stages):
-            taken = [0] * self.num_devices  # bits of slots
+            taken: list[set[int]] = [set() for _ in range(self.num_devices)]
             for placement in stage.placements:
                 parts.setdefault(placement.part.module, []).append((index, placement.part))
-                if not self._is_one_run(placement):
-                    self._check_placement(placement)
-                everywhere = placement.slots_by_device or (placement.slots,) * len(placement.devices)
-                for device, slots in zip(placement.devices, everywhere, strict=True):
-                    bits = _bits(slots)
-                    if taken[device] & bits:
-                        raise _shared(stage, placement)
-                    taken[device] |= bits
-        for found in parts.values():
-            if len(found) > 1 or not found[0][1].is_whole:
-                _check_parts(found)
-
-    def _is_one_run(self, placement: Placement) -> bool:
-        """Whether it has one run of slots on all of its devices, and all are there: what most have, seen at once."""
-        slots, devices = placement.slots, placement.devices
-        if not slots or not devices or placement.slots_by_device:
-            return False
-        first, end = slots[0], slots[0] + len(slots)
-        is_there = first >= 0 and end <= self.device.num_slots - self.communication_slots
-        are_there = min(devices) >= 0 and max(devices) < self.num_devices and len(set(devices)) == len(devices)
-        return is_there and are_there and slots == tuple(range(first, end))
+                self._check_placement(placement)
+                slots_of = placement.slots_by_device or (placement.slots,) * len(placement.devices)
+                for device, slots in zip(placement.devices, slots_of, strict=True):
+                    if not taken[device].isdisjoint(slots):
+                        raise _shared(stage, placement, device, min(taken[device].intersection(slots)))
+                    taken[device].update(slots)
+        for module_parts in parts.values():
+            if len(module_parts) > 1 or not module_parts[0][1].is_whole:
+                _check_parts(module_parts)
 
     def _check_placement(self, placement: Placement) -> None:
         of = f"module {placement.module!r}"
@@ -285,7 +271,7 @@ class Plan:
 
     @property
     def is_colocated(self) -> bool:
-        """Whether any stage has more than one module."""
+        """True if any stage has more than one module."""
         return any(len(stage.placements) > 1 for stage in self.stages)
 
     @property
@@ -309,7 +295,7 @@ class Plan:
         raise KeyError(module)
 
     def is_alone(self, module: str, *, num_slots: int) -> bool:
-        """Whether a module has a stage and all ``num_slots`` slots of a device to itself."""
+        """Returns True if a module has a stage and all ``num_slots`` slots of a device to itself."""
         return any(
             len(stage.placements) == 1
             and stage.placements[0].module == module
@@ -368,10 +354,10 @@ class Plan:
                 )
 
 
-def _check_parts(found: Sequence[tuple[int, Part]]) -> None:
+def _check_parts(parts: Sequence[tuple[int, Part]]) -> None:
     """Raises InvalidPlanError unless a module's parts, each with its stage, follow each other and make it whole."""
-    done, before, total = 0, -1, found[0][1].total
-    for index, part in found:
+    done, before, total = 0, -1, parts[0][1].total
+    for index, part in parts:
         if part.is_whole:
             raise InvalidPlanError(f"module {part.module!r} is placed twice; place it once")
         if part.first != done or part.total != total:
@@ -383,26 +369,13 @@ def _check_parts(found: Sequence[tuple[int, Part]]) -> None:
             raise InvalidPlanError(f"two parts of {part.module!r} are in stage {index}; put one into a later stage")
         done, before = part.end, index
     if done != total:
-        raise InvalidPlanError(f"{found[0][1].module!r} is placed up to layer {done} of {total}; place all layers")
+        raise InvalidPlanError(f"{parts[0][1].module!r} is placed up to layer {done} of {total}; place all layers")
 
 
-def _bits(slots: tuple[int, ...]) -> int:
-    """One bit for each of some rising slots."""
-    if slots[-1] - slots[0] < len(slots):
-        return ((1 << len(slots)) - 1) << slots[0]
-    return sum(1 << slot for slot in slots)
-
-
-def _shared(stage: Stage, later: Placement) -> InvalidPlanError:
-    """Names the slot that a placement has from one before it in its stage."""
-    taken: dict[tuple[int, int], str] = {}
-    for placement in stage.placements:
-        if placement is later:
-            break
-        taken |= dict.fromkeys(placement.cells, placement.module)
-    device, slot = next(cell for cell in later.cells if cell in taken)
+def _shared(stage: Stage, later: Placement, device: int, slot: int) -> InvalidPlanError:
+    first = next(p for p in stage.placements if device in p.devices and slot in p.slots_on(device))
     return InvalidPlanError(
-        f"{taken[device, slot]!r} and {later.module!r} of one stage both hold slot {slot} of device {device}; "
+        f"{first.module!r} and {later.module!r} of one stage both hold slot {slot} of device {device}; "
         "partitions of a stage are disjoint: move one of them"
     )
 

@@ -49,11 +49,11 @@ class Sample:
     sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of its slots' warps in use, 0 to 1; None where unknown."""
     source: Literal["measured", "analytic", "composed"] = "measured"
-    """Where the times come from; composed: put together from measurements of other samples."""
+    """Source of the times; composed: put together from measurements of other samples."""
     infeasible: str | None = None
     """Why the module cannot run here (what it raised); None where it ran."""
     measured: str = ""
-    """When it was taken, ISO 8601, UTC; empty where unknown."""
+    """Time of the measurement, ISO 8601, UTC; empty if unknown."""
 
     def __post_init__(self) -> None:
         where = f"sample of {self.module!r} ({self.phase}, quota {self.quota}, degree {self.degree})"
@@ -89,7 +89,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSample:
-    """What one module took while another ran beside it, both on partitions of their own."""
+    """Times of one module while another ran beside it, both on partitions of their own."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -139,7 +139,7 @@ class ModuleMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where and when a profile was measured."""
+    """Software, clocks and time of a measurement."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -158,7 +158,7 @@ class Environment:
     created: str
     """Date and time, ISO 8601, UTC."""
     began: str = ""
-    """When measuring began, ISO 8601, UTC: samples that are older were reused; empty where unknown."""
+    """Beginning of the measurements, ISO 8601, UTC: older samples were reused; empty if unknown."""
     foreign_cpu_share: float
     """Share of this process's cores' time that other processes took during the measurements, 0 to 1."""
 
@@ -187,7 +187,7 @@ def note_of_others(share: float | None, device: Device, *, strict: bool = False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleStructure:
-    """What a module is made of, beyond the sizes and input shapes that the graph holds."""
+    """A module's make, beyond the sizes and input shapes that the graph holds."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -230,21 +230,21 @@ class Profile:
     schema_version: int = 4
     """Version of this file's layout."""
     device: Device
-    """Where it was measured."""
+    """The measured device."""
     graph: ModuleGraph
-    """What was measured."""
+    """The measured modules."""
     samples: tuple[Sample, ...]
     """Each module alone."""
     pairs: tuple[PairSample, ...] = ()
     """Two modules side by side, one of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
-    """What modules keep."""
+    """Bytes that modules keep."""
     structures: tuple[ModuleStructure, ...] = ()
-    """What modules are made of; empty where unknown."""
+    """Makes of modules; empty if unknown."""
     held_out: tuple[HeldOutError, ...] = ()
     """How well this profile's samples predict each other."""
     left_out: tuple[str, ...] = ()
-    """What was not measured because time was up, in words."""
+    """Measurements beyond the time limit, in words."""
     environment: Environment
     """Software, date, and how quiet the machine was."""
 
@@ -339,10 +339,10 @@ class Profile:
 
     def _warn_of_versions(self, now: Environment) -> None:
         for field in ("driver_version", "driver", "torch_version"):
-            then, found = getattr(self.environment, field), getattr(now, field)
-            if then and found and then != found:
+            then, current = getattr(self.environment, field), getattr(now, field)
+            if then and current and then != current:
                 warnings.warn(
-                    f"the profile was measured with {field}={then}, this is {found}: times may have shifted; "
+                    f"the profile was measured with {field}={then}, this is {current}: times may have shifted; "
                     "profile again to be sure",
                     stacklevel=3,
                 )

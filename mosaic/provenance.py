@@ -1,4 +1,4 @@
-"""Where a number comes from: the command, the commit, the versions and the date that a result file carries."""
+"""The origin of a result file: the command, the commit, the versions and the date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Provenance:
     def here() -> Provenance:
         """Reads it off this process."""
         program = Path(sys.argv[0]).name
-        arguments = [Path(given).name if Path(given).is_absolute() else given for given in sys.argv[1:]]
+        arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
         return Provenance(
             command=shlex.join([program, *arguments]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -28,7 +28,7 @@ class StepClock(Protocol):
         """Marks the present end of the loop's work."""
 
     def is_past(self, mark: Any) -> bool:
-        """Whether the work up to a mark is done, so that times up to it are known."""
+        """Returns True if the work up to a mark is done, so times up to it are known."""
 
     def ms_between(self, earlier: Any, later: Any) -> float:
         """Returns the milliseconds between two marks; waits for both."""
@@ -141,7 +141,7 @@ class Candidate:
     dropped: str | None = None
     """The reason why it is not tried any more."""
     is_excluded: bool = False
-    """Whether the reason is another than its times, so that it cannot win."""
+    """The reason is another than its times, so it cannot win."""
 
     @property
     def samples(self) -> list[float]:
@@ -234,12 +234,12 @@ class Turns:
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether no further time may be lost; never before the baseline was timed."""
+        """True if no further time may be lost; never before the baseline was timed."""
         return self.lost_ms >= self.settings.max_lost_steps * self.baseline.median_ms
 
     @property
     def is_cut(self) -> bool:
-        """Whether the present turn ends before its last step."""
+        """True if the present turn ends before its last step."""
         if self._visit is None or self._visit.candidate == self._baseline:
             return False
         return self.is_over_budget or self.candidates[self._visit.candidate].dropped is not None
@@ -273,7 +273,7 @@ class Turns:
         if not self._queue:
             self.num_rounds += 1
             waiting = self._late if self.num_rounds <= self.settings.rounds_to_win else ()
-            taking_part = (number for number, one in enumerate(self.candidates) if one.dropped is None)
+            taking_part = (number for number, entry in enumerate(self.candidates) if entry.dropped is None)
             self._queue = [number for number in taking_part if number not in waiting]
         return self._visit_of(self._queue.pop(0), best)
 
@@ -303,7 +303,7 @@ class Turns:
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
-        times = {f"trial_ms/{one.name}": one.median_ms for one in self.candidates if one.rounds}
+        times = {f"trial_ms/{entry.name}": entry.median_ms for entry in self.candidates if entry.rounds}
         counts = {"trials": num_trials, "trial_steps": self.num_steps, "trial_lost_ms": self.lost_ms}
         sentences = (self._sentence(number, decision) for number in range(len(self.candidates)))
         return TrialReport(sentences=(head, *sentences), metrics={**dict.fromkeys(counts, 0.0), **counts, **times})
@@ -367,7 +367,7 @@ class Turns:
 
     def _rivals(self, best: int) -> list[int]:
         out = (self._baseline, best)
-        return [number for number, one in enumerate(self.candidates) if number not in out and one.dropped is None]
+        return [at for at, entry in enumerate(self.candidates) if at not in out and entry.dropped is None]
 
     def _decision(self, best: int, end: str = "") -> Decision:
         candidate, baseline = self.candidates[best], self.baseline

@@ -17,7 +17,7 @@ class Span:
     module: str
     """Module that ran."""
     phase: Literal["forward", "backward", "glue"]
-    """Which half of the step; ``glue`` is an operation between modules that followed its branch."""
+    """Half of the step; ``glue`` is an operation between modules that followed its branch."""
     slots: tuple[int, ...]
     """Slots that it held."""
     step: int
@@ -35,11 +35,11 @@ class Timeline:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     title: str
-    """What ran, such as ``plain`` or ``colocated``."""
+    """Name of the run, such as ``plain`` or ``colocated``."""
     num_slots: int
     """Slots of the device."""
     spans: tuple[Span, ...]
-    """What ran."""
+    """All spans."""
 
     @property
     def overlap(self) -> float:

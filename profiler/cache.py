@@ -50,11 +50,10 @@ class ModuleRecord:
     schema_version: Literal[1] = 1
     """Version of this file's layout."""
     key: ModuleKey
-    """Which module."""
     memory: ModuleMemory | None = None
-    """What it keeps."""
+    """Bytes that it keeps."""
     points: tuple[MeasuredPoint, ...] = ()
-    """What was measured, each point once."""
+    """Measured points, each once."""
 
     def updated(self, newer: ModuleRecord) -> ModuleRecord:
         """Returns both records together; newer measurements take the place of older ones."""
@@ -67,7 +66,7 @@ class ModuleRecord:
         def rename(value: Any) -> Any:
             return None if value is None else dataclasses.replace(value, module=name)
 
-        points = (dataclasses.replace(one, samples=tuple(map(rename, one.samples))) for one in self.points)
+        points = (dataclasses.replace(point, samples=tuple(map(rename, point.samples))) for point in self.points)
         return dataclasses.replace(self, memory=rename(self.memory), points=tuple(points))
 
     def at(self, degree: int, quota: int) -> MeasuredPoint | None:
@@ -97,7 +96,6 @@ class PairRecord:
     schema_version: Literal[2] = 2
     """Version of this file's layout."""
     key: PairKey
-    """Which modules."""
     pairs: tuple[PairSample, ...] = ()
     """Each of the two beside the other."""
 

@@ -122,7 +122,7 @@ def _time_ms(work: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What the ranks that torchrun started measured of their links."""
+    """The links that the ranks of torchrun measured."""
 
     ring: Link
     """The same on every rank."""

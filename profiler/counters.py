@@ -32,7 +32,7 @@ _MAX_IN_BATCH = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """What a device did on average during a window; shares of the whole device, 0 to 1. None: that one has no value."""
+    """The average use of a device during a window, as shares of the whole device, 0 to 1; None without a value."""
 
     sm_util: float | None = None
     """Share of SMs that were busy."""
@@ -53,15 +53,15 @@ class Utilisation:
 
 
 class Window:
-    """Two samples around a load; ``found`` is there once the window is closed."""
+    """Two samples around a load; ``result`` is set once the window is closed."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self.found: Utilisation | None = None
+        self.result: Utilisation | None = None
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether the load may stop."""
+        """True if the load may stop."""
         return time.monotonic() >= self._end
 
 
@@ -108,7 +108,7 @@ class Counters:
     def window(self, seconds: float = MIN_SECONDS) -> Iterator[Window]:
         """Samples on entering and on leaving; the caller keeps the device busy until ``is_long_enough``.
 
-        ``found`` stays None where NVML fails at the end.
+        ``result`` stays None where NVML fails at the end.
 
         Raises:
             ValueError: The window is shorter than the counters can tell.
@@ -124,9 +124,9 @@ class Counters:
             yield window
             try:
                 self._nvml.nvmlGpmSampleGet(self._device, second)
-                window.found = self._compare(first, second)
+                window.result = self._compare(first, second)
             except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
-                window.found = None
+                window.result = None
 
     def close(self) -> None:
         """Releases NVML. Calling it again does nothing."""
@@ -238,7 +238,7 @@ def measure_utilisation(
     wait(running)
     total = device.num_slots * device.sms_per_slot + device.remainder_sms
     granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
-    return window.found.on_partition(granted, total) if window.found is not None else None
+    return window.result.on_partition(granted, total) if window.result is not None else None
 
 
 def _find_nvml() -> tuple[Any, str]:

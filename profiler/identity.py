@@ -41,7 +41,7 @@ class ModuleKey:
     inputs: str
     """See ``inputs_of``."""
     device: Device
-    """Where it runs; without its memory, which decides whether a module fits and not how long it takes."""
+    """Its device without memory, which decides whether a module fits and not how long it takes."""
     torch_version: str
     """Version of torch."""
     driver: str

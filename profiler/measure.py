@@ -144,7 +144,7 @@ class Retries:
 
     @property
     def note(self) -> str:
-        """What to write on the result; empty where others hardly used the CPU.
+        """The note for the result; empty where others hardly used the CPU.
 
         Raises:
             UnstableMeasurementError: They did, and the settings are strict.
@@ -166,7 +166,7 @@ class Retries:
             if share is None or share <= self._settings.foreign_share or len(tries) == _TRIES or took_s > self._seconds:
                 break
             self._seconds -= took_s
-        measured, taken = min(tries, key=lambda one: one[1].share or 0.0)
+        measured, taken = min(tries, key=lambda attempt: attempt[1].share or 0.0)
         self.taken += taken
         return measured, taken.share
 
@@ -184,15 +184,15 @@ class Attempt:
 @contextmanager
 def attempt() -> Iterator[Attempt]:
     """Keeps what the block raises as a reason and releases what it held; interrupts go on as errors."""
-    made = Attempt()
+    outcome = Attempt()
     is_memory = False
     try:
-        yield made
+        yield outcome
     except Exception as error:  # of any kind: the user's module raised it
         is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         kind = OUT_OF_MEMORY if is_memory else type(error).__name__
-        made.reason = f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind
+        outcome.reason = f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind
         if is_memory:  # whoever called this still holds the error, and it the tensors of the frames that it passed
             traceback.clear_frames(error.__traceback__)
     if is_memory:

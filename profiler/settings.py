@@ -61,10 +61,10 @@ class ProfileSettings:
     retry_seconds: float = 20.0
     """Time for measuring again, over the whole run; then the quietest try counts."""
     strict: bool = False
-    """Whether to raise where others took more than ``foreign_share``; otherwise the profile is marked. Times on a GPU
+    """Raises where others took more than ``foreign_share``; otherwise the profile is marked. Times on a GPU
     are those of its own events, and are marked at most."""
     pairs: bool = True
-    """Whether to measure modules side by side, two at a time."""
+    """Measures modules side by side, two at a time."""
     max_seconds: float | None = None
     """Time for all measurements; once it is over, what is left is left out (``Profile.left_out`` says what). Two quotas
     of each module, the largest and the smallest, are measured however long it takes: nothing is predicted outside of

@@ -193,10 +193,10 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     if isinstance(value, torch.Tensor):
         return function(value)
     if _is_dataclass(value):
-        made = copy.copy(value)
+        copied = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, map_tensors(function, getattr(value, field.name)))
-        return made
+            object.__setattr__(copied, field.name, map_tensors(function, getattr(value, field.name)))
+        return copied
     if type(value) in (list, tuple):
         return type(value)(map_tensors(function, item) for item in value)
     if type(value) is dict:

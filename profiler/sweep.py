@@ -281,7 +281,7 @@ class _Module:
         return self._sweep.lanes.lane(tuple(range(quota)))
 
     def _reusable(self, record: ModuleRecord, degree: int, quota: int) -> tuple[Sample, ...]:
-        """What is known of a point, if this run would have taken it. What failed is tried again: memory may be free."""
+        """Known samples of a point that this run would take. Failed points are tried again: memory may be free."""
         settings, counters, measured = self._sweep.settings, self._sweep.counters, record.at(degree, quota)
         limit = settings.foreign_share if self._sweep.backend.device.kind == "host" else 1.0
         if measured is None or (measured.foreign_cpu_share or 0.0) > limit:

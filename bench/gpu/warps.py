@@ -47,7 +47,7 @@ def _read(counters: Counters, bench: Bench, step: Step, labels: dict[str, str]) 
             step()
             bench.synchronize()
     for name in NAMES:
-        value = getattr(window.found, name, None)
+        value = getattr(window.result, name, None)
         if value is None:
             yield missing_figure(f"{name}_percent", "NVML gave no value at the end of the window", labels)
         else:

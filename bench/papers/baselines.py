@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from itertools import chain, permutations
+from itertools import accumulate, chain, permutations
 from types import MappingProxyType
 
 from mosaic.pipelining.baselines import (
@@ -28,7 +28,7 @@ from mosaic.pipelining.baselines import (
     one_f_one_b_of,
     orders_of,
 )
-from mosaic.pipelining.cuts import separate_by_time
+from mosaic.pipelining.cuts import in_a_loop, separated
 from mosaic.pipelining.partition import Partition, Request, backbone_of, sources_of
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
@@ -172,7 +172,26 @@ def _cut_for_optimus(request: Request) -> Partition:
     if unread := set(names[:-1]) - _ancestors(request, backbone):
         raise ValueError(f"{sorted(unread)[0]!r} does not feed {backbone!r}; Optimus orders what does")
     divides = len(request.microbatches) % request.num_ranks == 0
-    return separate_by_time(request, max_segments=None if divides else 1)
+    return separated(request, max_segments=None if divides else 1)
+
+
+def _cut_after_encoders(request: Request) -> Partition:
+    """Puts everything before the backbone into the first chunk, and divides the backbone evenly over the ranks.
+
+    Torchtitan does so: a vision encoder belongs to the first part of the model
+    (https://github.com/pytorch/torchtitan). Modules behind the backbone are in the last chunk.
+
+    Raises:
+        ValueError: The backbone has fewer layers than ranks.
+    """
+    names = [module.name for module in request.model.modules]
+    layers = [len(module.trains) for module in request.model.modules]
+    place, count = names.index(backbone_of(request.model)), request.num_ranks
+    if layers[place] < count:
+        raise ValueError(f"the backbone has {layers[place]} layers for {count} ranks; use fewer ranks")
+    sizes = [layers[place] // count + (rank < layers[place] % count) for rank in range(count)]
+    ends = accumulate([sum(layers[:place]) + sizes[0], *sizes[1:-1], sizes[-1] + sum(layers[place + 1 :])])
+    return in_a_loop(request, list(ends)) if count > 1 else in_a_loop(request, [sum(layers)])
 
 
 def _ancestors(request: Request, name: str) -> set[str]:
@@ -194,51 +213,51 @@ PAPER_BASELINES: Mapping[str, Baseline] = MappingProxyType(
             for baseline in (
                 Baseline(
                     name="zb-h1",
-                    phrase="1F1B with late backward for weights",
+                    description="1F1B with late backward for weights",
                     cut=cut_by("mixed-parameters", chunks_per_rank=1),
                     order=chain_of(zb_h1),
                     weights_apart=True,
                 ),
                 Baseline(
                     name="dualpipe-v",
-                    phrase="DeepSeek's V, without its overlap of two phases",
+                    description="DeepSeek's V, without its overlap of two phases",
                     cut=cut_by("mixed-v"),
                     order=chain_of(lambda num_ranks, count, _: dual_pipe_v(num_ranks, count)),
                     weights_apart=True,
                 ),
                 Baseline(
                     name="nnscaler*",
-                    phrase="the best mixed partition for a representative step, once and for all, by 1F1B",
+                    description="the best mixed partition for a representative step, once and for all, by 1F1B",
                     cut=cut_by("mixed-time", chunks_per_rank=1),
                     order=one_f_one_b,
                 ),
                 Baseline(
                     name="optimus-coarse",
-                    phrase="all encoders before the backbone",
+                    description="all encoders before the backbone",
                     cut=_cut_for_optimus,
                     order=encoders_before,
                 ),
                 Baseline(
                     name="dynapipe-order",
-                    phrase="microbatches of like times together, in the best order of such clusters, by 1F1B",
+                    description="microbatches of like times together, in the best order of such clusters, by 1F1B",
                     cut=cut_by("mixed-time", chunks_per_rank=1),
                     order=in_any_cluster_order,
                 ),
                 Baseline(
                     name="encoders-first",
-                    phrase="encoders in the first chunk, by 1F1B (torchtitan)",
-                    cut=cut_by("encoders-first", chunks_per_rank=1),
+                    description="encoders in the first chunk, by 1F1B (torchtitan)",
+                    cut=_cut_after_encoders,
                     order=one_f_one_b,
                 ),
                 Baseline(
                     name="cornstarch",
-                    phrase="modules on ranks of their own, by what trains, by 1F1B",
+                    description="modules on ranks of their own, by what trains, by 1F1B",
                     cut=cut_by("parallel", frozen_aware=True),
                     order=one_f_one_b,
                 ),
                 Baseline(
                     name="cornstarch-unaware",
-                    phrase="the same with backward taken as twice forward",
+                    description="the same with backward taken as twice forward",
                     cut=cut_by("parallel", frozen_aware=False),
                     order=one_f_one_b,
                 ),

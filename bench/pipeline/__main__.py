@@ -20,7 +20,7 @@ from bench.study_parts import PartedStudy, StudyPart
 
 QUICK = (
     StudyPart.alone("Fig. 12", 30, lambda: simulated.figure_12("vlm-s", (0,), (0.2, 0.5), 2)),
-    StudyPart.alone("speed", 30, lambda: speed.rollouts("vlm-s", 4)),
+    StudyPart.alone("speed", 30, lambda: speed.layer_tuning("vlm-s", 4, 0.5)),
     StudyPart.alone("Fig. 9a", 40, lambda: simulated.figure_9a(("vlm-s",), (0,), 1)),
 )
 FULL = (
@@ -35,8 +35,6 @@ FULL = (
         "speed",
         200,
         lambda: chain(
-            speed.rollouts("vlm-s", 8),
-            speed.rollouts("vlm-l", 40),
             speed.layer_tuning("vlm-s", 16, 0.5),
             speed.layer_tuning("vlm-m", 16, 0.5),
             speed.large_step("vlm-xl-16k", 64, 20),

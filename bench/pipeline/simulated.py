@@ -11,8 +11,9 @@ from mosaic.errors import InfeasibleError
 from mosaic.pipelining.baselines import one_f_one_b
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
-from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Timed, simulate
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
@@ -44,7 +45,7 @@ def figure_12(name: str, seeds: Sequence[int], seconds: Sequence[float], threads
     """The gap to the bound of PipeWeaver's search and of ours after so many seconds, without limits of memory."""
     job = Job(name=name, with_memory=False)
     partition = partition_by("separated", job.request)
-    graphs = [job.space.tasks(job.request, partition, job.step(seed)) for seed in seeds]
+    graphs = [task_graph(job.model, partition, job.step(seed), job.space) for seed in seeds]
     for method in ("tree", "shifts"):
         limits = OrderLimits(effort=max(seconds), threads=threads)
         found = [search_orders(graph, method=method, limits=limits) for graph in graphs]
@@ -84,9 +85,9 @@ def cornstarch_frozen(text: str) -> Iterator[Figure]:
         yield _ratio(f"Cornstarch {at}: {name}: unaware of what is frozen over aware, ratio", unaware, aware)
 
 
-def _by_1f1b(job: Job, partition: Partition, request: Request | None = None) -> int | None:
+def _by_1f1b(job: Job, partition: Partition) -> int | None:
     space = replace(job, with_memory=False).space
-    graph = space.tasks(request or job.request, partition, job.step(0), strategies="recompute")
+    graph = task_graph(job.model, partition, job.step(0), space, strategies="recompute")
     (orders,) = one_f_one_b(graph, partition)
     played = simulate(graph, orders)
     return played.makespan_ns if isinstance(played, Timed) else None

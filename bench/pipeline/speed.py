@@ -10,43 +10,24 @@ from functools import partial
 
 from bench.pipeline.steps import Job, options
 from bench.record import Figure, missing_figure
-from mosaic import _search
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.planner import pair_layers
-from mosaic.pipelining.tasks import rank_timelines, roll_out, simulate
+from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.tasks import roll_out, simulate
 from mosaic.pipelining.tuning import Candidates, RankPairs, pairs_of, tune
 
 
-def rollouts(name: str, num_microbatches: int) -> Iterator[Figure]:
-    """One roll-out of a model's step."""
-    job = Job(name=name, num_microbatches=num_microbatches, with_memory=False)
-    graph = job.space.tasks(job.request, partition_by("separated", job.request), job.step(0))
-    times_us = [1e6 * _search.time_rollouts(graph.compiled, 200) for _ in range(7)]
-    yield Figure(
-        name=f"roll-out of {name}, {num_microbatches} microbatches, us",
-        source="measured",
-        value=statistics.median(times_us),
-        samples=tuple(times_us),
-        labels={"tasks": str(len(graph.tasks))},
-    )
-
-
 def large_step(name: str, num_microbatches: int, seconds: float) -> Iterator[Figure]:
-    """A step of thousands of GPUs: emulated with its memory, and planned."""
+    """A step of thousands of GPUs: simulated, and planned."""
     began = time.perf_counter()
     job = Job(name=name, num_microbatches=num_microbatches)
     step = job.step(0)
     partition = partition_by("separated", job.request)
-    graph = job.space.tasks(job.request, partition, step, strategies="recompute")
-    rolled = roll_out(graph)
+    graph = task_graph(job.model, partition, step, job.space, strategies="recompute")
+    roll_out(graph)
     tasks = {"tasks": str(len(graph.tasks))}
-    if isinstance(rolled, tuple):
-        rank_timelines(graph, rolled[1].start_ns)
     took = time.perf_counter() - began
-    yield Figure(
-        name=f"{name}: step from nothing, simulated with its memory, s", source="measured", value=took, labels=tasks
-    )
+    yield Figure(name=f"{name}: step from nothing, simulated, s", source="measured", value=took, labels=tasks)
     began = time.perf_counter()
     try:
         job.plan(step, options(seconds))
@@ -61,7 +42,7 @@ def layer_tuning(name: str, num_microbatches: int, limit_share: float) -> Iterat
     """Choices for the pairs of a rank with a share of the memory that keeping everything takes; and the whole loop."""
     free = Job(name=name, num_microbatches=num_microbatches, with_memory=False)
     step, partition = free.step(0), partition_by("separated", free.request)
-    kept = free.space.tasks(free.request, partition, step)
+    kept = task_graph(free.model, partition, step, free.space)
     rolled = roll_out(kept)
     assert isinstance(rolled, tuple)
     orders, timed = rolled
@@ -69,10 +50,9 @@ def layer_tuning(name: str, num_microbatches: int, limit_share: float) -> Iterat
         round(base + limit_share * (peak - base)) for peak, base in zip(timed.peak_bytes, kept.base_bytes, strict=True)
     )
     graph = replace(kept, limit_bytes=limits)
-    layers, candidates = pair_layers(free.model, partition, step), Candidates()
-    pairs = pairs_of(graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+    pairs = pairs_of(graph, Candidates())
     own = RankPairs(graph, pairs, 0)
-    own.instants.append(own.snapshot(graph, timed.start_ns))
+    own.add_instants(graph, timed.start_ns)
     weights = dict.fromkeys((task for pair in pairs for task in (pair.forward, pair.backward)), 1.0)
     times_ms = []
     for _ in range(7):

@@ -13,11 +13,10 @@ from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
-from mosaic.pipelining.baselines import Contender, contend
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
+from mosaic.pipelining.planner import Contender, PlannedStep, PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace
 
 STEPS_FOR_PARTITION = 4

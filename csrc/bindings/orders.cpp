@@ -112,15 +112,6 @@ std::tuple<Orders, Replayed> roll_out(const Tasks& tasks, const std::vector<int>
             {makespan, rollout.starts(), peak_of(tasks, rollout.orders(), rollout.starts()), std::nullopt}};
 }
 
-double time_rollouts(const Tasks& tasks, int times) {
-    Rollout rollout(tasks);
-    const Groups groups(tasks);
-    const Ranking ranking{groups.natural, groups.natural, Admission::reserve, Lean::alternate};
-    const auto began = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; ++i) rollout.run(ranking);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / times;
-}
-
 }  // namespace
 
 void bind_orders(py::module_& module) {
@@ -159,14 +150,8 @@ void bind_orders(py::module_& module) {
                "Most in use on each rank where tasks run in these orders and start at these times.");
     module.def("roll_out", &roll_out, py::arg("tasks"), py::arg("ranking"), py::arg("is_gated"),
                py::call_guard<py::gil_scoped_release>(), "Rolls a ranking of groups out.");
-    module.def("time_rollouts", &time_rollouts, py::arg("tasks"), py::arg("times"),
-               py::call_guard<py::gil_scoped_release>(), "Returns the seconds of one roll-out.");
-    py::class_<Bounds>(module, "Bounds", "Times that no orders are below.")
-        .def_readonly("load_ns", &Bounds::load)
-        .def_readonly("way_ns", &Bounds::way)
-        .def_readonly("one_machine_ns", &Bounds::one_machine);
-    module.def("find_bounds", &find_bounds, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
-               "Returns times that no orders are below.");
+    module.def("lower_bound", &lower_bound, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
+               "Returns a time that no orders are below.");
     module.def(
         "find_orders",
         [](const Tasks& tasks, const std::string& method, double seconds, std::int64_t max_rollouts, int num_threads,

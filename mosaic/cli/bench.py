@@ -73,7 +73,7 @@ class Bench:
         console.print(question.table(result))
         files = question.write(result, self.output)
         console.print(f"wrote {' and '.join(map(str, files))}", highlight=False)
-        write_json(result, self.json)
+        write_json(result.content(), self.json)
 
 
 def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import getpass
 import importlib.metadata
 import importlib.util
@@ -13,13 +12,13 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from tyro.conf import arg
 
@@ -38,11 +37,8 @@ _REMEDY_BY_STATUS = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated under a running kernel module: reboot",
     "CUDA_ERROR_NOT_INITIALIZED": "run outside a process forked after CUDA was used",
 }
-_LOST = {
-    "base": "with this one devices cannot be described",
-    "slots": "with this one SMs cannot be split into slots",
-    "streams": "with this one slots cannot be given streams",
-}
+_LOST = {"base": "devices cannot be described", "slots": "SMs cannot be split into slots",
+         "streams": "slots cannot have streams"}  # fmt: skip
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "afs", "glusterfs", "beegfs")
 _EPHEMERAL = ("tmpfs", "ramfs", "overlay")
 _MIN_SHM_BYTES = 1 << 30
@@ -72,8 +68,8 @@ class Diagnosis:
 
     def write(self, target: Path | None) -> None:
         """Prints the diagnosis and writes it to the target of ``--json``."""
-        written = {**self.facts, "findings": [asdict(finding) for finding in self.findings]}
-        write_json(json.dumps(written, indent=2) + "\n", target)
+        facts = {**self.facts, "findings": [asdict(finding) for finding in self.findings]}
+        write_json(json.dumps(facts, indent=2) + "\n", target)
         if not takes_stdout(target):
             console = console_beside(target)
             console.soft_wrap = True  # the terminal wraps sentences
@@ -86,8 +82,8 @@ class Diagnosis:
         console.print("\n[bold]Findings and remedies[/bold]" if self.findings else "\nNothing to do.")
         for finding in self.findings:
             style = _STYLES[finding.severity]
-            _print_indented(f"[{style}]{finding.severity}[/{style}]: {escape(finding.description)}", 2, console)
-            _print_indented(f"-> {escape(finding.remedy)}", 4, console)
+            console.print(f"  [{style}]{finding.severity}[/{style}]: {escape(finding.description)}")
+            console.print(f"    -> {escape(finding.remedy)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +93,7 @@ class Doctor:
     Exits 0 even without a GPU. --model diagnoses a model instead: modules that can be placed, and those that cannot
     with their line of code and a remedy; exits 1 if the model cannot be colocated. --trace compares the ranks of a run
     and names the slow ones. --retrain checks this machine for unattended runs of a recipe: disk space, file system,
-    shared memory, logout, and the health of its GPUs.
+    shared memory, logout, and the memory of its GPUs.
     """
 
     model: OptionalModel = None
@@ -150,50 +146,163 @@ def examine_model(where: str) -> Diagnosis:
 
 def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     """Examines devices, driver and packages; a broken driver raises no error. Does not import torch."""
-    from mosaic.backends.cuda import driver as cuda
-
-    findings: list[Finding] = []
-    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "host": _host(environ, findings)}
-    facts["torch"], facts["packages"] = _torch(), _packages(findings)
-    try:
-        cuda.require_extension()
-        facts["extension_loads"] = True
-        facts |= _driver(findings)
-    except BackendUnavailableError as error:
-        remedy = "run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers"
-        findings.append(Finding("error", f"the extension mosaic._C does not load: {error.found}", remedy))
-        facts |= {"extension_loads": False, "driver": None, "devices": []}
-    facts["nvml"] = _nvml(facts, findings)
-    facts["probe"] = _probe(facts, findings)
-    findings += _settings(environ, facts)
+    machine = _Machine()
+    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "host": machine.host(environ)}
+    facts["torch"], facts["packages"] = _torch(), machine.packages()
+    facts |= machine.driver()
+    facts["nvml"], facts["probe"] = machine.nvml(facts), machine.probe(facts)
+    machine.settings(environ, facts)
     if facts["torch"] and not facts["torch"]["cuda"] and facts["devices"]:
         text = f"torch {facts['torch']['version']} is built without CUDA, but this machine has a GPU"
-        findings.append(Finding("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/"))
-    facts["cache"] = _cache(environ, findings)
+        machine.find("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/")
+    facts["cache"] = machine.cache(environ)
     facts["works"] = _works(facts)
     works = "\n[bold]What works on this machine[/bold]\n" + "\n".join(f"  - {escape(line)}" for line in facts["works"])
     devices = _device_table(facts["devices"]) if facts["devices"] else "[bold]No NVIDIA GPU can be used here.[/bold]"
-    return Diagnosis(facts, _sorted(findings), (_overview(facts), devices, works))
+    return Diagnosis(facts, _sorted(machine.findings), (_overview(facts), devices, works))
 
 
-def _host(environ: Mapping[str, str], findings: list[Finding]) -> dict[str, Any]:
-    installed = os.cpu_count() or 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
-    policy = environ.get("OMP_WAIT_POLICY")
-    if cores == 1:
-        text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
-        findings.append(Finding("note", text, "give the process more cores (taskset, the container's cpuset)"))
-    if (policy or "").upper() != "PASSIVE":
-        text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
-        remedy = "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts"
-        findings.append(Finding("note", text, remedy))
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "num_cores": cores,
-        "num_cores_installed": installed,
-        "omp_wait_policy": policy,
-    }
+class _Machine:
+    """Examinations of one machine; each returns facts, and adds to the findings."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def find(self, severity: Severity, description: str, remedy: str) -> None:
+        self.findings.append(Finding(severity, description, remedy))
+
+    def host(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        installed = os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
+        policy = environ.get("OMP_WAIT_POLICY")
+        if cores == 1:
+            text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
+            self.find("note", text, "give the process more cores (taskset, the container's cpuset)")
+        if (policy or "").upper() != "PASSIVE":
+            text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
+            self.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
+        return {
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "num_cores": cores,
+            "num_cores_installed": installed,
+            "omp_wait_policy": policy,
+        }
+
+    def packages(self) -> dict[str, str | None]:
+        versions = {name: _version(name) for name in _PACKAGES}
+        for name in (name for name, version in versions.items() if version is None):
+            if extra := _PACKAGES[name]:
+                remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
+                self.find("note", f"the package {name} is not installed (extra `{extra}`)", remedy)
+            else:
+                self.find("error", f"the package {name} is missing, and Mosaic needs it", f"pip install {name}")
+        return versions
+
+    def driver(self) -> dict[str, Any]:
+        """Returns the facts ``extension_loads``, ``driver`` and ``devices``."""
+        from mosaic.backends.cuda import driver as cuda
+
+        facts: dict[str, Any] = {"extension_loads": False, "driver": None, "devices": []}
+        try:
+            cuda.require_extension()
+        except BackendUnavailableError as error:
+            remedy = "run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers"
+            self.find("error", f"the extension mosaic._C does not load: {error.found}", remedy)
+            return facts
+        facts["extension_loads"] = True
+        try:
+            driver = cuda.describe_driver()
+            facts["driver"] = asdict(driver)
+            lost = cuda.lost_uses(driver)
+            for use in lost:
+                missing = ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use == use)
+                text = f"the driver (CUDA {driver.version}) lacks {missing}"
+                remedy = f"install a driver of CUDA 12.5 or newer: with this one {_LOST[use]}"
+                self.find("error", text, remedy)
+            if "base" not in lost:
+                for device in cuda.describe_devices():
+                    facts["devices"].append({**asdict(device), **self._slots(device.ordinal, lost)})
+        except BackendUnavailableError as error:
+            remedy = "nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start "
+            remedy += "the container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
+            self.find("note", str(error), remedy)
+        except CudaError as error:
+            remedy = _REMEDY_BY_STATUS.get(error.status, "see whether `nvidia-smi` works, then `dmesg`; reboot")
+            self.find("error", str(error), remedy)
+        return facts
+
+    def _slots(self, ordinal: int, lost: Sequence[str]) -> dict[str, Any]:
+        from mosaic.backends.cuda import driver as cuda
+
+        slots: dict[str, Any] = {"slots": None, "fine_slots": None}
+        if "slots" not in lost:
+            try:
+                for name, fine in (("slots", False), ("fine_slots", True)):
+                    slots[name] = asdict(cuda.describe_slots(ordinal, fine=fine))
+            except (BackendUnavailableError, CudaError) as error:
+                remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
+                self.find("error", f"device {ordinal} cannot be split into slots: {error}", remedy)
+        return slots
+
+    def nvml(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        from mosaic.backends.cuda.environment import describe_nvml
+
+        try:
+            nvml = describe_nvml()
+        except BackendUnavailableError as error:
+            text = f"NVML does not respond: {error.found}"
+            if facts["driver"] is None:
+                self.find("note", text, "nothing, if this machine has no NVIDIA GPU")
+            else:
+                self.find("warning", text, f"without it utilisation cannot be measured; it needs {error.needed}")
+            return None
+        if facts["driver"] is not None and nvml.num_devices != len(facts["devices"]):
+            text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
+            self.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")
+        return asdict(nvml)
+
+    def probe(self, facts: Mapping[str, Any]) -> str | None:
+        """Returns the version of the NVRTC that compiles the SM probe."""
+        from mosaic.backends.cuda.probe import nvrtc_version
+
+        try:
+            return nvrtc_version()
+        except BackendUnavailableError as error:
+            if facts["devices"]:
+                text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
+                self.find("warning", text, f"install {error.needed}")
+            return None
+
+    def settings(self, environ: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+        """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
+        from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
+
+        where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
+        for device in facts["devices"]:
+            nvml = ask_nvml(device["uuid"])
+            if not nvml.problem:  # otherwise there is a finding about NVML already
+                where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
+        for prefix, surroundings in where.items():
+            for finding in find_in(surroundings):
+                self.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
+        order = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+        if len(facts["devices"]) > 1 and order != "1":
+            self.find(
+                "note" if order is None else "warning",
+                f"NCCL_LAUNCH_ORDER_IMPLICIT is {order or 'not set'}: several ranks need 1; NCCL reads it once in a "
+                "process, at the first collective",
+                "`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group",
+            )
+
+    def cache(self, environ: Mapping[str, str]) -> dict[str, Any] | None:
+        try:
+            folder = default_cache_folder(environ)
+        except RuntimeError as error:
+            remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
+            self.find("note", f"measurements are not kept from run to run: {error}", remedy)
+            return None
+        return {"folder": str(folder), **asdict(folder_use(folder))}
 
 
 def _version(distribution: str) -> str | None:
@@ -210,123 +319,8 @@ def _torch() -> dict[str, str | None] | None:
     # torch's CUDA version is in this file; importing torch would take a second.
     file = Path(spec.origin).with_name("version.py")
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    built_with = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return {"version": version, "cuda": built_with[1] if built_with else None}
-
-
-def _packages(findings: list[Finding]) -> dict[str, str | None]:
-    versions = {name: _version(name) for name in _PACKAGES}
-    for name in (name for name, version in versions.items() if version is None):
-        if extra := _PACKAGES[name]:
-            remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
-            findings.append(Finding("note", f"the package {name} is not installed (extra `{extra}`)", remedy))
-        else:
-            text = f"the package {name} is not installed, though Mosaic needs it"
-            findings.append(Finding("error", text, f"pip install {name}"))
-    return versions
-
-
-def _driver(findings: list[Finding]) -> dict[str, Any]:
-    """Returns the facts ``driver`` and ``devices``."""
-    from mosaic.backends.cuda import driver as cuda
-
-    driver, devices = None, []
-    try:
-        driver = cuda.describe_driver()
-        lost = cuda.lost_uses(driver)
-        for use in lost:
-            missing = ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use == use)
-            text = f"the driver (CUDA {driver.version}) lacks {missing}"
-            findings.append(Finding("error", text, f"install a driver of CUDA 12.5 or newer: {_LOST[use]}"))
-        if "base" not in lost:
-            for device in cuda.describe_devices():
-                devices.append({**asdict(device), **_slots(device.ordinal, lost, findings)})
-    except BackendUnavailableError as error:
-        remedy = "nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start the "
-        remedy += "container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
-        findings.append(Finding("note", str(error), remedy))
-    except CudaError as error:
-        remedy = _REMEDY_BY_STATUS.get(error.status, "see whether `nvidia-smi` works, then `dmesg`; reboot")
-        findings.append(Finding("error", str(error), remedy))
-    return {"driver": None if driver is None else asdict(driver), "devices": devices}
-
-
-def _slots(ordinal: int, lost: Sequence[str], findings: list[Finding]) -> dict[str, Any]:
-    from mosaic.backends.cuda import driver as cuda
-
-    slots: dict[str, Any] = {"slots": None, "fine_slots": None}
-    if "slots" not in lost:
-        try:
-            for name, fine in (("slots", False), ("fine_slots", True)):
-                slots[name] = asdict(cuda.describe_slots(ordinal, fine=fine))
-        except (BackendUnavailableError, CudaError) as error:
-            remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
-            findings.append(Finding("error", f"device {ordinal} cannot be split into slots: {error}", remedy))
-    return slots
-
-
-def _nvml(facts: Mapping[str, Any], findings: list[Finding]) -> dict[str, Any] | None:
-    from mosaic.backends.cuda.environment import describe_nvml
-
-    try:
-        nvml = describe_nvml()
-    except BackendUnavailableError as error:
-        text = f"NVML does not respond: {error.found}"
-        if facts["driver"] is None:
-            findings.append(Finding("note", text, "nothing, if this machine has no NVIDIA GPU"))
-        else:
-            remedy = f"without it utilisation cannot be measured; it needs {error.needed}"
-            findings.append(Finding("warning", text, remedy))
-        return None
-    if facts["driver"] is not None and nvml.num_devices != len(facts["devices"]):
-        text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
-        findings.append(Finding("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended"))
-    return asdict(nvml)
-
-
-def _probe(facts: Mapping[str, Any], findings: list[Finding]) -> str | None:
-    """Returns the version of the NVRTC that compiles the SM probe."""
-    from mosaic.backends.cuda.probe import nvrtc_version
-
-    try:
-        return nvrtc_version()
-    except BackendUnavailableError as error:
-        if facts["devices"]:
-            text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
-            findings.append(Finding("warning", text, f"install {error.needed}"))
-        return None
-
-
-def _settings(environ: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields settings and other users that defeat partitions; the number of streams is not known yet."""
-    from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
-
-    where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
-    for device in facts["devices"]:
-        nvml = ask_nvml(device["uuid"])
-        if not nvml.problem:  # otherwise there is a finding about NVML already
-            where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
-    for prefix, surroundings in where.items():
-        for finding in find_in(surroundings):
-            yield Finding("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
-    order = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
-    if len(facts["devices"]) > 1 and order != "1":
-        yield Finding(
-            "note" if order is None else "warning",
-            f"NCCL_LAUNCH_ORDER_IMPLICIT is {order or 'not set'}: several ranks need 1; NCCL reads it once in a "
-            "process, at the first collective",
-            "`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group",
-        )
-
-
-def _cache(environ: Mapping[str, str], findings: list[Finding]) -> dict[str, Any] | None:
-    try:
-        folder = default_cache_folder(environ)
-    except RuntimeError as error:
-        remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
-        findings.append(Finding("note", f"measurements are not kept from run to run: {error}", remedy))
-        return None
-    return {"folder": str(folder), **asdict(folder_use(folder))}
+    cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return {"version": version, "cuda": cuda[1] if cuda else None}
 
 
 def _works(facts: Mapping[str, Any]) -> list[str]:
@@ -346,20 +340,25 @@ def _works(facts: Mapping[str, Any]) -> list[str]:
 
 def _overview(facts: Mapping[str, Any]) -> Table:
     host, torch, driver, nvml, cache = (facts[name] for name in ("host", "torch", "driver", "nvml", "cache"))
+    cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
+    rows = {
+        "machine": f"{host['platform']}, Python {host['python']}",
+        "CPU cores": f"{host['num_cores']} available of {host['num_cores_installed']}",
+        "OMP_WAIT_POLICY": host["omp_wait_policy"] or "not set",
+        "torch": f"{torch['version']}, built {cuda}" if torch else "not installed",
+        "extension": f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}",
+        "driver": f"CUDA {driver['version']}" if driver else "none",
+        "NVML": f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none",
+        "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
+        "profile cache": escape(f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)")
+        if cache
+        else "none",
+    }
     table = Table(title=f"Mosaic {facts['mosaic']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("machine", f"{host['platform']}, Python {host['python']}")
-    table.add_row("CPU cores", f"{host['num_cores']} available of {host['num_cores_installed']}")
-    table.add_row("OMP_WAIT_POLICY", host["omp_wait_policy"] or "not set")
-    built = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
-    table.add_row("torch", f"{torch['version']}, built {built}" if torch else "not installed")
-    table.add_row("extension", f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}")
-    table.add_row("driver", f"CUDA {driver['version']}" if driver else "none")
-    table.add_row("NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none")
-    table.add_row("SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled")
-    use = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
-    table.add_row("profile cache", escape(use))
+    for name, text in rows.items():
+        table.add_row(name, text)
     return table
 
 
@@ -389,14 +388,13 @@ def examine_node(folder: Path, *, root: Path = Path("/")) -> Diagnosis:
         root: Root of the machine's files.
     """
     folder = folder.resolve()
-    findings = [*_disk(folder), *_file_system(folder, root), *_services(root), *_gpus()]
+    findings = [*_disk(folder), *_file_system(folder, root), *_logout(root), *_gpu_memory()]
     title = f"[bold]Unattended runs in {escape(str(folder))}[/bold]"
     return Diagnosis({"folder": str(folder)}, _sorted(findings), (title,))
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    exists = next(path for path in (folder, *folder.parents) if path.exists())
-    free_bytes = shutil.disk_usage(exists).free
+    free_bytes = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     try:
         keep = int(tomllib.loads(_text(folder / "retrain.toml"))["budget"]["keep"])
     except (KeyError, TypeError, ValueError):  # none, or wrong, which `mosaic retrain check` reports
@@ -405,18 +403,16 @@ def _disk(folder: Path) -> Iterator[Finding]:
         sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
         for checkpoint in folder.glob("days/*/checkpoints/*")
     ]
+    largest = max(checkpoints, default=0)
     if not checkpoints:
         remedy = f"leave room for {keep + 2} checkpoints (three times the model, with AdamW) and the export"
-        text = f"{_gib(free_bytes)} are free; the first run shows how large a checkpoint is"
-        yield Finding("note", text, remedy)
-    elif free_bytes < (needed := (keep + 2) * max(checkpoints)):
-        text = (
-            f"{_gib(free_bytes)} are free, and {keep + 2} checkpoints of {_gib(max(checkpoints))} need {_gib(needed)}"
-        )
+        yield Finding("note", f"{_size(free_bytes)} are free; the first run shows how large a checkpoint is", remedy)
+    elif free_bytes < (needed := (keep + 2) * largest):
+        text = f"{_size(free_bytes)} are free, and {keep + 2} checkpoints of {_size(largest)} need {_size(needed)}"
         yield Finding("error", text, "delete old days' checkpoints and old versions, or lower budget.keep")
 
 
-def _gib(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
@@ -434,11 +430,16 @@ def _file_system(folder: Path, root: Path) -> Iterator[Finding]:
         yield Finding("warning", text, "move it to a disk that stays, such as a mounted volume")
     shm = root / "dev/shm"
     if shm.is_dir() and (size := shutil.disk_usage(shm).total) < _MIN_SHM_BYTES:
-        text = f"/dev/shm has {_gib(size)}, through which loader workers pass their batches"
-        remedy = (
-            "give the container more (docker: --shm-size=8g; Kubernetes: an emptyDir in memory), or set workers = 0"
-        )
-        yield Finding("warning", text, remedy)
+        remedy = "give the container more (docker: --shm-size=8g; Kubernetes: emptyDir in memory), or set workers = 0"
+        yield Finding("warning", f"/dev/shm has {_size(size)}, through which loader workers pass batches", remedy)
+
+
+def _logout(root: Path) -> Iterator[Finding]:
+    user = getpass.getuser()
+    has_systemd, linger = (root / "run/systemd/system").is_dir(), root / "var/lib/systemd/linger" / user
+    if has_systemd and user != "root" and not linger.exists():
+        remedy = f"with user units: loginctl enable-linger {user}; system units need nothing"
+        yield Finding("note", f"units of the user {user} end when {user} logs out", remedy)
 
 
 def _text(path: Path) -> str:
@@ -448,29 +449,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _services(root: Path) -> Iterator[Finding]:
-    user = getpass.getuser()
-    if not (root / "run/systemd/system").is_dir():
-        remedy = "start runs by Slurm, Kubernetes or cron: examples/retrain in the repository has a file for each"
-        yield Finding("note", "systemd does not run this machine", remedy)
-    elif user != "root" and not (root / "var/lib/systemd/linger" / user).exists():
-        remedy = f"with user units: loginctl enable-linger {user}; system units need nothing"
-        yield Finding("note", f"units of the user {user} end when {user} logs out", remedy)
-    if _clock_is_synchronized() is False:
-        text = "the clock is not synchronized: days may get the wrong names, and windows the wrong times"
-        yield Finding("warning", text, "install and start chrony or systemd-timesyncd")
-
-
-def _clock_is_synchronized() -> bool | None:
-    try:
-        state = int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))  # modes 0: it only reads
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != 5  # TIME_ERROR
-
-
-def _gpus() -> Iterator[Finding]:
-    """Yields persistence and memory errors of each GPU from NVML; nothing if NVML does not respond."""
+def _gpu_memory() -> Iterator[Finding]:
+    """Yields memory errors of each GPU from NVML; nothing if NVML does not respond."""
     try:
         import pynvml
 
@@ -479,41 +459,16 @@ def _gpus() -> Iterator[Finding]:
         return
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
-            yield from _gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index), f"GPU {index}: ")
+            with suppress(pynvml.NVMLError):  # unsupported by this GPU, or not permitted
+                # Corrected and uncorrected rows; a row waits for a reset; a row could not be replaced.
+                if any(pynvml.nvmlDeviceGetRemappedRows(pynvml.nvmlDeviceGetHandleByIndex(index))[2:]):
+                    remedy = "`nvidia-smi -r` when no process uses it, or restart; exchange it if that does not help"
+                    yield Finding("error", f"GPU {index}: rows of its memory failed and wait to be replaced", remedy)
     except pynvml.NVMLError:
         return
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(pynvml: Any, gpu: Any, prefix: str) -> Iterator[Finding]:
-    def query(function: str, *arguments: Any) -> Any:
-        try:
-            return getattr(pynvml, function)(gpu, *arguments)
-        except pynvml.NVMLError:  # unsupported by this GPU, or not permitted
-            return None
-
-    if query("nvmlDeviceGetPersistenceMode") == 0:
-        text = f"{prefix}persistence mode is off, so each run loads the driver anew"
-        yield Finding("note", text, "enable nvidia-persistenced, or `nvidia-smi -pm 1` at each boot")
-    if (ecc := query("nvmlDeviceGetEccMode")) is not None and not ecc[0]:
-        text = f"{prefix}error correction of its memory is off; a flipped bit may corrupt weights unseen"
-        yield Finding("note", text, "`nvidia-smi -e 1` and a restart, if it was not turned off on purpose")
-    # Corrected and uncorrected rows; a row waits for a reset; a row could not be replaced.
-    if any((query("nvmlDeviceGetRemappedRows") or ())[2:]):
-        remedy = "`nvidia-smi -r` when no process uses it, or restart; exchange it if that does not help"
-        yield Finding("error", f"{prefix}rows of its memory failed and wait to be replaced", remedy)
-    elif errors := query(
-        "nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
-    ):
-        text = f"{prefix}its memory had {errors} errors that could not be corrected"
-        yield Finding("warning", text, "see `nvidia-smi -q -d ECC,ROW_REMAPPER`; exchange it if they grow")
-
-
 def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: tuple(_STYLES).index(finding.severity)))
-
-
-def _print_indented(text: str, columns: int, console: Console) -> None:
-    # A console that leaves wrapping to the terminal keeps a line whole; padding would break it.
-    console.print(" " * columns + text if console.soft_wrap else Padding(text, (0, 0, 0, columns)))

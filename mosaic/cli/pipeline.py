@@ -15,12 +15,11 @@ from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipelining.baselines import contend
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns
@@ -113,7 +112,7 @@ class PipelineCommand:
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
         for contender in contenders:
-            simulated_ms = contender.run.timed.makespan_ns / 1e6 if contender.run is not None else None
+            simulated_ms = contender.plan.makespan_ns / 1e6 if contender.plan is not None else None
             rows.append({"schedule": contender.name, "simulated_ms": simulated_ms, "reason": contender.reason})
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
@@ -130,9 +129,9 @@ class PipelineCommand:
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(contender.name, contender.run) for contender in contenders if contender.run is not None]
+            others = [(contender.name, contender.plan) for contender in contenders if contender.plan is not None]
             if others:
-                name, best = min(others, key=lambda pair: pair[1].timed.makespan_ns)
+                name, best = min(others, key=lambda pair: pair[1].makespan_ns)
                 runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
             draw_pipelines(runs, self.picture)
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mosaic.artifact import load
 from mosaic.cli.options import Json, Method, Model, Strict, console_beside, write_json
@@ -76,13 +75,17 @@ class Run:
         rows = {}
         for method in methods:
             with Progress() as progress:
-                measured = run_in_turn(self, method, fixed, settings, progress)
+                rows[method] = row = run_in_turn(self, method, fixed, settings, progress)
             if self.compare:
                 console.print(f"planned by {method}:", highlight=False)
-            console.print(measured.description, highlight=False)
-            for name, value in measured.figures().items():
-                console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
-            rows[method] = dataclasses.asdict(measured)
+            console.print(row["description"], highlight=False)
+            for name in ("active", "step_ms_plain", "plain_waiting", "step_ms_colocated", "speedup", "overlap"):
+                value = row[name]
+                text = f"{value:.3f}" if isinstance(value, float) else str(value)
+                if name == "speedup":
+                    text = "none: the model runs as it was" if value is None else text
+                    text += f" ({row['note']})" if row["note"] else ""
+                console.print(f"{name} {text}", highlight=False)
         write_json(json.dumps(rows if self.compare else rows[methods[0]], indent=2) + "\n", self.json)
 
     def _run_on_ranks(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
@@ -105,44 +108,10 @@ class Run:
             write_json(measured, self.json)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredInTurn:
-    """Measurements of both loops."""
-
-    description: str
-    """Description of the plan."""
-    active: bool
-    """True if modules ran on lanes."""
-    step_ms_plain: float
-    """Median step of the plain loop at its best: its own process, all cores, the faster way of waiting."""
-    plain_waiting: str
-    """Way of waiting of that loop's threads."""
-    step_ms_colocated: float
-    """Median step of the colocated loop."""
-    speedup: float | None
-    """Plain over colocated; None if nothing was colocated, because both are then the plain loop."""
-    overlap: float
-    """Share of lane time with another lane busy."""
-    metrics: dict[str, float]
-    """Measured medians by module and phase."""
-    foreign_cpu_share: float | None
-    """Share of the CPU time of other processes during timed steps; None if unknown."""
-    note: str
-    """Note about other processes on the CPU; empty if they hardly used it."""
-
-    def figures(self) -> dict[str, float | bool | str]:
-        """Returns the lines to print."""
-        speedup: float | str = "none: the model runs as it was" if self.speedup is None else self.speedup
-        if self.note:
-            speedup = f"{speedup if isinstance(speedup, str) else format(speedup, '.3f')} ({self.note})"
-        names = ("active", "step_ms_plain", "plain_waiting", "step_ms_colocated")
-        return {**{name: getattr(self, name) for name in names}, "speedup": speedup, "overlap": self.overlap}
-
-
 def run_in_turn(
     command: Run, method: str, plan: Plan | None, settings: ProfileSettings, progress: Progress
-) -> MeasuredInTurn:
-    """Takes training steps of both loops, in rounds, and returns the measurements.
+) -> dict[str, Any]:
+    """Takes training steps of both loops, in rounds, and returns the measurements as plain data.
 
     Without a plan Mosaic first solves for one and tries it, as in a user's loop; those steps are not timed. The plain
     loop runs in processes of its own with both ways of waiting, and the faster counts. A round is repeated while other
@@ -166,28 +135,25 @@ def run_in_turn(
     )
     loop = Loop(workload)
     _decide(handle, loop, progress)
-    per_round = max(1, round(command.steps / _ROUNDS))
     retries = Retries(settings, handle.plan.device)
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(Child("mosaic.cli.workload:plain_loop", command.model, passive=passive))
-            for passive in (False, True)
-        ]
+        plain_loop = partial(Child, "mosaic.cli.workload:plain_loop", command.model)
+        runs = {name: stack.enter_context(plain_loop(passive=name == WAITING[1])).call for name in WAITING}
 
-        def one_round(steps: int) -> list[list[float]]:
-            runs = {name: partial(child.call, "steps", steps) for name, child in zip(WAITING, children, strict=True)}
-            turns = take_turns({**runs, "colocated": partial(loop.steps, steps)}, 1)
-            return [list(chain(*rounds)) for rounds in turns.values()]
+        def run_round(steps: int) -> dict[str, list[list[float]]]:
+            plain = {name: partial(call, "steps", steps) for name, call in runs.items()}
+            return take_turns({**plain, "colocated": partial(loop.steps, steps)}, 1)
 
-        one_round(_WARM_STEPS)
-        rounds = []
+        run_round(_WARM_STEPS)
+        times_ms: dict[str, list[float]] = {name: [] for name in (*WAITING, "colocated")}
         for _ in range(_ROUNDS):
-            rounds.append(retries.quietest(lambda: one_round(per_round))[0])
+            turns = retries.quietest(lambda: run_round(max(1, round(command.steps / _ROUNDS))))[0]
+            for name, visits in turns.items():
+                times_ms[name] += chain(*visits)
             progress.advance()
-    *plain, colocated = (list(chain(*samples)) for samples in zip(*rounds, strict=True))
-    faster = faster_of(plain)
-    metrics = handle.metrics()
+    waiting = WAITING[faster_of([times_ms[name] for name in WAITING])]
+    plain_ms, colocated_ms = statistics.median(times_ms[waiting]), statistics.median(times_ms["colocated"])
     if command.output is not None:
         from mosaic.report.timeline import draw_timelines
         from mosaic.report.trace import write_trace
@@ -195,21 +161,21 @@ def run_in_turn(
         timeline = handle.timeline()
         draw_timelines([timeline], command.output / "timeline.png", plan=handle.plan, subtitle=retries.note)
         write_trace([timeline], command.output / "trace.json")
-    plain_ms, colocated_ms = statistics.median(plain[faster]), statistics.median(colocated)
-    measured = MeasuredInTurn(
-        description=handle.describe(),
-        active=handle.active,
-        step_ms_plain=plain_ms,
-        plain_waiting=WAITING[faster],
-        step_ms_colocated=colocated_ms,
-        speedup=plain_ms / colocated_ms if handle.active else None,
-        overlap=metrics["overlap"],
-        metrics=metrics,
-        foreign_cpu_share=retries.taken.share,
-        note=retries.note,
-    )
+    metrics = handle.metrics()
+    row = {
+        "description": handle.describe(),
+        "active": handle.active,  # modules ran on lanes
+        "step_ms_plain": plain_ms,  # at its best: its own process, all cores, the faster way of waiting
+        "plain_waiting": waiting,
+        "step_ms_colocated": colocated_ms,
+        "speedup": plain_ms / colocated_ms if handle.active else None,  # otherwise both are the plain loop
+        "overlap": metrics["overlap"],
+        "metrics": metrics,
+        "foreign_cpu_share": retries.taken.share,
+        "note": retries.note,
+    }
     handle.remove()
-    return measured
+    return row
 
 
 def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
@@ -233,10 +199,8 @@ def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
     from mosaic.profile import note_of_others
     from mosaic.report.table import make_table
 
-    rows, lines = (
-        [],
-        ["medians; a step ends with its slowest rank; held: parameters, gradients, optimizer, most on a rank"],
-    )
+    rows = []
+    lines = ["medians; a step ends with its slowest rank; held: parameters, gradients, optimizer, most on a rank"]
     for row in measured:
         if row.plan is None:
             rows.append([row.method, *["-"] * 6])

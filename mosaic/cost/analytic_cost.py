@@ -19,7 +19,7 @@ ASSUMED_CONTENTION = (
     "assumed: a neighbour costs a module the geometric mean of its cost if only traffic that meets waited and its cost "
     "if all of the module waited while the neighbour draws, by counted bandwidths"
 )
-"""What is taken for neighbours where nothing was measured."""
+"""Note on the interference that is assumed without measurements."""
 
 
 class AnalyticCost(TimedBeside):

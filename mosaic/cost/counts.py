@@ -116,7 +116,7 @@ class MemoryCounts:
 
     @property
     def resident_bytes(self) -> int:
-        """What stays from step to step."""
+        """Bytes that stay from step to step."""
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
@@ -155,8 +155,8 @@ class ModuleCounts:
 def main_dtype(counts: Iterable[ModuleCounts]) -> str:
     """Returns the dtype of most of the operations of products and attention; ``none`` where there are none."""
     flops: Counter[str] = Counter()
-    for one in counts:
-        for operator in (*one.forward.operators, *one.backward.operators):
+    for module in counts:
+        for operator in (*module.forward.operators, *module.backward.operators):
             if operator.kind in (OperatorKind.MATMUL, OperatorKind.ATTENTION, OperatorKind.CONV):
                 flops[operator.dtype] += operator.flops * operator.calls
     return max(flops, key=lambda dtype: flops[dtype], default="none")
@@ -166,6 +166,6 @@ def merge_equal(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """Returns operators with equal ones put together, in the order of their first call."""
     calls: dict[Operator, int] = {}
     for operator in operators:
-        one = dataclasses.replace(operator, calls=1)
-        calls[one] = calls.get(one, 0) + operator.calls
+        single = dataclasses.replace(operator, calls=1)
+        calls[single] = calls.get(single, 0) + operator.calls
     return tuple(dataclasses.replace(operator, calls=count) for operator, count in calls.items())

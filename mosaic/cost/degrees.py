@@ -23,12 +23,12 @@ def degrees_to_measure(num_devices: int) -> tuple[int, ...]:
 
 def degrees_between(known: Sequence[int]) -> tuple[int, ...]:
     """Returns the degrees to offer where some are known, rising: these, and others between them."""
-    found = set(known)
+    offered = set(known)
     degree = min(known)
     while degree < max(known):
-        found.add(degree)
+        offered.add(degree)
         degree += 1 if degree < _ALL_UP_TO else (1 << degree.bit_length() - 1) // 4
-    return tuple(sorted(found))
+    return tuple(sorted(offered))
 
 
 def neighbours(known: Sequence[int], degree: int) -> tuple[int, int]:

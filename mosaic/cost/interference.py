@@ -49,7 +49,7 @@ class Interference(Protocol):
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether the extras of single neighbours add up, so that solvers can state them linearly."""
+        """True if the extras of single neighbours add up, so that solvers can state them linearly."""
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         """Returns the time that neighbours add to one phase of a module on one device, in milliseconds.
@@ -116,7 +116,7 @@ class MeasuredInterference:
 
     @property
     def is_zero(self) -> bool:
-        """Whether no measured pair slowed anything down."""
+        """True if no measured pair slowed anything down."""
         return all(share == 0 for points in self._measured.values() for _, _, share in points)
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
@@ -193,7 +193,7 @@ class PairwiseInterference:
 
     @property
     def is_zero(self) -> bool:
-        """Whether no set of modules disturbs each other."""
+        """True if no set of modules disturbs each other."""
         return all(c.extra_share(1.0, 63.0) == 0 for c in self.coefficients.values())
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
@@ -263,7 +263,7 @@ class Eq8Interference:
 
     @property
     def is_zero(self) -> bool:
-        """Whether no set of modules disturbs each other: checked at shares of 1, where Eq. 8 is greatest."""
+        """True if no set of modules disturbs each other, checked at shares of 1, where Eq. 8 is greatest."""
         return all(c.as_written_ms((1.0,) * n) <= 0 for c in self.coefficients.values() for n in (2, 64))
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
@@ -313,9 +313,9 @@ def make_interference(
         raise ValueError(unknown("form of interference", name, FORMS))
     takes = _TAKES.get(name, ())
     if bool(coefficients) != bool(takes) or not all(isinstance(value, takes) for value in coefficients.values()):
-        given = ", ".join(sorted({type(value).__name__ for value in coefficients.values()})) or "none"
+        types = ", ".join(sorted({type(value).__name__ for value in coefficients.values()})) or "none"
         needed = takes[0].__name__ if takes else "no"
-        raise ValueError(f"interference={name!r} takes {needed} coefficients, not {given}")
+        raise ValueError(f"interference={name!r} takes {needed} coefficients, not {types}")
     return FORMS[name](pairs, coefficients, bandwidths)
 
 

@@ -143,9 +143,9 @@ class CostModel(TimedBeside):
         What stays resident, the optimizer's state with it, what libraries keep for its lane, the kept activations of
         its share of the batch, and the larger of both phases' peaks above that. 0 where nothing was measured.
         """
-        kept = self._memory.get(module)
-        resident = self._resident(module, kept) if kept else 0
-        activations = -(-kept.activation_bytes // degree) if kept else 0
+        memory = self._memory.get(module)
+        resident = self._resident(module, memory) if memory else 0
+        activations = -(-memory.activation_bytes // degree) if memory else 0
         # A forward's peak already holds the activations that it leaves behind.
         forward = max(activations, self._peak(module, Phase.FORWARD, degree))
         return resident + max(forward, activations + self._peak(module, Phase.BACKWARD, degree))
@@ -156,11 +156,11 @@ class CostModel(TimedBeside):
         What stays resident, the optimizer's state with it, what libraries keep for its lane, and the kept activations
         of its share of the batch.
         """
-        kept = self._memory.get(module)
-        return self._resident(module, kept) + -(-kept.activation_bytes // degree) if kept else 0
+        memory = self._memory.get(module)
+        return self._resident(module, memory) + -(-memory.activation_bytes // degree) if memory else 0
 
-    def _resident(self, module: str, kept: ModuleMemory) -> int:
-        return kept.resident_bytes + kept.lane_bytes + self._optimizer_bytes.get(module, 0)
+    def _resident(self, module: str, memory: ModuleMemory) -> int:
+        return memory.resident_bytes + memory.lane_bytes + self._optimizer_bytes.get(module, 0)
 
     def _peak(self, module: str, phase: Phase, degree: int) -> int:
         by_degree = self._peak_bytes.get((module, phase), {})
@@ -169,12 +169,12 @@ class CostModel(TimedBeside):
         return by_degree[max(below)] if below else max(by_degree.values(), default=0)
 
     def _of(self, module: str) -> list[ScalingSurface]:
-        found = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
+        surfaces = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
         if (module, Phase.FORWARD) not in self._surfaces:
             raise InvalidProfileError(
                 f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
             )
-        return found
+        return surfaces
 
 
 def _optimizer_state(profile: Profile, bytes_each: float) -> dict[str, int]:

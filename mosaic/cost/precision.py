@@ -24,9 +24,8 @@ class Precision:
     name: Dtype
     """By which it is asked for."""
     description: str
-    """Which numbers have it."""
     is_mixed: bool
-    """Whether only matrix products and the like have it, and weights are in float32."""
+    """True if only matrix products and the like have it, and weights are in float32."""
 
 
 _PRECISIONS = (
@@ -38,7 +37,7 @@ _PRECISIONS = (
     ),
     Precision(name="float32", description="all in float32, without TF32 but in convolutions", is_mixed=False),
 )
-PRECISIONS: Mapping[str, Precision] = MappingProxyType({one.name: one for one in _PRECISIONS})
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({precision.name: precision for precision in _PRECISIONS})
 """All of them by name."""
 
 

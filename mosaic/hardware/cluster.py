@@ -21,7 +21,7 @@ class Cluster:
     """
 
     hardware: Hardware
-    """What one of the devices is."""
+    """Description of each device."""
     nodes: int = 1
     """Nodes."""
     gpus_per_node: int = 1
@@ -76,7 +76,7 @@ class Cluster:
         share where there are fewer; all links work at the same time, each way, and the busiest decides. To the time of
         one message comes that of posting each further one. On hosts, messages go one after the other.
         """
-        messages = [one for one in messages if one.num_bytes > 0 and one.source != one.target]
+        messages = [message for message in messages if message.num_bytes > 0 and message.source != message.target]
         if not messages:
             return 0.0
         if self._is_ring:

@@ -55,9 +55,9 @@ class Hardware:
     name: str
     """Short name, such as ``h100-80g``."""
     kind: Literal["host", "cuda"] = "cuda"
-    """Which backend runs on it."""
+    """Backend that runs on it."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     num_sms: int
     """SMs; on the host, cores."""
     sms_per_slot: int = 1

@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What is sent in one direction, and how long the first byte takes.
+    """The bandwidth in one direction, and the latency of the first byte.
 
     By itself a network of equal devices with one such link each.
     """

@@ -7,7 +7,7 @@ questions have the same rows, so one table, one file format and one reader serve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +35,7 @@ class Row:
     of: str
     """Kind of the row, such as ``times`` or ``gains``."""
     labels: Mapping[str, str | int]
-    """What was measured, such as the variant and the quotas."""
+    """The measured subject, such as the variant and the quotas."""
     values: Mapping[str, Spread | float | None]
     """Its numbers, by names with units; None for one that is unavailable."""
     note: str = ""
@@ -68,7 +68,7 @@ def not_measured(what: str, reason: object) -> NotMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a question measures on, and its bounds."""
+    """The backend of a question, and its bounds."""
 
     backend: Backend
     settings: BenchSettings
@@ -108,6 +108,14 @@ class Result:
     def of(self, kind: str) -> tuple[Row, ...]:
         """Returns the rows of one kind."""
         return tuple(row for row in self.rows if row.of == kind)
+
+    def content(self) -> dict[str, Any]:
+        """Returns the content of the result's file: the fields, and a list of rows for each kind."""
+        facts = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "rows"}
+        kinds = dict.fromkeys(row.of for row in self.rows)
+        return facts | {
+            kind: [{**row.labels, **row.values, "note": row.note} for row in self.of(kind)] for kind in kinds
+        }
 
 
 class Measurement:
@@ -199,7 +207,7 @@ class Question:
     def write(self, result: Result, folder: Path) -> tuple[Path, Path]:
         """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
         record, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
-        save(result, record)
+        save(result.content(), record)
         absent = [(each.what, f"not measured: {each.reason}") for each in result.absent]
         draw_picture(self.picture(result), picture, subtitle=_where(result), absent=absent)
         return record, picture

@@ -3,24 +3,19 @@
 A baseline cuts a model and orders its tasks. Orders are written as slots, in torch's form: ``0F1`` is chunk 0's forward
 of microbatch 1. Chunk c is on rank c mod P, or in a V, down all ranks and back up. To add a baseline, write a function
 from a task graph and its partition to orders, and name it in ``BASELINES``.
-
-Baselines of the same step, each at its best, on the same ranks and by the same simulation.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from mosaic.errors import unknown
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.task_graph import RankSpace, task_graph
-from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph, Timed, simulate
+from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
@@ -239,8 +234,7 @@ class Baseline:
     """A way to cut a model and to order its tasks."""
 
     name: str
-    phrase: str
-    """Description."""
+    description: str
     cut: Callable[[Request], Partition]
     """Makes the partition for the request's representative microbatches."""
     order: Callable[[TaskGraph, Partition], tuple[Orders, ...]]
@@ -249,37 +243,17 @@ class Baseline:
     """True if backward for weights is a task of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A step by a baseline."""
-
-    partition: Partition
-    """Chunks on ranks."""
-    graph: TaskGraph
-    """The step's tasks."""
-    candidates: tuple[Orders, ...]
-    """Orders, of which the fastest counts."""
-
-
 def cut_by(
     name: str, *, chunks_per_rank: int | None = None, frozen_aware: bool | None = None
 ) -> Callable[[Request], Partition]:
     """Returns a cut by a method of ``PARTITION_METHODS`` with these settings in place of the request's."""
-
-    def cut(request: Request) -> Partition:
-        if chunks_per_rank is not None:
-            request = dataclasses.replace(request, chunks_per_rank=chunks_per_rank)
-        if frozen_aware is not None:
-            request = dataclasses.replace(request, frozen_aware=frozen_aware)
-        return partition_by(name, request)
-
-    return cut
+    settings = {"chunks_per_rank": chunks_per_rank, "frozen_aware": frozen_aware}
+    changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
+    return lambda request: partition_by(name, replace(request, **changes))
 
 
 def _cut_interleaved(request: Request) -> Partition:
-    return partition_by(
-        "mixed-parameters", dataclasses.replace(request, chunks_per_rank=max(2, request.chunks_per_rank))
-    )
+    return partition_by("mixed-parameters", replace(request, chunks_per_rank=max(2, request.chunks_per_rank)))
 
 
 def chain_of(
@@ -301,32 +275,32 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         for baseline in (
             Baseline(
                 name="gpipe",
-                phrase="every forward before every backward",
+                description="every forward before every backward",
                 cut=cut_by("mixed-parameters", chunks_per_rank=1),
                 order=chain_of(gpipe),
             ),
             Baseline(
                 name="1f1b",
-                phrase="one forward, one backward, one chunk a rank balanced by parameters",
+                description="one forward, one backward, one chunk a rank balanced by parameters",
                 cut=cut_by("mixed-parameters", chunks_per_rank=1),
                 order=one_f_one_b,
             ),
             Baseline(
                 name="megatron",
-                phrase="interleaved 1F1B, two chunks a rank or more balanced by parameters",
+                description="interleaved 1F1B, two chunks a rank or more balanced by parameters",
                 cut=_cut_interleaved,
                 order=chain_of(interleaved),
             ),
             Baseline(
                 name="zb-v",
-                phrase="two chunks a rank in a V, backward for weights in bubbles",
+                description="two chunks a rank in a V, backward for weights in bubbles",
                 cut=cut_by("mixed-v"),
                 order=chain_of(lambda num_ranks, count, _: zero_bubble_v(num_ranks, count)),
                 weights_apart=True,
             ),
             Baseline(
                 name="lanes",
-                phrase="encoders on lanes of the same ranks, by 1F1B; no paper's",
+                description="encoders on lanes of the same ranks, by 1F1B; no paper's",
                 cut=cut_by("lanes"),
                 order=one_f_one_b,
             ),
@@ -337,122 +311,13 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
 
 
 def draw_baseline(
-    baseline: Baseline,
-    request: Request,
-    microbatches: Sequence[Microbatch],
-    *,
-    build: Callable[[Partition, bool], TaskGraph] | None = None,
-) -> Drawn:
-    """Cuts a model for ``request`` and orders the step ``microbatches`` as a baseline does.
-
-    Args:
-        baseline: Such as one of ``BASELINES``.
-        request: Model, ranks, and representative microbatches for the partition.
-        microbatches: Microbatches of the step.
-        build: Makes the tasks of a partition, with backward for weights apart or not; None: without network or limits.
+    baseline: Baseline, request: Request, build: Callable[[Partition], TaskGraph]
+) -> tuple[Partition, TaskGraph, tuple[Orders, ...]]:
+    """Cuts a model for ``request`` and orders a step, whose tasks ``build`` makes, as a baseline does.
 
     Raises:
         ValueError: The baseline does not fit the model, the ranks or the step.
     """
     partition = baseline.cut(request)
-    if build is None:
-        graph = task_graph(request.model, partition, microbatches, weights_apart=baseline.weights_apart)
-    else:
-        graph = build(partition, baseline.weights_apart)
-    return Drawn(partition=partition, graph=graph, candidates=baseline.order(graph, partition))
-
-
-STRATEGIES = ("keep", "recompute")
-"""Strategies of all layers, in the order in which a baseline tries them until its memory holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContenderRun:
-    """A baseline's run of a step."""
-
-    partition: Partition
-    """Chunks on ranks."""
-    graph: TaskGraph
-    """Its tasks."""
-    orders: Orders
-    """The fastest of its orders."""
-    timed: Timed
-    """Its simulation."""
-    strategy: str
-    """Activation strategy of all layers."""
-
-    @property
-    def weights_apart(self) -> bool:
-        """True if backward for weights is a task of its own."""
-        return any(task.kind is ActionKind.WEIGHTS for task in self.graph.tasks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A baseline's result for a step."""
-
-    name: str
-    """Name in ``BASELINES``."""
-    run: ContenderRun | None = None
-    """None if it cannot run the step."""
-    reason: str = ""
-    """Reason why it cannot; otherwise empty."""
-
-    @property
-    def makespan_ns(self) -> int | None:
-        """End of the last task; None if it cannot run."""
-        return None if self.run is None else self.run.timed.makespan_ns
-
-
-def bubble_share(graph: TaskGraph, timed: Timed) -> float:
-    """Returns the idle share of all ranks' time, averaged over lanes."""
-    work = sum(task.time_ns for task in graph.tasks)
-    return 1 - work / (timed.makespan_ns * graph.num_rows) if timed.makespan_ns else 0.0
-
-
-def contend(
-    request: Request,
-    microbatches: Sequence[Microbatch],
-    *,
-    space: RankSpace | None = None,
-    names: Sequence[str] = tuple(BASELINES),
-    strategies: Sequence[str] = STRATEGIES,
-    table: Mapping[str, Baseline] = BASELINES,
-) -> tuple[Contender, ...]:
-    """Returns each baseline's fastest step that fits, in the order of ``names``.
-
-    Raises:
-        ValueError: A name is not in ``table``.
-    """
-    for name in names:
-        if name not in table:
-            raise ValueError(unknown("baseline", name, table))
-    space = space or RankSpace()
-    return tuple(_contender(table[name], request, microbatches, space, strategies) for name in names)
-
-
-def _contender(
-    baseline: Baseline,
-    request: Request,
-    microbatches: Sequence[Microbatch],
-    space: RankSpace,
-    strategies: Sequence[str],
-) -> Contender:
-    for strategy in strategies:
-
-        def build(partition: Partition, weights_apart: bool, strategy: str = strategy) -> TaskGraph:
-            return space.tasks(request, partition, microbatches, strategies=strategy, weights_apart=weights_apart)
-
-        try:
-            drawn = draw_baseline(baseline, request, microbatches, build=build)
-        except ValueError as error:
-            return Contender(name=baseline.name, reason=str(error))
-        played = [(orders, simulate(drawn.graph, orders)) for orders in drawn.candidates]
-        fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
-        if fits:
-            orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
-            run = ContenderRun(
-                partition=drawn.partition, graph=drawn.graph, orders=orders, timed=timed, strategy=strategy
-            )
-            return Contender(name=baseline.name, run=run)
-    return Contender(name=baseline.name, reason=f"its memory does not hold with {' or '.join(strategies)}")
+    graph = build(partition)
+    return partition, graph, baseline.order(graph, partition)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,22 @@ class LayeredModule(Protocol):
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two of its layers, and of its output, on one rank."""
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A module with times of its layers on a share of a rank."""
+
+    def on_share(self, share: float) -> LayeredModule:
+        """Returns the module on a share of its ranks' SMs."""
+
+
+@runtime_checkable
+class KnowsOutput(Protocol):
+    """A module whose output differs in size from the tensors between its layers."""
+
+    def output_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes that leave one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,22 +337,23 @@ class CountedModule:
         return microbatch.counted.get(self.name)
 
 
-def scaled_layer(layer: Layer, share: float) -> Layer:
-    """Returns a layer with a share of the data."""
-    if share == 1:
+def scaled_layer(layer: Layer, time: float, size: float | None = None) -> Layer:
+    """Returns a layer with times by ``time`` and bytes by ``size``, by default the same factor."""
+    size = time if size is None else size
+    if time == size == 1:
         return layer
     return replace(
         layer,
-        forward_ms=layer.forward_ms * share,
-        backward_ms=layer.backward_ms * share,
-        weights_ms=layer.weights_ms * share,
-        workspace_bytes=round(layer.workspace_bytes * share),
+        forward_ms=layer.forward_ms * time,
+        backward_ms=layer.backward_ms * time,
+        weights_ms=layer.weights_ms * time,
+        workspace_bytes=round(layer.workspace_bytes * size),
         strategies=tuple(
             replace(
                 strategy,
-                kept_bytes=round(strategy.kept_bytes * share),
-                extra_forward_ms=strategy.extra_forward_ms * share,
-                extra_backward_ms=strategy.extra_backward_ms * share,
+                kept_bytes=round(strategy.kept_bytes * size),
+                extra_forward_ms=strategy.extra_forward_ms * time,
+                extra_backward_ms=strategy.extra_backward_ms * time,
             )
             for strategy in layer.strategies
         ),

@@ -10,7 +10,7 @@
             run(schedule)
 
 ``python -m mosaic.pipelining.next_step FD PARENT`` is the process. It imports what the planning function needs, but
-not the main script, and it ends with its parent.
+not the main script as a process pool does, and it ends with its parent.
 """
 
 from __future__ import annotations
@@ -40,38 +40,17 @@ from mosaic.pipelining.task_graph import RankSpace
 
 BUDGET_SHARE = 0.9
 """Share of the last step's time in which the next one is planned."""
+STOP_SHARE = 0.1
+"""Share of it in which a search that is stopped has to return its best so far."""
 FIRST_STEP_S = 1.0
 """Seconds of a step before any has run."""
-_LOOK_S = 0.5
+_WATCH_S = 0.5
 """Seconds between two checks of the process that its parent is still there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """The limits of one search, and the receiver of its results."""
-
-    num_threads: int
-    """Threads for the planning function."""
-    end_s: float
-    """End of the search on the monotonic clock."""
-    is_stopped: Callable[[], bool]
-    """Returns True if another step has been requested."""
-    offer: Callable[[Any], None]
-    """Publishes the best schedule so far."""
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds left, never negative."""
-        return max(0.0, self.end_s - time.monotonic())
-
-    def should_stop(self) -> bool:
-        """Returns True if the time is over or another step has been requested."""
-        return self.seconds_left == 0 or self.is_stopped()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlanning:
-    """Plans a step on replicas of a pipeline: the natural order of all within milliseconds, then a search for each."""
+    """Plans a step on replicas of a pipeline, each share in its part of the time."""
 
     request: Request
     """Model and ranks."""
@@ -80,38 +59,27 @@ class StepPlanning:
     space: RankSpace = field(default_factory=RankSpace)
     """The ranks."""
     options: PlannerOptions = field(default_factory=PlannerOptions)
-    """Options; the search has its own limits."""
+    """Options; seconds, threads and the end of the search are the call's."""
     num_replicas: int = 1
     """Replicas that share the step."""
 
-    def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> SharedStep:
+    def __call__(self, microbatches: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
         """Returns the best schedules at the end of the search.
 
         Raises:
             InfeasibleError, ValueError: See ``plan_step``.
         """
+        own = replace(
+            self.options.limits, seconds=limits.seconds, threads=limits.threads, should_stop=limits.should_stop
+        )
         shares = shares_of(self.request, microbatches, self.num_replicas)
-        natural = OrderLimits(effort=0.0)
-        search.offer(plan_shares(shares, microbatches, lambda own: self._plan(own, natural, "natural")))
-        left = sum(map(bool, shares))
+        options = replace(self.options, limits=own.share(1 / max(1, sum(map(bool, shares)))))
 
-        def searched(own: Sequence[Microbatch]) -> PipelineSchedule:
-            nonlocal left
-            left -= 1
-            limits = replace(
-                self.options.limits,
-                seconds=search.seconds_left,
-                threads=search.num_threads,
-                should_stop=search.should_stop,
-            )
-            return self._plan(own, limits.share(1 / (left + 1)), self.options.method)
+        def plan(share: Sequence[Microbatch]) -> PipelineSchedule:
+            step = plan_step(self.request, share, space=self.space, options=options, partition=self.partition)
+            return step.schedule()
 
-        return plan_shares(shares, microbatches, searched)
-
-    def _plan(self, microbatches: Sequence[Microbatch], limits: OrderLimits, method: str) -> PipelineSchedule:
-        options = replace(self.options, limits=limits, method=method)
-        planned = plan_step(self.request, microbatches, space=self.space, options=options, partition=self.partition)
-        return planned.schedule()
+        return plan_shares(shares, microbatches, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +96,17 @@ class NextStepPlanner:
     """Plans one step at a time in another process, on at most half of the cores that this process may use.
 
     Args:
-        plan: Maps a step's metadata and a search to a schedule. It is pickled, so it belongs in a module that imports
-            only what planning needs.
+        plan: Maps a step's metadata and the limits of a search to a schedule. It is pickled, so it belongs in a module
+            that imports only what planning needs.
     """
 
-    def __init__(self, plan: Callable[[Any, Search], Any]) -> None:
+    def __init__(self, plan: Callable[[Any, OrderLimits], Any]) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         half = max(1, (len(cores) or os.cpu_count() or 2) // 2)
         self._changed = threading.Condition()
-        self._step, self._best, self._error, self._is_over = -1, b"", "", False
+        self._step, self._step_s = -1, FIRST_STEP_S
+        self._answer: tuple[bytes, str] | None = None
+        self._has_died = False
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -172,16 +142,15 @@ class NextStepPlanner:
         if not 0 <= step_s < math.inf:
             raise ValueError(f"step_s={step_s}; use finite seconds, 0 or more")
         with self._changed:
-            self._step, self._best, self._error, self._is_over = step, b"", "", False
-        with suppress(OSError):  # ``take`` reports a process that has ended
-            self._connection.send((step, pickle.dumps(metadata), BUDGET_SHARE * step_s))
+            self._step, self._step_s, self._answer = step, step_s, None
+        self._send((step, pickle.dumps(metadata), BUDGET_SHARE * step_s))
 
     def take(self, step: int, *, wait_s: float = 0.0) -> Planned:
-        """Returns the best schedule for a step so far.
+        """Returns the schedule of a step. A search that still runs is stopped and has ``STOP_SHARE`` for its best.
 
         Args:
             step: The step that was started last.
-            wait_s: Seconds to wait at most for a first schedule.
+            wait_s: Seconds to wait at most before the search is stopped.
 
         Raises:
             ValueError: Another step was started, or none.
@@ -189,14 +158,19 @@ class NextStepPlanner:
         if step != self._step:
             raise ValueError(f"step {step} is taken; call start({step}, ...) before")
         with self._changed:
-            self._changed.wait_for(lambda: self._best or self._is_over or not self._reader.is_alive(), wait_s)
-            best, error = self._best, self._error
-        if not self._reader.is_alive() and not error:
-            error = f"the planning process ended with exit code {self._process.wait()}"
+            if not self._changed.wait_for(self._has_ended, wait_s):
+                self._send(None)
+                self._changed.wait_for(self._has_ended, STOP_SHARE * self._step_s)
+            answer = self._answer
+        if answer is None:
+            if not self._has_died:
+                return Planned()
+            return Planned(error=f"the planning process ended with exit code {self._process.wait()}")
+        content, error = answer
         try:
-            return Planned(schedule=pickle.loads(best) if best else None, error=error)
+            return Planned(schedule=pickle.loads(content), error=error)
         except Exception as problem:  # of any kind: its class may not be here
-            return Planned(error=f"{error}\nthe schedule of step {step} cannot be read: {problem!r}".strip())
+            return Planned(error=f"the schedule of step {step} cannot be read: {problem!r}")
 
     def close(self) -> None:
         """Ends the process; calling it again does nothing."""
@@ -215,17 +189,24 @@ class NextStepPlanner:
         """Closes."""
         self.close()
 
+    def _send(self, request: object) -> None:
+        with suppress(OSError):  # ``take`` reports a process that has ended
+            self._connection.send(request)
+
+    def _has_ended(self) -> bool:
+        return self._answer is not None or self._has_died
+
     def _read(self) -> None:
         """Receives answers until the process ends; a thread, so that neither process waits while both send."""
         with suppress(EOFError, OSError):
             while True:
-                step, best, error, is_over = self._connection.recv()
+                step, content, error = self._connection.recv()
                 with self._changed:
                     if step == self._step:
-                        self._best, self._error, self._is_over = best or self._best, error, is_over
+                        self._answer = content, error
                         self._changed.notify_all()
         with self._changed:
-            self._is_over = True
+            self._has_died = True
             self._changed.notify_all()
 
 
@@ -235,7 +216,7 @@ def main(handle: int, parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK_S)
+            time.sleep(_WATCH_S)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -246,20 +227,16 @@ def main(handle: int, parent: int) -> None:
         if hasattr(os, "nice"):
             os.nice(10)  # training goes first
         while True:
-            step, metadata, seconds = connection.recv()
-
-            def send(schedule: Any, error: str = "", *, is_over: bool = False, step: int = step) -> None:
-                connection.send((step, b"" if schedule is None else pickle.dumps(schedule), error, is_over))
-
-            schedule, error = None, ""
+            if (request := connection.recv()) is None:  # a stop that came after the answer
+                continue
+            step, metadata, seconds = request
+            limits = OrderLimits(seconds=seconds, threads=num_threads, should_stop=connection.poll)
+            answer, error = pickle.dumps(None), ""
             try:
-                plan = pickle.loads(content)
-                end_s = time.monotonic() + seconds
-                search = Search(num_threads=num_threads, end_s=end_s, is_stopped=connection.poll, offer=send)
-                schedule = plan(pickle.loads(metadata), search)
+                answer = pickle.dumps(pickle.loads(content)(pickle.loads(metadata), limits))
             except BaseException:  # also SystemExit: the parent reports it, and the next request is answered
                 error = traceback.format_exc()
-            send(schedule, error, is_over=True)
+            connection.send((step, answer, error))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mosaic.errors import unknown
-from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, bound, deadlock_of
+from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, deadlock_of, lower_bound_ns
 from mosaic.search_extension import load_search
 
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -135,7 +135,7 @@ def search_orders(
     if method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
     limits = limits or OrderLimits()
-    least = bound(graph).ns if bound_ns is None else bound_ns
+    least = lower_bound_ns(graph) if bound_ns is None else bound_ns
     search = load_search()
     result = search.find_orders(
         graph.compiled,

@@ -95,17 +95,13 @@ class Chunk:
     """Index of its lane; lanes of a rank run at the same time, each on its quota."""
     share: float = 1.0
     """The lane's share of the rank's SMs."""
-    segment: int = 0
-    """Index of its segment among those of its module: a segment passes over all ranks once (PipeWeaver, section 5)."""
 
     def __post_init__(self) -> None:
         names = [part.module for part in self.parts]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"a chunk of {names}; give it one part or more, each of another module")
-        if self.rank < 0 or self.lane < 0 or self.segment < 0:
-            raise ValueError(
-                f"chunk {self}: rank={self.rank}, lane={self.lane}, segment={self.segment}; they count from 0"
-            )
+        if self.rank < 0 or self.lane < 0:
+            raise ValueError(f"chunk {self}: rank={self.rank}, lane={self.lane}; they count from 0")
         if not 0 < self.share <= 1:  # also catches NaN
             raise ValueError(f"chunk {self}: share={self.share}; a lane has more than 0 of its rank and at most 1")
 

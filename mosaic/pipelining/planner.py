@@ -1,9 +1,7 @@
 """Plan of a step: partition, orders and activation strategies within every rank's memory.
 
 Several partitions are planned in turn; those whose bound is above the best step are skipped, and the remaining effort
-is for the best one again.
-
-A step on replicas of a pipeline: the microbatches and the schedule of each.
+is for the best one again. Replicas of a pipeline share a step's microbatches.
 """
 
 from __future__ import annotations
@@ -15,225 +13,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mosaic.errors import InfeasibleError
-from mosaic.graph import Part
-from mosaic.pipelining.baselines import Contender, ContenderRun, contend
+from mosaic.errors import InfeasibleError, unknown
+from mosaic.pipelining.baselines import BASELINES, Baseline, draw_baseline
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.layers import Layer, LayeredModule, Microbatch, PipelineModel, Strategy
+from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.orders import DEFAULT_METHOD, OrderLimits, Searched, search_orders
-from mosaic.pipelining.partition import Chunk, Gradients, Partition, Request, even_pieces, gradients_of, layer_times
+from mosaic.pipelining.partition import Partition, Request, layer_times
 from mosaic.pipelining.schedule import PipelineSchedule, lower
-from mosaic.pipelining.task_graph import PairKey, RankSpace, Strategies, on_lane, training_chunks
-from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, bound, roll_out, simulate
-from mosaic.pipelining.tuning import Candidates, MemoryShortage, Pair, Tuned, pairs_of, tune, with_candidates
-
-_KEEPS_NOTHING = Strategy(name="keep", kept_bytes=0)
-_SKIPPED = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(_KEEPS_NOTHING,))
-
-
-def pair_layers(
-    model: PipelineModel, partition: Partition, microbatches: Sequence[Microbatch]
-) -> Mapping[PairKey, tuple[Layer, ...]]:
-    """Returns the layers of each pair with a backward, in the order of ``Strategies``.
-
-    A layer without a backward keeps nothing, and a skipped one does nothing: both have one strategy. The added time of
-    strategies scales with a lane's share.
-    """
-    finder = _Finder(modules={module.name: module for module in model.modules})
-    gradients: dict[frozenset[str], Mapping[str, Gradients]] = {}
-    by_pair: dict[PairKey, tuple[Layer, ...]] = {}
-    for index, microbatch in enumerate(microbatches):
-        units = {name: count for name, module in finder.modules.items() if (count := module.units(microbatch))}
-        present = frozenset(units)
-        own = gradients.setdefault(present, gradients_of(model, present))
-        for place, chunk in enumerate(partition.chunks):
-            name = next((part.module for part in chunk.parts if part.module in own), None)
-            if name is None or not any(_has_backward(part, own) for part in chunk.parts):
-                continue
-            for piece, count in enumerate(even_pieces(units[name], partition.sizes.get(name, units[name]))):
-                counts = {**units, name: count}
-                by_pair[place, index, piece] = finder.layers(place, chunk, own, microbatch, counts)
-    return by_pair
-
-
-def _has_backward(part: Part, gradients: Mapping[str, Gradients]) -> bool:
-    own = gradients.get(part.module)
-    return own is not None and any(own.any_of(layer) for layer in range(part.first, part.end))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finder:
-    """Layers of chunks, those of equal pieces once."""
-
-    modules: Mapping[str, LayeredModule]
-    known: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
-
-    def layers(
-        self,
-        place: int,
-        chunk: Chunk,
-        gradients: Mapping[str, Gradients],
-        microbatch: Microbatch,
-        units: Mapping[str, int],
-    ) -> tuple[Layer, ...]:
-        key = place, microbatch, *(units.get(part.module) for part in chunk.parts)
-        if key not in self.known:
-            self.known[key] = tuple(
-                layer for part in chunk.parts for layer in self._of_part(chunk, part, gradients, microbatch, units)
-            )
-        return self.known[key]
-
-    def _of_part(
-        self,
-        chunk: Chunk,
-        part: Part,
-        gradients: Mapping[str, Gradients],
-        microbatch: Microbatch,
-        units: Mapping[str, int],
-    ) -> list[Layer]:
-        if part.module not in gradients:
-            return [_SKIPPED] * part.count
-        own = gradients[part.module]
-        module, slower = on_lane(self.modules[part.module], chunk.share)
-        layers = module.layers(microbatch, units[part.module])[part.first : part.end]
-        return [
-            replace(layer, strategies=tuple(_slowed(strategy, slower) for strategy in layer.strategies))
-            if own.any_of(at)
-            else replace(layer, strategies=(_KEEPS_NOTHING,))
-            for at, layer in enumerate(layers, part.first)
-        ]
-
-
-def _slowed(strategy: Strategy, slower: float) -> Strategy:
-    return replace(
-        strategy,
-        extra_forward_ms=strategy.extra_forward_ms * slower,
-        extra_backward_ms=strategy.extra_backward_ms * slower,
-    )
-
-
-_FIRST_SHARE = 0.4
-"""Share of the effort for the order without limits; the rest is for orders that hold."""
-
-Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
-"""Orders, tasks with the times and bytes of the strategies, their simulation, and the strategies."""
-
-
-def plan_within_memory(
-    graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], *, method: str, limits: OrderLimits
-) -> Fitting:
-    """Returns the shortest fitting orders and strategies.
-
-    Args:
-        graph: A step's tasks with everything kept, and memory limits.
-        pairs: Makes forwards with their backwards and candidates; called if memory is short.
-        method: A name of ``mosaic.pipelining.orders.METHODS``.
-        limits: Limits of all searches together.
-
-    Raises:
-        InfeasibleError: No tried plan fits; the message has rank, time, shortage and remedies.
-    """
-    return _Planning(graph, pairs, method, limits).run()
-
-
-class _Planning:
-    """State of one step's planning."""
-
-    def __init__(
-        self, graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], method: str, limits: OrderLimits
-    ) -> None:
-        self.graph, self.make_pairs, self.method, self.limits = graph, pairs, method, limits
-        self.free = replace(graph, limit_bytes=())
-        self.began, self.effort_left = time.monotonic(), limits.effort
-        self.fitting: list[Fitting] = []
-
-    def run(self) -> Fitting:
-        is_limited = any(self.graph.limit_bytes)
-        first = self._search(self.free, _FIRST_SHARE if is_limited else 1.0)
-        assert isinstance(first, Searched)  # without limits nothing waits for memory
-        if not is_limited or self._holds(first.timed):
-            return first.orders, self.graph, first.timed, "keep"
-        self._note(self.graph, self._search(self.graph, 0.3), "keep")
-        pairs = self.make_pairs()
-        shortage = self._tune(pairs, first.orders)
-        if shortage is not None or not self.fitting:  # leanest strategies first, then faster ones that fit in the order
-            leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
-            lean = self._search(leanest, 0.5)
-            self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
-            if isinstance(lean, Searched):
-                self._tune(pairs, lean.orders)
-            if not self.fitting:
-                reason = str(shortage) if shortage is not None else self._short(lean)
-                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
-        return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
-
-    def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
-        """Chooses strategies in these orders, then searches for better orders with them."""
-        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
-        if isinstance(tuned, MemoryShortage):
-            return tuned
-        assert isinstance(tuned, Tuned)  # the orders have run before
-        strategies = strategies_of(self.graph, pairs, tuned.choice)
-        if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
-            self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
-        self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
-        return None
-
-    def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
-        """Searches with a share of the remaining effort."""
-        left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
-        limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
-        searched = search_orders(graph, method=self.method, limits=limits)
-        spent = searched.effort / limits.threads if isinstance(searched, Searched) else limits.effort
-        self.effort_left = max(0.0, self.effort_left - spent)
-        return searched
-
-    def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
-        if isinstance(searched, Searched) and self._holds(searched.timed):  # tasks wait for memory, constants do not
-            self.fitting.append((searched.orders, graph, searched.timed, strategies))
-
-    def _short(self, lean: Searched | Deadlock) -> str:
-        if isinstance(lean, Deadlock):
-            return _stuck(lean)
-        over = [
-            peak - limit if limit else 0
-            for peak, limit in zip(lean.timed.peak_bytes, self.graph.limit_bytes, strict=True)
-        ]
-        return _lack(over.index(max(over)), max(over), "whatever is recomputed")
-
-    def _holds(self, timed: Timed) -> bool:
-        pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
-        return all(peak <= limit for peak, limit in pairs if limit)
-
-
-def _stuck(deadlock: Deadlock) -> str:
-    short = max(deadlock.short_bytes)
-    return _lack(deadlock.short_bytes.index(short), short, f"{deadlock.at_ns / 1e6:.3f} ms into the step")
-
-
-def _lack(rank: int, short_bytes: int, when: str) -> str:
-    return (
-        f"rank {rank} is short of {short_bytes} bytes {when}; what would help: a higher limit, smaller microbatches, "
-        "or more ranks"
-    )
-
-
-def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
-    """Returns the strategy index of each layer, by pair."""
-    strategies = {}
-    for pair, candidate in zip(pairs, choice, strict=True):
-        task = graph.tasks[pair.forward]
-        strategies[task.chunk, task.microbatch, task.piece] = pair.candidates[candidate].strategies
-    return strategies
-
+from mosaic.pipelining.task_graph import RankSpace, Strategies, task_graph, training_chunks
+from mosaic.pipelining.tasks import ActionKind, Deadlock, Orders, TaskGraph, Timed, lower_bound_ns, roll_out, simulate
+from mosaic.pipelining.tuning import Candidates, MemoryShortage, Pair, pairs_of, strategies_of, tune, with_candidates
 
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 """Partition methods of ``auto``."""
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
 """Values of ``PlannerOptions.weights``: True for backward for weights as a task of its own."""
+UNIFORM_STRATEGIES = ("keep", "recompute")
+"""Strategies of all layers, in the order in which a baseline tries them until its memory holds."""
 _TRIAL_SHARE = 0.6
 """Share of the effort for all partitions together; the rest is for the best one again."""
+_FIRST_SHARE = 0.4
+"""Share of the effort for the order without limits; the rest is for orders that hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,9 +92,32 @@ class PlannedStep:
         """Relative distance of the makespan from the bound of this partition."""
         return self.makespan_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
+    @property
+    def bubble_share(self) -> float:
+        """The idle share of all ranks' time, averaged over lanes."""
+        work = sum(task.time_ns for task in self.graph.tasks)
+        return 1 - work / (self.makespan_ns * self.graph.num_rows) if self.makespan_ns else 0.0
+
     def schedule(self) -> PipelineSchedule:
         """Returns the actions that ranks execute."""
         return lower(self.partition, self.graph, self.orders, strategies=self.strategies, training=self.training)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A baseline's result for a step."""
+
+    name: str
+    """Name in ``BASELINES``."""
+    plan: PlannedStep | None = None
+    """None if it cannot run the step."""
+    reason: str = ""
+    """Reason why it cannot; otherwise empty."""
+
+    @property
+    def makespan_ns(self) -> int | None:
+        """End of the last task; None if it cannot run."""
+        return None if self.plan is None else self.plan.makespan_ns
 
 
 def plan_step(
@@ -319,53 +143,106 @@ def plan_step(
         InfeasibleError: No tried plan fits in memory; the message has rank, time, shortage and remedies.
         ValueError: See ``partition_by``, ``task_graph`` and ``search_orders``.
     """
-    space, options = space or RankSpace(), options or PlannerOptions()
-    job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
-    runs = [(contender.run, contender.name) for contender in contenders if contender.run is not None]
-    plans = [job.as_planned(run, name) for run, name in runs if options.weights != "with" or not run.weights_apart]
-    ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
-    misfit = None
-    best_way: _TriedPartition | None = None  # None if no partition may be shorter than a contender
-    share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
-    for way in ways:
-        if plans and (job.is_over(options.limits) or way.bound_ns >= min(plan.makespan_ns for plan in plans)):
+    options = options or PlannerOptions()
+    job = _Job(request, microbatches, space or RankSpace(), options)
+    plans = [contender.plan for contender in contenders if contender.plan is not None]
+    if options.weights == "with":
+        plans = [plan for plan in plans if all(task.kind is not ActionKind.WEIGHTS for task in plan.graph.tasks)]
+    cuts = sorted(job.cuts(partition), key=lambda cut: cut.natural_ns)
+    shortage = None
+    best_cut: _Cut | None = None  # None if no partition may be shorter than a contender
+    share = 1.0 if len(cuts) == 1 else _TRIAL_SHARE / len(cuts)
+    for cut in cuts:
+        if plans and (job.is_over() or cut.bound_ns >= min(plan.makespan_ns for plan in plans)):
             continue
         try:
-            planned = job.plan(way, replace(options, limits=options.limits.share(share)))
+            planned = job.plan(cut, options.limits.share(share))
         except InfeasibleError as error:
-            misfit = misfit or error
+            shortage = shortage or error
             continue
         if all(planned.makespan_ns < plan.makespan_ns for plan in plans):
-            best_way = way
+            best_cut = cut
         plans.append(planned)
     if not plans:
-        assert misfit is not None
-        raise misfit
-    if len(ways) > 1 and best_way is not None and not job.is_over(options.limits):
+        assert shortage is not None
+        raise shortage
+    if len(cuts) > 1 and best_cut is not None and not job.is_over():
         with suppress(InfeasibleError):  # other draws than the first time; earlier plans stay
-            plans.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
+            plans.append(job.plan(best_cut, replace(options.limits.share(1 - _TRIAL_SHARE), seconds=job.seconds_left)))
     return min(plans, key=lambda planned: planned.makespan_ns)
 
 
 def plan_baseline(
-    name: str, request: Request, microbatches: Sequence[Microbatch], *, space: RankSpace | None = None
+    name: str,
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    space: RankSpace | None = None,
+    strategies: Sequence[str] = UNIFORM_STRATEGIES,
+    table: Mapping[str, Baseline] = BASELINES,
 ) -> PlannedStep:
-    """Plans one step by a baseline.
+    """Plans one step by a baseline: its fastest order that fits, with the first of ``strategies`` that fits.
 
     Raises:
         InfeasibleError: It cannot run the step; has the reason.
-        ValueError: The name is unknown.
+        ValueError: The name is not in ``table``.
     """
-    space = space or RankSpace()
-    (contender,) = contend(request, microbatches, space=space, names=(name,))
-    if contender.run is None:
-        raise InfeasibleError(f"{name} cannot run this step", reasons=[contender.reason])
-    job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
-    return job.as_planned(contender.run, name)
+    if name not in table:
+        raise ValueError(unknown("baseline", name, table))
+    baseline, space = table[name], space or RankSpace()
+
+    def graph_of(partition: Partition, strategy: str = "keep") -> TaskGraph:
+        apart = baseline.weights_apart
+        return task_graph(request.model, partition, microbatches, space, strategies=strategy, weights_apart=apart)
+
+    for strategy in strategies:
+        try:
+            partition, graph, candidates = draw_baseline(baseline, request, partial(graph_of, strategy=strategy))
+        except ValueError as error:
+            raise InfeasibleError(f"{name} cannot run this step", reasons=[str(error)]) from None
+        played = ((orders, simulate(graph, orders)) for orders in candidates)
+        fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
+        if fits:
+            orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
+            return PlannedStep(
+                partition=partition,
+                graph=graph,
+                orders=orders,
+                timed=timed,
+                bound_ns=lower_bound_ns(graph if strategy == "keep" else graph_of(partition)),
+                strategies=strategy,
+                training=training_chunks(request.model, partition),
+                origin=name,
+            )
+    reason = f"its memory does not hold with {' or '.join(strategies)}"
+    raise InfeasibleError(f"{name} cannot run this step", reasons=[reason])
+
+
+def contend(
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    space: RankSpace | None = None,
+    names: Sequence[str] = tuple(BASELINES),
+    table: Mapping[str, Baseline] = BASELINES,
+) -> tuple[Contender, ...]:
+    """Returns each baseline's step, in the order of ``names``.
+
+    Raises:
+        ValueError: A name is not in ``table``.
+    """
+    contenders = []
+    for name in names:
+        try:
+            plan = plan_baseline(name, request, microbatches, space=space, table=table)
+            contenders.append(Contender(name=name, plan=plan))
+        except InfeasibleError as error:
+            contenders.append(Contender(name=name, reason=error.reasons[0]))
+    return tuple(contenders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TriedPartition:
+class _Cut:
     """A partition with its tasks."""
 
     partition: Partition
@@ -377,31 +254,31 @@ class _TriedPartition:
     """Makespan of the natural order without memory limits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A step on ranks."""
+    """A step on ranks, and its planning."""
 
-    request: Request
-    microbatches: tuple[Microbatch, ...]
-    space: RankSpace
-    began: float
+    def __init__(
+        self, request: Request, microbatches: Sequence[Microbatch], space: RankSpace, options: PlannerOptions
+    ) -> None:
+        self.request, self.microbatches, self.space, self.options = request, microbatches, space, options
+        self._end_s = time.monotonic() + options.limits.seconds
 
-    def is_over(self, limits: OrderLimits) -> bool:
-        is_late = limits.is_counted_out or time.monotonic() - self.began >= limits.seconds
-        return is_late or (limits.should_stop is not None and limits.should_stop())
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._end_s - time.monotonic())
 
-    def left(self, limits: OrderLimits) -> OrderLimits:
-        left_s = max(0.0, limits.seconds - (time.monotonic() - self.began))
-        return replace(limits.share(1 - _TRIAL_SHARE), seconds=left_s)
+    def is_over(self) -> bool:
+        limits = self.options.limits
+        return limits.is_counted_out or not self.seconds_left or bool(limits.should_stop and limits.should_stop())
 
-    def ways(self, options: PlannerOptions, fixed: Partition | None) -> list[_TriedPartition]:
+    def cuts(self, fixed: Partition | None) -> list[_Cut]:
         """Returns the partitions to try; without time the first alone.
 
         Raises:
             ValueError: No partition fits the model.
         """
-        names = TRIED if options.partition == AUTO and fixed is None else (options.partition,)
-        partitions: list[_TriedPartition] = []
+        names = TRIED if self.options.partition == AUTO and fixed is None else (self.options.partition,)
+        cuts: list[_Cut] = []
         problem = None
         for name in names:
             try:
@@ -411,59 +288,123 @@ class _Job:
                 continue
             if len(names) > 1 and len({chunk.rank for chunk in partition.chunks}) < self.request.num_ranks:
                 continue  # ranks would do nothing
-            for weights_apart in WEIGHTS[options.weights]:
-                if partitions and self.is_over(options.limits.share(_TRIAL_SHARE)):
-                    return partitions
-                partitions.append(self._way(partition, "given" if fixed else name, weights_apart=weights_apart))
-        if not partitions:
+            for weights_apart in WEIGHTS[self.options.weights]:
+                if cuts and (self.is_over() or self.seconds_left < (1 - _TRIAL_SHARE) * self.options.limits.seconds):
+                    return cuts
+                cuts.append(self._cut(partition, "given" if fixed else name, weights_apart=weights_apart))
+        if not cuts:
             raise problem or ValueError(f"no partition of {', '.join(names)} uses all ranks; use fewer")
-        return partitions
+        return cuts
 
-    def _way(self, partition: Partition, name: str, *, weights_apart: bool) -> _TriedPartition:
-        graph = self.space.tasks(self.request, partition, self.microbatches, weights_apart=weights_apart)
-        free = replace(graph, limit_bytes=())
-        rolled = roll_out(free)
-        assert not isinstance(rolled, Deadlock)  # without limits nothing waits for memory
-        return _TriedPartition(
+    def _cut(self, partition: Partition, name: str, *, weights_apart: bool) -> _Cut:
+        graph = task_graph(self.request.model, partition, self.microbatches, self.space, weights_apart=weights_apart)
+        natural = roll_out(replace(graph, limit_bytes=()))
+        assert not isinstance(natural, Deadlock)  # without limits nothing waits for memory
+        return _Cut(
             partition=partition,
             name=name,
             weights_apart=weights_apart,
             graph=graph,
-            bound_ns=bound(free).ns,
-            natural_ns=rolled[1].makespan_ns,
+            bound_ns=lower_bound_ns(graph),
+            natural_ns=natural[1].makespan_ns,
         )
 
-    def plan(self, way: _TriedPartition, options: PlannerOptions) -> PlannedStep:
-        candidates = Candidates(count=options.candidates, weights_apart=way.weights_apart)
-        orders, chosen, timed, strategies = plan_within_memory(
-            way.graph, lambda: self._pairs(way, candidates), method=options.method, limits=options.limits
-        )
+    def plan(self, cut: _Cut, limits: OrderLimits) -> PlannedStep:
+        candidates = Candidates(count=self.options.candidates, weights_apart=cut.weights_apart)
+        orders, graph, timed, strategies = _MemoryPlanning(cut.graph, candidates, self.options.method, limits).run()
         return PlannedStep(
-            partition=way.partition,
-            graph=chosen,
+            partition=cut.partition,
+            graph=graph,
             orders=orders,
             timed=timed,
-            bound_ns=way.bound_ns,
+            bound_ns=cut.bound_ns,
             strategies=strategies,
-            training=training_chunks(self.request.model, way.partition),
-            origin=f"{way.name}, {options.method}" + (", weights apart" if way.weights_apart else ""),
+            training=training_chunks(self.request.model, cut.partition),
+            origin=f"{cut.name}, {self.options.method}" + (", weights apart" if cut.weights_apart else ""),
         )
 
-    def as_planned(self, run: ContenderRun, name: str) -> PlannedStep:
-        return PlannedStep(
-            partition=run.partition,
-            graph=run.graph,
-            orders=run.orders,
-            timed=run.timed,
-            bound_ns=self._way(run.partition, name, weights_apart=run.weights_apart).bound_ns,
-            strategies=run.strategy,
-            training=training_chunks(self.request.model, run.partition),
-            origin=name,
-        )
 
-    def _pairs(self, way: _TriedPartition, candidates: Candidates) -> tuple[Pair, ...]:
-        layers = pair_layers(self.request.model, way.partition, self.microbatches)
-        return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+_Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
+"""Orders, tasks with the times and bytes of the strategies, their simulation, and the strategies."""
+
+
+class _MemoryPlanning:
+    """Orders and strategies of one partition: the shortest of several searches that fits in memory."""
+
+    def __init__(self, graph: TaskGraph, candidates: Candidates, method: str, limits: OrderLimits) -> None:
+        self.graph, self.candidates, self.method, self.limits = graph, candidates, method, limits
+        self.began, self.effort_left = time.monotonic(), limits.effort
+        self.fitting: list[_Fitting] = []
+
+    def run(self) -> _Fitting:
+        """Returns the shortest orders and strategies that fit.
+
+        Raises:
+            InfeasibleError: None fits; the message has rank, time, shortage and remedies.
+        """
+        is_limited = any(self.graph.limit_bytes)
+        first = self._search(replace(self.graph, limit_bytes=()), _FIRST_SHARE if is_limited else 1.0)
+        assert isinstance(first, Searched)  # without limits nothing waits for memory
+        if self._holds(first.timed):
+            return first.orders, self.graph, first.timed, "keep"
+        self._note(self.graph, self._search(self.graph, 0.3), "keep")
+        pairs = pairs_of(self.graph, self.candidates)
+        shortage = self._tune(pairs, first.orders)
+        if shortage is None and self.fitting:
+            return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
+        # leanest strategies first, then faster ones that fit in the order
+        choice = [pair.leanest for pair in pairs]
+        leanest = with_candidates(self.graph, pairs, choice)
+        searched = self._search(leanest, 0.5)
+        self._note(leanest, searched, strategies_of(self.graph, pairs, choice))
+        if isinstance(searched, Searched):
+            self._tune(pairs, searched.orders)
+        if not self.fitting:
+            reason = str(shortage) if shortage is not None else self._short(searched)
+            raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
+        return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
+
+    def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
+        """Chooses strategies in these orders, then searches for better orders with them."""
+        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
+        if isinstance(tuned, MemoryShortage):
+            return tuned
+        assert not isinstance(tuned, Deadlock)  # the orders have run before
+        strategies = strategies_of(self.graph, pairs, tuned.choice)
+        if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
+            self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
+        self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
+        return None
+
+    def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
+        """Searches with a share of the remaining effort."""
+        left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
+        limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
+        searched = search_orders(graph, method=self.method, limits=limits)
+        spent = searched.effort / limits.threads if isinstance(searched, Searched) else limits.effort
+        self.effort_left = max(0.0, self.effort_left - spent)
+        return searched
+
+    def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
+        if isinstance(searched, Searched) and self._holds(searched.timed):  # tasks wait for memory, constants do not
+            self.fitting.append((searched.orders, graph, searched.timed, strategies))
+
+    def _holds(self, timed: Timed) -> bool:
+        return max(self._excess_bytes(timed), default=0) <= 0
+
+    def _excess_bytes(self, timed: Timed) -> list[int]:
+        limits = self.graph.limit_bytes or (0,) * self.graph.num_ranks
+        return [peak - limit if limit else 0 for peak, limit in zip(timed.peak_bytes, limits, strict=True)]
+
+    def _short(self, searched: Searched | Deadlock) -> str:
+        if isinstance(searched, Deadlock):
+            short, when = list(searched.short_bytes), f"{searched.at_ns / 1e6:.3f} ms into the step"
+        else:
+            short, when = self._excess_bytes(searched.timed), "whatever is recomputed"
+        return (
+            f"rank {short.index(max(short))} is short of {max(short)} bytes {when}; what would help: a higher limit, "
+            "smaller microbatches, or more ranks"
+        )
 
 
 Shares = tuple[tuple[int, ...], ...]
@@ -499,10 +440,9 @@ def shares_of(request: Request, step: Sequence[Microbatch], num_replicas: int) -
     if num_replicas == 1:
         return (tuple(range(len(step))),)
     known: dict[Microbatch, float] = {}
-    for microbatch in step:
-        if microbatch not in known:
-            times = layer_times(replace(request, microbatches=(microbatch,)))
-            known[microbatch] = math.fsum(time for layers in times.values() for time in layers)
+    for microbatch in dict.fromkeys(step):
+        times = layer_times(replace(request, microbatches=(microbatch,)))
+        known[microbatch] = math.fsum(time for layers in times.values() for time in layers)
     return share_out([known[microbatch] for microbatch in step], num_replicas)
 
 

@@ -1,47 +1,35 @@
-"""Task graphs for ``mosaic._search``, checked and compiled once.
-
-Tasks of one step on ranks with their waits: the input of simulations, searches and bounds.
+"""Tasks of one step on ranks with their waits, their simulation, lower bounds of a step, and its memory.
 
 Times are whole nanoseconds and memory whole bytes: the same order gives exactly the same times in every
 implementation.
 
-Simulation of orders, and roll-out of a ranking of groups.
-
 A roll-out interleaves forwards and backwards as in PipeWeaver 6.2: a free row runs the first task by ranking that could
 start by now, and if a forward and a backward both could, the kind that it did not run last. Memory admits tasks by one
 of two rules (``Admission``).
-
-Lower bounds of a step's makespan, in a fraction of the time of a search.
-
-Each is proven for every schedule of the task graph:
-
-* ``load``: a row runs one task at a time.
-* ``critical_path``: the longest path through waits, with lags.
-* ``one_machine``: Jackson's preemptive schedule of each row with a head and a tail for each task. Heads and
-  tails are longest paths, longer where several tasks of one row feed one task (pieces of a microbatch that the backbone
-  waits for) by the row's time for all of them.
-
-Memory bounds nothing here.
-
-Memory of ranks over a step, and time of their gradient sums over data-parallel ranks.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from mosaic.graph import Part
+from mosaic.pipelining.layers import Layer
 from mosaic.search_extension import load_search
 
 if TYPE_CHECKING:
     from mosaic import _search
+
+Orders = tuple[tuple[int, ...], ...]
+"""Indices of each row's tasks, in order."""
+
+PairKey = tuple[int, int, int]
+"""A forward and its backward: chunk, microbatch, piece."""
 
 
 class ActionKind(StrEnum):
@@ -50,60 +38,6 @@ class ActionKind(StrEnum):
     FORWARD = "F"
     BACKWARD = "B"
     WEIGHTS = "W"
-
-
-KINDS = {kind: number for number, kind in enumerate(ActionKind)}
-"""The extension's numbers of task kinds."""
-_MAX_WHOLE = 2**63
-
-
-def compile_tasks(
-    tasks: Sequence[object],
-    waits: Sequence[object],
-    *,
-    rank_of: Sequence[int],
-    base_bytes: Sequence[int],
-    limit_bytes: Sequence[int],
-) -> _search.Tasks:
-    """Checks tasks and waits (``Task`` and ``Wait``) and compiles them for searches.
-
-    Raises:
-        ValueError: A figure is not a whole number or out of range, or tasks wait for each other in a circle.
-    """
-    columns = [_column("task", tasks, name) for name in ("row", "microbatch", "group", "time_ns", *_BYTES)]
-    columns.insert(1, array("q", [KINDS[kind] for kind in map(operator.attrgetter("kind"), tasks)]))
-    compiled: _search.Tasks = load_search().Tasks(
-        columns,
-        [_column("wait", waits, name) for name in ("source", "target", "lag_ns")],
-        rank_of=_whole("rank_of", rank_of),
-        base_bytes=_whole("base_bytes", base_bytes),
-        limit_bytes=_whole("limit_bytes", limit_bytes),
-    )
-    return compiled
-
-
-_BYTES = ("takes_bytes", "frees_bytes")
-
-
-def _column(what: str, of: Iterable[object], name: str) -> array[int]:
-    read = operator.attrgetter(name)
-    try:
-        return array("q", map(read, of))
-    except (TypeError, OverflowError):
-        for index, each in enumerate(of):
-            _whole(f"{name} of {what} {index}", [read(each)])
-        raise
-
-
-def _whole(name: str, values: Sequence[int]) -> array[int]:
-    for value in values:
-        if not hasattr(value, "__index__") or not -_MAX_WHOLE <= value < _MAX_WHOLE:
-            raise ValueError(f"{name} is {value!r}; use a whole number of at most 63 bits")
-    return array("q", values)
-
-
-Orders = tuple[tuple[int, ...], ...]
-"""Indices of each row's tasks, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,16 +99,20 @@ class TaskGraph:
     """Constant bytes of each rank; empty: none."""
     limit_bytes: tuple[int, ...] = ()
     """Memory of each rank, 0 for no limit; empty: no limits."""
+    layers: Mapping[PairKey, tuple[Layer, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """The layers of each pair with a backward, in the order of its chunk."""
     compiled: _search.Tasks = field(init=False, repr=False, compare=False)
     """The graph for simulations and searches."""
 
     def __post_init__(self) -> None:
-        compiled = compile_tasks(
-            self.tasks,
-            self.waits,
-            rank_of=self.rank_of,
-            base_bytes=self.base_bytes,
-            limit_bytes=self.limit_bytes,
+        tasks = [_column("task", self.tasks, name) for name in _TASK_COLUMNS]
+        tasks.insert(1, array("q", [_KINDS[task.kind] for task in self.tasks]))
+        compiled = load_search().Tasks(
+            tasks,
+            [_column("wait", self.waits, name) for name in ("source", "target", "lag_ns")],
+            rank_of=_whole("rank_of", self.rank_of),
+            base_bytes=_whole("base_bytes", self.base_bytes),
+            limit_bytes=_whole("limit_bytes", self.limit_bytes),
         )
         object.__setattr__(self, "compiled", compiled)
 
@@ -187,6 +125,28 @@ class TaskGraph:
     def num_ranks(self) -> int:
         """Number of ranks."""
         return max(self.rank_of, default=-1) + 1
+
+
+_TASK_COLUMNS = ("row", "microbatch", "group", "time_ns", "takes_bytes", "frees_bytes")
+_KINDS = {kind: number for number, kind in enumerate(ActionKind)}
+_MAX_WHOLE = 2**63
+
+
+def _column(what: str, items: Sequence[object], name: str) -> array[int]:
+    read = attrgetter(name)
+    try:
+        return array("q", map(read, items))
+    except (TypeError, OverflowError):
+        for index, item in enumerate(items):
+            _whole(f"{name} of {what} {index}", [read(item)])
+        raise
+
+
+def _whole(name: str, values: Sequence[int]) -> array[int]:
+    for value in values:
+        if not hasattr(value, "__index__") or not -_MAX_WHOLE <= value < _MAX_WHOLE:
+            raise ValueError(f"{name} is {value!r}; use a whole number of at most 63 bits")
+    return array("q", values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +190,7 @@ def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
     Raises:
         ValueError: A row lacks one of its tasks, or has another one.
     """
-    return _answer(load_search().replay(graph.compiled, orders))
+    return _timed(load_search().replay(graph.compiled, orders))
 
 
 def roll_out(
@@ -243,8 +203,8 @@ def roll_out(
     """
     groups = graph.compiled.natural_ranking if ranking is None else ranking
     orders, replayed = load_search().roll_out(graph.compiled, groups, is_gated=admission == Admission.GATE)
-    answer = _answer(replayed)
-    return answer if isinstance(answer, Deadlock) else (tuple(map(tuple, orders)), answer)
+    timed = _timed(replayed)
+    return timed if isinstance(timed, Deadlock) else (tuple(map(tuple, orders)), timed)
 
 
 def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
@@ -252,86 +212,36 @@ def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
     return Deadlock(waiting=tuple(deadlock.waiting), at_ns=deadlock.at_ns, short_bytes=tuple(deadlock.short_bytes))
 
 
-def _answer(replayed: _search.Replayed) -> Timed | Deadlock:
+def _timed(replayed: _search.Replayed) -> Timed | Deadlock:
     if replayed.deadlock is not None:
         return deadlock_of(replayed.deadlock)
     starts, peaks = tuple(replayed.start_ns), tuple(replayed.peak_bytes)
     return Timed(start_ns=starts, makespan_ns=replayed.makespan_ns, peak_bytes=peaks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Lower bounds of a step's makespan."""
+def lower_bound_ns(graph: TaskGraph) -> int:
+    """Returns a time that no orders of a graph are below, whatever memory admits: Jackson's one-machine bound.
 
-    load_ns: int
-    """The largest sum of a row's times, the base of the bubble share."""
-    critical_path_ns: int
-    """The longest path."""
-    one_machine_ns: int
-    """Jackson's preemptive one-machine bound, the largest of all rows."""
-
-    @property
-    def ns(self) -> int:
-        """The largest of them."""
-        return max(self.load_ns, self.critical_path_ns, self.one_machine_ns)
+    Of each row, the preemptive schedule of its tasks with a head and a tail (longest paths with lags); the longest
+    row counts. Heads and tails are longer where several tasks of one row feed one task (pieces of a microbatch that
+    the backbone waits for), by the row's time for all of them. It is at least the longest path, and at least each
+    row's sum of times.
+    """
+    bound_ns: int = load_search().lower_bound(graph.compiled)
+    return bound_ns
 
 
-def bound(graph: TaskGraph) -> Bounds:
-    """Returns the lower bounds of a graph."""
-    bounds = load_search().find_bounds(graph.compiled)
-    return Bounds(
-        load_ns=bounds.load_ns,
-        critical_path_ns=bounds.way_ns,
-        one_machine_ns=bounds.one_machine_ns,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTimeline:
-    """Bytes in use on one rank."""
-
-    at_ns: tuple[int, ...]
-    """Times of changes, ascending; the first is 0."""
-    in_use_bytes: tuple[int, ...]
-    """Bytes from each of these times up to the next."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak bytes."""
-        return max(self.in_use_bytes)
-
-    @property
-    def peak_ns(self) -> int:
-        """First time of the peak."""
-        return self.at_ns[self.in_use_bytes.index(self.peak_bytes)]
-
-    def bytes_at(self, time_ns: int) -> int:
-        """Returns the bytes in use at ``time_ns``; 0 before 0."""
-        place = bisect.bisect_right(self.at_ns, time_ns)
-        return self.in_use_bytes[place - 1] if place else 0
-
-
-def rank_timelines(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline, ...]:
-    """Returns the memory of each rank over time, from the bytes that tasks take and free."""
-    changes: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ranks)]
+def memory_peaks(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Returns each rank's peak bytes and their first time; changes at one time count together."""
+    changes: list[dict[int, int]] = [{} for _ in range(graph.num_ranks)]
     for task, start in zip(graph.tasks, start_ns, strict=True):
-        own = changes[graph.rank_of[task.row]]
-        if task.takes_bytes:
-            own.append((start, task.takes_bytes))
-        if task.frees_bytes:
-            own.append((start + task.time_ns, -task.frees_bytes))
-    bases = graph.base_bytes or (0,) * graph.num_ranks
-    return tuple(_timeline(own, base) for own, base in zip(changes, bases, strict=True))
-
-
-def _timeline(changes: Iterable[tuple[int, int]], base_bytes: int) -> MemoryTimeline:
-    """Returns a timeline from pairs of a time and a change of bytes; changes at one time count together."""
-    at_ns, in_use_bytes = [0], [base_bytes]
-    for time_ns, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
-        total = in_use_bytes[-1] + sum(change[1] for change in group)
-        if time_ns == at_ns[-1]:
-            in_use_bytes[-1] = total
-        elif total != in_use_bytes[-1]:
-            at_ns.append(time_ns)
-            in_use_bytes.append(total)
-    return MemoryTimeline(at_ns=tuple(at_ns), in_use_bytes=tuple(in_use_bytes))
+        own, end = changes[graph.rank_of[task.row]], start + task.time_ns
+        own[start] = own.get(start, 0) + task.takes_bytes
+        own[end] = own.get(end, 0) - task.frees_bytes
+    peaks = []
+    for own, base_bytes in zip(changes, graph.base_bytes or (0,) * graph.num_ranks, strict=True):
+        times = sorted(own)
+        in_use = list(accumulate((own[time_ns] for time_ns in times), initial=base_bytes))
+        peak = max(in_use)
+        peaks.append((peak, [0, *times][in_use.index(peak)]))
+    return tuple(peaks)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.task_graph import workspace_bytes
-from mosaic.pipelining.tasks import ActionKind, Deadlock, Task, TaskGraph, Timed, rank_timelines
+from mosaic.pipelining.tasks import ActionKind, Deadlock, PairKey, TaskGraph, Timed, memory_peaks
 
 Choice = tuple[int, ...]
 """Candidate index of each pair."""
@@ -28,14 +28,13 @@ Simulate = Callable[[TaskGraph], Timed | Deadlock]
 """Runs tasks of a graph without memory limits in fixed orders."""
 Floats = npt.NDArray[np.float64]
 
-NS_PER_MS = 1e6
 _GB = 1e9
+_TAKEN_AT_ONCE = 4
+"""Candidates that a greedy choice takes by one price list. Without a limit steps got up to 2 % longer."""
 _MIN_WEIGHT = 0.02
 """Weight of a pair with large slack."""
 _KEPT_WEIGHT = 0.5
 """Share of a weight that stays from one simulation to the next."""
-MANY_PAIRS = 256
-"""Pairs of a rank above which one greedy choice is made in place of the best of three."""
 _SCALE = 0.3
 """Slack at which a weight falls to 1/e, as a share of a task's mean time. With these three the added time of a step was
 62 to 96 % less than with equal weights (1F1B of 4 and 8 ranks with 8 and 16 ragged microbatches)."""
@@ -98,19 +97,17 @@ class Candidates:
 
     def _find(self, layers: tuple[Layer, ...]) -> tuple[Candidate, ...]:
         """Takes the changes of single layers in the order of added time over freed bytes."""
-        chosen, changes = [], []
-        for place, layer in enumerate(layers):
-            hull = _hull(layer)
-            chosen.append(hull[0])
-            for rank, (before, after) in enumerate(pairwise(hull)):
-                one, other = layer.strategies[before], layer.strategies[after]
-                freed = one.kept_bytes - other.kept_bytes
-                changes.append(((_added_ms(layer, after) - _added_ms(layer, before)) / freed, place, rank, after))
-        steps = [tuple(chosen)]
+        hulls = [_hull(layer) for layer in layers]
+        changes = [
+            (_price(layer, before, after), place, rank, after)
+            for place, (layer, hull) in enumerate(zip(layers, hulls, strict=True))
+            for rank, (before, after) in enumerate(pairwise(hull))
+        ]
+        chosen = [hull[0] for hull in hulls]
+        candidates = [self._candidate(layers, tuple(chosen))]
         for _, place, _, after in sorted(changes):
             chosen[place] = after
-            steps.append(tuple(chosen))
-        candidates = [self._candidate(layers, step) for step in steps]
+            candidates.append(self._candidate(layers, tuple(chosen)))
         if len(candidates) <= self.count:
             return tuple(candidates)
         kept = np.array([candidate.kept_bytes for candidate in candidates])
@@ -119,16 +116,16 @@ class Candidates:
         return tuple(candidates[at] for at in taken)
 
     def _candidate(self, layers: tuple[Layer, ...], chosen: tuple[int, ...]) -> Candidate:
-        taken = [layer.strategies[at] for layer, at in zip(layers, chosen, strict=True)]
+        strategies = [layer.strategies[at] for layer, at in zip(layers, chosen, strict=True)]
         memory = [
-            (each.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
-            for layer, each in zip(layers, taken, strict=True)
+            (strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
+            for layer, strategy in zip(layers, strategies, strict=True)
         ]
         return Candidate(
             strategies=chosen,
-            forward_ns=sum(round(each.extra_forward_ms * NS_PER_MS) for each in taken),
-            backward_ns=sum(round(each.extra_backward_ms * NS_PER_MS) for each in taken),
-            kept_bytes=sum(each.kept_bytes for each in taken),
+            forward_ns=sum(round(strategy.extra_forward_ms * 1e6) for strategy in strategies),
+            backward_ns=sum(round(strategy.extra_backward_ms * 1e6) for strategy in strategies),
+            kept_bytes=sum(strategy.kept_bytes for strategy in strategies),
             workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
         )
 
@@ -137,30 +134,29 @@ def _added_ms(layer: Layer, at: int) -> float:
     return layer.strategies[at].extra_forward_ms + layer.strategies[at].extra_backward_ms
 
 
+def _price(layer: Layer, before: int, after: int) -> float:
+    """Returns the added time over the freed bytes of a change of policy."""
+    freed = layer.strategies[before].kept_bytes - layer.strategies[after].kept_bytes
+    return (_added_ms(layer, after) - _added_ms(layer, before)) / freed
+
+
 def _check(layer: Layer) -> None:
-    for each in layer.strategies:
-        for time_ms in (each.extra_forward_ms, each.extra_backward_ms):
+    for strategy in layer.strategies:
+        for time_ms in (strategy.extra_forward_ms, strategy.extra_backward_ms):
             if not 0 <= time_ms < math.inf:  # also catches NaN
-                raise ValueError(f"strategy {each.name!r} adds {time_ms} ms; use a finite time, 0 or more")
-        if each.kept_bytes < 0 or layer.workspace_bytes < 0:
-            raise ValueError(f"strategy {each.name!r} keeps {each.kept_bytes} bytes; use 0 or more")
+                raise ValueError(f"strategy {strategy.name!r} adds {time_ms} ms; use a finite time, 0 or more")
+        if strategy.kept_bytes < 0 or layer.workspace_bytes < 0:
+            raise ValueError(f"strategy {strategy.name!r} keeps {strategy.kept_bytes} bytes; use 0 or more")
 
 
 def _hull(layer: Layer) -> list[int]:
     """Returns the policies of a layer from the fastest to the leanest whose added time over freed bytes only grows."""
-    order = sorted(
-        range(len(layer.strategies)), key=lambda at: (_added_ms(layer, at), layer.strategies[at].kept_bytes, at)
-    )
+    kept_bytes = [strategy.kept_bytes for strategy in layer.strategies]
     hull: list[int] = []
-
-    def price(before: int, after: int) -> float:
-        freed = layer.strategies[before].kept_bytes - layer.strategies[after].kept_bytes
-        return (_added_ms(layer, after) - _added_ms(layer, before)) / freed
-
-    for at in order:
-        if hull and layer.strategies[at].kept_bytes >= layer.strategies[hull[-1]].kept_bytes:
+    for at in sorted(range(len(kept_bytes)), key=lambda at: (_added_ms(layer, at), kept_bytes[at], at)):
+        if hull and kept_bytes[at] >= kept_bytes[hull[-1]]:
             continue
-        while len(hull) > 1 and price(hull[-2], hull[-1]) >= price(hull[-1], at):
+        while len(hull) > 1 and _price(layer, hull[-2], hull[-1]) >= _price(layer, hull[-1], at):
             hull.pop()
         hull.append(at)
     return hull
@@ -198,33 +194,37 @@ class Pair:
         return min(range(len(options)), key=lambda at: (options[at].kept_bytes, options[at].added_ns))
 
 
-def pairs_of(graph: TaskGraph, candidates: Callable[[Task], tuple[Candidate, ...]]) -> tuple[Pair, ...]:
+def pairs_of(graph: TaskGraph, candidates: Candidates) -> tuple[Pair, ...]:
     """Returns all forwards with their backwards of a graph in which everything is kept.
 
     Bytes that a forward takes and does not free are kept; those that it frees are workspace.
-
-    Args:
-        graph: Tasks whose bytes are those of their chunk's activations and workspace alone.
-        candidates: Returns the candidates of a forward's chunk with its piece.
     """
-    phases: dict[object, dict[ActionKind, int]] = {}
+    phases: dict[PairKey, dict[ActionKind, int]] = {}
     for index, task in enumerate(graph.tasks):
-        phases.setdefault((task.row, task.parts, task.microbatch, task.piece), {})[task.kind] = index
+        phases.setdefault((task.chunk, task.microbatch, task.piece), {})[task.kind] = index
     pairs = []
-    for own in phases.values():
-        if ActionKind.FORWARD in own and ActionKind.BACKWARD in own:
-            forward = graph.tasks[own[ActionKind.FORWARD]]
-            kept_bytes = forward.takes_bytes - forward.frees_bytes
-            pairs.append(
-                Pair(
-                    forward=own[ActionKind.FORWARD],
-                    backward=own[ActionKind.BACKWARD],
-                    weights=own.get(ActionKind.WEIGHTS),
-                    candidates=candidates(forward),
-                    counted=replace(_NOTHING, kept_bytes=kept_bytes, workspace_bytes=forward.frees_bytes),
-                )
+    for key, layers in graph.layers.items():
+        forward = graph.tasks[phases[key][ActionKind.FORWARD]]
+        kept_bytes = forward.takes_bytes - forward.frees_bytes
+        pairs.append(
+            Pair(
+                forward=phases[key][ActionKind.FORWARD],
+                backward=phases[key][ActionKind.BACKWARD],
+                weights=phases[key].get(ActionKind.WEIGHTS),
+                candidates=candidates.of(layers),
+                counted=replace(_NOTHING, kept_bytes=kept_bytes, workspace_bytes=forward.frees_bytes),
             )
+        )
     return tuple(pairs)
+
+
+def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
+    """Returns the strategy index of each layer, by pair."""
+    tasks = (graph.tasks[pair.forward] for pair in pairs)
+    return {
+        (task.chunk, task.microbatch, task.piece): pair.candidates[candidate].strategies
+        for task, pair, candidate in zip(tasks, pairs, choice, strict=True)
+    }
 
 
 def with_candidates(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> TaskGraph:
@@ -258,7 +258,6 @@ class Tuned:
     """A choice that fits on every rank at all times."""
 
     choice: Choice
-    """Candidate index of each pair."""
     graph: TaskGraph
     """The graph with the chosen times and bytes, and the limits."""
     timed: Timed
@@ -278,9 +277,7 @@ class MemoryShortage:
     at_ns: int
     """Time of the largest shortage."""
     short_bytes: int
-    """The shortage."""
     limit_bytes: int
-    """Memory of the rank."""
     base_bytes: int
     """Constant bytes of the rank: weights, gradients, optimizer state."""
     microbatches: tuple[int, ...]
@@ -293,30 +290,31 @@ class MemoryShortage:
     """Number of these pairs that fit, the leanest first."""
 
     @property
-    def remedies(self) -> tuple[str, ...]:
-        """Remedies, a sentence each."""
+    def remedies(self) -> str:
+        """Remedies, separated by ``; or``."""
         if self.base_bytes > self.limit_bytes:
             over = (self.base_bytes - self.limit_bytes) / _GB
             return (
                 f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB, {over:.3g} GB "
-                "over its limit: use more ranks or more tensor parallelism, or train fewer of its layers",
+                "over its limit: use more ranks or more tensor parallelism, or train fewer of its layers"
             )
-        remedies = [f"a limit of {(self.limit_bytes + self.short_bytes) / _GB:.4g} GB"]
+        remedies = f"a limit of {(self.limit_bytes + self.short_bytes) / _GB:.4g} GB"
         if self.num_pairs > 1:
-            remedies.append(
-                f"an order with at most {self.num_fitting} pieces of layers in flight there, where it has "
+            remedies += (
+                f"; or an order with at most {self.num_fitting} pieces of layers in flight there, where it has "
                 f"{self.num_pairs} of microbatches {', '.join(map(str, self.microbatches))}"
             )
         if self.held_bytes:
-            remedies.append(
-                f"smaller microbatches, of which {self.held_bytes / _GB:.3g} GB are in use there then; or more ranks"
+            remedies += (
+                f"; or smaller microbatches, of which {self.held_bytes / _GB:.3g} GB are in use there then; or more "
+                "ranks"
             )
-        return tuple(remedies)
+        return remedies
 
     def __str__(self) -> str:
         return (
             f"rank {self.rank} is short of {self.short_bytes / _GB:.3g} GB of its {self.limit_bytes / _GB:.3g} GB "
-            f"{self.at_ns / 1e6:.3f} ms into the step; what would help: " + "; or ".join(self.remedies)
+            f"{self.at_ns / 1e6:.3f} ms into the step; what would help: {self.remedies}"
         )
 
 
@@ -351,55 +349,57 @@ class _Tuning:
             self.followers[wait.source].append((wait.target, wait.lag_ns))
 
     def run(self, rounds: int) -> Tuned | MemoryShortage | Deadlock:
-        fastest = tuple(pair.fastest for pair in self.pairs)
-        altered, timed = self._simulated(fastest)
+        choice = tuple(pair.fastest for pair in self.pairs)
+        altered = with_candidates(self.free, self.pairs, choice)
+        timed = self.simulate(altered)
         if isinstance(timed, Deadlock):
             return timed
         bound_ns = timed.makespan_ns
-        if not (short := self._short(altered, timed)):
-            return self._result(fastest, altered, timed, bound_ns)
-        best: tuple[Choice, TaskGraph, Timed] | None = None
-        seen = {fastest}
+        fitting: dict[Choice, tuple[TaskGraph, Timed]] = {}
+        tried = {choice}
         for _ in range(rounds):
-            self._note(altered, timed, short)
-            choice = self._chosen(fastest)
-            if choice is None:
-                break
-            if choice in seen:  # the weights keep moving towards the last simulation
-                continue
-            seen.add(choice)
-            altered, timed = self._simulated(choice)
-            assert not isinstance(timed, Deadlock)  # times do not change the waits
-            short = self._short(altered, timed)
-            if not short and (best is None or timed.makespan_ns < best[2].makespan_ns):
-                best = choice, altered, timed
+            if not (short := self._short(altered, timed)):
+                fitting[choice] = altered, timed
                 if timed.makespan_ns == bound_ns:
                     break
-        if best is not None:
-            return self._result(*best, bound_ns)
-        leanest = tuple(pair.leanest for pair in self.pairs)
-        altered, timed = self._simulated(leanest)
-        assert not isinstance(timed, Deadlock)
-        return self._shortage(altered, timed) or self._result(leanest, altered, timed, bound_ns)
-
-    def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed | Deadlock]:
-        altered = with_candidates(self.free, self.pairs, choice)
-        return altered, self.simulate(altered)
-
-    def _result(self, choice: Choice, altered: TaskGraph, timed: Timed, bound_ns: int) -> Tuned:
+            self._note(altered, timed, short)
+            selected = self._select()
+            if selected is None:
+                break
+            if selected in tried:  # the weights keep moving towards the last simulation
+                continue
+            choice = selected
+            tried.add(choice)
+            altered, timed = self._simulated(choice)
+        else:
+            if not self._short(altered, timed):
+                fitting[choice] = altered, timed
+        if not fitting:
+            choice = tuple(pair.leanest for pair in self.pairs)
+            altered, timed = self._simulated(choice)
+            if (shortage := self._shortage(altered, timed)) is not None:
+                return shortage
+            fitting[choice] = altered, timed
+        choice, (altered, timed) = min(fitting.items(), key=lambda item: item[1][1].makespan_ns)
         graph = replace(altered, limit_bytes=self.graph.limit_bytes)
         return Tuned(choice=choice, graph=graph, timed=timed, bound_ns=bound_ns)
 
+    def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed]:
+        altered = with_candidates(self.free, self.pairs, choice)
+        timed = self.simulate(altered)
+        assert isinstance(timed, Timed)  # times do not change the waits
+        return altered, timed
+
     def _short(self, altered: TaskGraph, timed: Timed) -> list[RankPairs]:
         """Returns the ranks whose memory does not hold."""
-        lines = rank_timelines(altered, timed.start_ns)
-        return [own for own in self.ranks if lines[own.rank].peak_bytes > own.limit_bytes]
+        peaks = memory_peaks(altered, timed.start_ns)
+        return [own for own in self.ranks if peaks[own.rank][0] > own.limit_bytes]
 
     def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[RankPairs]) -> None:
         """Updates instants of memory and weights from a simulation."""
         for own in self.ranks:
-            if own in short or not own.instants:
-                own.instants.append(own.snapshot(altered, timed.start_ns))
+            if own in short or not own.has_instants:
+                own.add_instants(altered, timed.start_ns)
         slack = self._slack_ns(altered, timed)
         times = [altered.tasks[task].time_ns for task in self.weights]
         scale = max(1.0, _SCALE * sum(times) / max(1, len(times)))
@@ -424,73 +424,58 @@ class _Tuning:
             next_of_row[task.row] = index
         return [last - now for last, now in zip(latest, start, strict=True)]
 
-    def _chosen(self, fastest: Choice) -> Choice | None:
+    def _select(self) -> Choice | None:
         """Returns the best choice of each rank with these weights; None if none fits all instants."""
-        choice = list(fastest)
+        choice = [pair.fastest for pair in self.pairs]
         for own in self.ranks:
-            chosen = own.select(self.weights)
-            if chosen is None:
+            selected = own.select(self.weights)
+            if selected is None:
                 return None
-            for index, candidate in zip(own.indices, chosen, strict=True):
+            for index, candidate in zip(own.indices, selected, strict=True):
                 choice[index] = candidate
         return tuple(choice)
 
     def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage | None:
         """Returns the shortage of the leanest candidates; None if all fits."""
-        lines = rank_timelines(graph, timed.start_ns)
-        own = max(self.ranks, key=lambda each: lines[each.rank].peak_bytes - each.limit_bytes)
-        line = lines[own.rank]
-        if (short := line.peak_bytes - own.limit_bytes) <= 0:
+        peaks = memory_peaks(graph, timed.start_ns)
+        own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
+        peak_bytes, peak_ns = peaks[own.rank]
+        if (short := peak_bytes - own.limit_bytes) <= 0:
             return None
         using = []
         for pair, (start, forward_end, backward_start, end) in zip(
             own.pairs, own.spans(graph, timed.start_ns), strict=True
         ):
-            if start <= line.peak_ns < end:
+            if start <= peak_ns < end:
                 candidate = pair.candidates[pair.leanest]
-                works = line.peak_ns < forward_end or line.peak_ns >= backward_start
+                works = peak_ns < forward_end or peak_ns >= backward_start
                 using.append((candidate.kept_bytes + works * candidate.workspace_bytes, pair))
-        held = sum(size for size, _ in using)
-        left, fitting = held - short, 0
-        for size in sorted(size for size, _ in using):
-            left -= size
-            fitting += left >= 0
+        sizes = sorted(size for size, _ in using)
+        left = sum(sizes) - short
         return MemoryShortage(
             rank=own.rank,
-            at_ns=line.peak_ns,
+            at_ns=peak_ns,
             short_bytes=short,
             limit_bytes=own.limit_bytes,
             base_bytes=own.base_bytes,
             microbatches=tuple(sorted({graph.tasks[pair.forward].microbatch for _, pair in using})),
-            held_bytes=held,
+            held_bytes=sum(sizes),
             num_pairs=len(using),
-            num_fitting=fitting,
+            num_fitting=sum(held <= left for held in accumulate(sizes)),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Instants:
-    """Memory at the instants of one simulation, a row each."""
-
-    holds: Floats
-    """1 where a pair (column) is in use and no task of it runs."""
-    works: Floats
-    """1 where a task of the pair runs."""
-    room: Floats
-    """Bytes for the pairs."""
-
-
 class RankPairs:
-    """The pairs of one rank, and all other uses of its memory."""
+    """The pairs of one rank, all other uses of its memory, and the instants at which not every choice fits."""
 
     def __init__(self, graph: TaskGraph, pairs: Sequence[Pair], rank: int) -> None:
-        ranks = [graph.rank_of[task.row] for task in graph.tasks]
         self.rank, self.limit_bytes = rank, graph.limit_bytes[rank]
         self.base_bytes = graph.base_bytes[rank] if graph.base_bytes else 0
-        self.indices = [index for index, pair in enumerate(pairs) if ranks[pair.forward] == rank]
+        own = [index for index, task in enumerate(graph.tasks) if graph.rank_of[task.row] == rank]
+        self.indices = [
+            index for index, pair in enumerate(pairs) if graph.rank_of[graph.tasks[pair.forward].row] == rank
+        ]
         self.pairs = [pairs[index] for index in self.indices]
-        self.instants: list[_Instants] = []
-        own = [index for index in range(len(graph.tasks)) if ranks[index] == rank]
         fixed = {index: [graph.tasks[index].takes_bytes, graph.tasks[index].frees_bytes] for index in own}
         for pair in self.pairs:
             kept, works = pair.counted.kept_bytes, pair.counted.workspace_bytes
@@ -502,17 +487,26 @@ class RankPairs:
         most = max((len(pair.candidates) for pair in self.pairs), default=0)
 
         def table(value: Callable[[Candidate], int]) -> Floats:
-            rows = [[value(each) for each in pair.candidates] for pair in self.pairs]
+            rows = [[value(candidate) for candidate in pair.candidates] for pair in self.pairs]
             return np.array([[*row, *[math.inf] * (most - len(row))] for row in rows]).reshape(len(rows), most)
 
+        # a row a pair, a column a candidate
         self._forward, self._backward = table(lambda each: each.forward_ns), table(lambda each: each.backward_ns)
         self._held = table(lambda each: each.kept_bytes)
         self._working = table(lambda each: each.kept_bytes + each.workspace_bytes)
+        # a row an instant: 1 where a pair (column) is in use and no task of it runs; 1 where one runs; bytes for pairs
+        self._holds, self._works = np.zeros((0, len(self.pairs))), np.zeros((0, len(self.pairs)))
+        self._room = np.zeros(0)
 
-    def spans(self, graph: TaskGraph, start_ns: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    @property
+    def has_instants(self) -> bool:
+        """True if memory is short for some choice at some instant that was added."""
+        return len(self._room) > 0
+
+    def spans(self, graph: TaskGraph, start_ns: Sequence[int]) -> npt.NDArray[np.int64]:
         """Returns for each pair start and end of forward, start of backward, and the end of its use."""
         tasks = graph.tasks
-        return [
+        spans = [
             (
                 start_ns[pair.forward],
                 start_ns[pair.forward] + tasks[pair.forward].time_ns,
@@ -521,10 +515,11 @@ class RankPairs:
             )
             for pair in self.pairs
         ]
+        return np.array(spans, dtype=np.int64).reshape(-1, 4)
 
-    def snapshot(self, graph: TaskGraph, start_ns: Sequence[int]) -> _Instants:
-        """Returns the instants of a simulation at which not every choice fits."""
-        spans = np.array(self.spans(graph, start_ns), dtype=np.int64).reshape(-1, 4)
+    def add_instants(self, graph: TaskGraph, start_ns: Sequence[int]) -> None:
+        """Adds the instants of a simulation at which not every choice fits."""
+        spans = self.spans(graph, start_ns)
         changes = [(0, self.base_bytes)]
         for task, (takes, frees) in self._fixed.items():
             changes += [(start_ns[task], takes), (start_ns[task] + graph.tasks[task].time_ns, -frees)]
@@ -535,11 +530,9 @@ class RankPairs:
         room = self.limit_bytes - ((when <= times) * sizes).sum(axis=1)
         most = np.where(np.isfinite(self._working), self._working, 0).max(axis=1, initial=0)
         matters = used @ most > room
-        return _Instants(
-            holds=(used & ~works)[matters].astype(np.float64),
-            works=works[matters].astype(np.float64),
-            room=room[matters].astype(np.float64),
-        )
+        self._holds = np.concatenate([self._holds, (used & ~works)[matters]])
+        self._works = np.concatenate([self._works, works[matters]])
+        self._room = np.concatenate([self._room, room[matters]])
 
     def select(self, weights: Mapping[int, float]) -> list[int] | None:
         """Returns a candidate for each pair with little weighted added time that fits all instants; None if none does.
@@ -548,97 +541,54 @@ class RankPairs:
             weights: Weight of each task's added time.
         """
         if not self.pairs:
-            return None if any((each.room < 0).any() for each in self.instants) else []
+            return None if (self._room < 0).any() else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]
         backward = np.array([weights[pair.backward] for pair in self.pairs])[:, None]
         cost = forward * self._forward + backward * self._backward
-        instants = _Instants(
-            **{name: np.concatenate([getattr(each, name) for each in self.instants]) for name in _Instants.__slots__}
-        )
-        fastest, tables = cost.argmin(axis=1), (cost, self._held, self._working)
-        starts = [(fastest, 1.0), (fastest, 0.0), (self._held.argmin(axis=1), 0.0)]
-        if len(cost) > MANY_PAIRS:
-            starts = starts[:1]
-        choices = [_Greedy(tables, instants, start, power).run() for start, power in starts]
-        rows = np.arange(len(cost))
-        fitting = [choice for choice in choices if choice is not None]
-        best = min(fitting, key=lambda choice: float(cost[rows, choice].sum()), default=None)
-        return None if best is None else [int(candidate) for candidate in best]
+        choice, rows = cost.argmin(axis=1), np.arange(len(cost))
+        slack = self._room - self._holds @ self._held[rows, choice] - self._works @ self._working[rows, choice]
 
+        def after(pair: int, candidate: int) -> Floats:
+            held = self._held[pair, choice[pair]] - self._held[pair, candidate]
+            working = self._working[pair, choice[pair]] - self._working[pair, candidate]
+            freed: Floats = slack + self._holds[:, pair] * held + self._works[:, pair] * working
+            return freed
 
-class _Greedy:
-    """One greedy choice of a rank; rows of tables are pairs, columns their candidates."""
-
-    def __init__(
-        self, tables: tuple[Floats, Floats, Floats], at: _Instants, start: npt.NDArray[np.intp], power: float
-    ) -> None:
-        """Takes costs and bytes, the instants, the first choice, and the weight of instants that a pair shares."""
-        self.cost, self.held, self.working = tables
-        self.holds, self.works = at.holds, at.works
-        self.choice, self.power, self.rows = start.copy(), power, np.arange(len(self.cost))
-        now = self.rows, self.choice
-        self.slack = at.room - at.holds @ self.held[now] - at.works @ self.working[now]
-
-    def run(self) -> npt.NDArray[np.intp] | None:
-        for _ in range(4 * self.cost.size):
-            if not (self.slack < 0).any():
-                self._quicken()
-                return self.choice
-            if not self._free():
+        while (slack < 0).any():
+            # where most is missing, the candidates with the least added time for freed bytes
+            worst, short = int(slack.argmin()), slack < 0
+            using = np.flatnonzero(self._holds[worst] + self._works[worst])
+            uses = np.where(self._works[worst, using][:, None] > 0, self._working[using], self._held[using])
+            freed = uses[np.arange(len(using)), choice[using]][:, None] - uses
+            added = cost[using] - cost[using, choice[using]][:, None]
+            shared = (self._holds[short][:, using] + self._works[short][:, using]).sum(axis=0)[:, None]
+            useful = np.maximum(np.minimum(freed, -slack[worst]) * shared, 1e-300)
+            price = np.where(added > 0, added / useful, added * useful)
+            price[~((freed > 0) & np.isfinite(freed))] = math.inf
+            taken = set[int]()
+            for flat in np.argsort(price, axis=None, kind="stable"):
+                place, candidate = divmod(int(flat), price.shape[1])
+                if slack[worst] >= 0 or len(taken) == _TAKEN_AT_ONCE or price[place, candidate] == math.inf:
+                    break
+                if place not in taken and not ((after(using[place], candidate) < 0) & ~short).any():
+                    slack, choice[using[place]] = after(using[place], candidate), candidate  # no instant becomes short
+                    taken.add(place)
+            if not taken:
                 return None
-        return None
-
-    def _free(self) -> bool:
-        """Takes the candidate with the least added time for bytes freed at the instant that misses most."""
-        worst = int(self.slack.argmin())
-        using = np.flatnonzero(self.holds[worst] + self.works[worst])
-        uses = np.where(self.works[worst, using][:, None] > 0, self.working[using], self.held[using])
-        now = np.arange(len(using)), self.choice[using]
-        freed = uses[now][:, None] - uses
-        added = self.cost[using] - self.cost[using, self.choice[using]][:, None]
-        short = self.slack < 0
-        instants = np.ix_(np.flatnonzero(short), using)
-        shared = (self.holds[instants] + self.works[instants]).sum(axis=0) ** self.power
-        useful = np.maximum(np.minimum(freed, -self.slack[worst]) * shared[:, None], 1e-300)
-        price = np.where(added > 0, added / useful, added * useful)
-        price[~((freed > 0) & np.isfinite(freed))] = math.inf
-        for flat in np.argsort(price, axis=None, kind="stable"):
-            place, candidate = divmod(int(flat), price.shape[1])
-            if price[place, candidate] == math.inf:
-                return False
-            slack = self._after(pair := int(using[place]), candidate)
-            if not ((slack < 0) & ~short).any():  # no other instant becomes short
-                self.slack, self.choice[pair] = slack, candidate
-                return True
-        return False
-
-    def _after(self, pair: int, candidate: int) -> Floats:
-        now = self.choice[pair]
-        held = self.held[pair, now] - self.held[pair, candidate]
-        working = self.working[pair, now] - self.working[pair, candidate]
-        slack: Floats = self.slack + self.holds[:, pair] * held + self.works[:, pair] * working
-        return slack
-
-    def _quicken(self) -> None:
-        """Takes faster candidates where room is left, first those that save most."""
-        least_held, least_working = (self._least(mask, self.slack) for mask in (self.holds, self.works))
-        while True:
-            now = self.rows, self.choice
-            saved = self.cost[now][:, None] - self.cost
-            fits = (self.held - self.held[now][:, None] <= least_held[:, None]) & (
-                self.working - self.working[now][:, None] <= least_working[:, None]
+        while True:  # faster candidates where room is left, first those that save most
+            now = rows, choice
+            saved = cost[now][:, None] - cost
+            fits = (self._held - self._held[now][:, None] <= _least(self._holds, slack)) & (
+                self._working - self._working[now][:, None] <= _least(self._works, slack)
             )
             saved[~fits | ~np.isfinite(saved)] = 0.0
             pair, candidate = divmod(int(saved.argmax()), saved.shape[1])
             if saved[pair, candidate] <= 0:
-                return
-            self.slack, self.choice[pair] = self._after(pair, candidate), candidate
-            at = np.flatnonzero(self.holds[:, pair] + self.works[:, pair])  # room gets less at these alone
-            least_held = np.minimum(least_held, self._least(self.holds[at], self.slack[at]))
-            least_working = np.minimum(least_working, self._least(self.works[at], self.slack[at]))
+                return [int(candidate) for candidate in choice]
+            slack, choice[pair] = after(pair, candidate), candidate
 
-    @staticmethod
-    def _least(mask: Floats, slack: Floats) -> Floats:
-        """Returns the least room of each pair over the instants of a mask."""
-        least: Floats = np.where(mask > 0, slack[:, None], math.inf).min(axis=0, initial=math.inf)
-        return least
+
+def _least(mask: Floats, slack: Floats) -> Floats:
+    """Returns the least room of each pair over the instants of a mask, as a column."""
+    least: Floats = np.where(mask > 0, slack[:, None], math.inf).min(axis=0, initial=math.inf)[:, None]
+    return least

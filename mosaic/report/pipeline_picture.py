@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mosaic.pipelining.baselines import Contender, bubble_share
 from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
-from mosaic.pipelining.planner import PlannedStep
-from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed
+from mosaic.pipelining.planner import Contender, PlannedStep
+from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.report.figure import (
     FAINT,
     GRID,
@@ -190,21 +189,21 @@ def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, i
 
 def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Table:
     """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
-    rows = [_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned))]
+    rows = [_cells("planned", planned, 1.0)]
     for contender in contenders:
-        if (run := contender.run) is None:
+        if (plan := contender.plan) is None:
             rows.append([contender.name, "-", "-", "-", "-", contender.reason])
             continue
-        ratio = run.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        rows.append(_cells(contender.name, run.graph, run.timed, ratio, run.strategy))
+        ratio = plan.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
+        rows.append(_cells(contender.name, plan, ratio))
     numbers = ("step\nms", "× ours", "bubbles\n%", "fullest rank\nGB")
     columns = [("schedule", False), *((heading, True) for heading in numbers), ("activations", False)]
     return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
 
 
-def _cells(name: str, graph: TaskGraph, timed: Timed, ratio: float, strategy: str) -> list[str]:
-    bubbles, fullest = f"{100 * bubble_share(graph, timed):.1f}", f"{max(timed.peak_bytes) / 1e9:.1f}"
-    return [name, f"{timed.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, strategy]
+def _cells(name: str, plan: PlannedStep, ratio: float) -> list[str]:
+    bubbles, fullest = f"{100 * plan.bubble_share:.1f}", f"{max(plan.timed.peak_bytes) / 1e9:.1f}"
+    return [name, f"{plan.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, _strategies(plan)]
 
 
 def _strategies(planned: PlannedStep) -> str:

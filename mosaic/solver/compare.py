@@ -22,7 +22,7 @@ from mosaic.solver.solve import solve
 from mosaic.solver.task import PlannerSettings, SearchOptions
 
 COMPARED_PLANNERS = PlannerSettings(default_layers=12)
-"""Where nobody sets the planners: Spindle slices every module between 12 layers."""
+"""Default of the planners: Spindle slices every module between 12 layers."""
 
 Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
 """How it ended: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,

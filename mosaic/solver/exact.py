@@ -38,9 +38,9 @@ class ExactResult:
     stages: tuple[StageResult, ...]
     """In an order that keeps the dependencies."""
     cost_ms: float
-    """What they are predicted to take, in milliseconds."""
+    """Predicted time, in milliseconds."""
     record: SearchRecord
-    """Whether they are proven best, the bound, and how much was searched."""
+    """The status, the bound, and the extent of the search."""
 
 
 def search_exactly(
@@ -165,9 +165,9 @@ def _disturb(
         raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
     form = cost.interference
     if isinstance(form, Eq8Interference):
-        found = [form.coefficients.get(phase) for phase in Phase]
+        forms = [form.coefficients.get(phase) for phase in Phase]
         forward, backward = (
-            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
+            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in forms
         )
         problem.disturb_by_bandwidth(forward, backward)
     else:

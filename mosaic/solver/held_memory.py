@@ -96,7 +96,7 @@ class Placed:
     stages: Stages | None
     """None where there are none."""
     is_closed: bool
-    """Whether the stages are proven best, or None proven right."""
+    """True if the stages are proven best, or None is proven right."""
     effort: float
     """Effort that the answer took."""
 

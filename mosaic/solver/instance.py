@@ -45,7 +45,7 @@ class InstanceOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Which options of a module are allowed; both lists must be obeyed."""
+    """The allowed options of a module; both lists must be obeyed."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -55,7 +55,7 @@ class Pin:
     """Allowed quotas in slots; empty: all."""
 
     def allows(self, option: InstanceOption) -> bool:
-        """Whether a module with this pin may use an option."""
+        """Returns whether a module with this pin may use an option."""
         return (not self.degrees or option.degree in self.degrees) and (not self.quotas or option.quota in self.quotas)
 
 
@@ -72,7 +72,7 @@ class InstanceModule:
     after: tuple[str, ...] = ()
     """Modules that must be in an earlier stage."""
     pin: Pin = Pin()
-    """Which of the options are allowed."""
+    """Allowed options."""
 
     @property
     def allowed(self) -> tuple[InstanceOption, ...]:
@@ -82,7 +82,7 @@ class InstanceModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """What one neighbour on a device costs a module; what several cost adds up."""
+    """The cost of one neighbour on a device; the costs of several add up."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -112,9 +112,8 @@ class Instance:
     schema_version: int = 1
     """Version of this file's layout."""
     name: str
-    """What it is."""
     source: str = ""
-    """Where its numbers come from: ``simulated`` or ``measured``, and how."""
+    """Source of its numbers: ``simulated`` or ``measured``, and how."""
     num_devices: int
     """Devices, all alike."""
     num_slots: int
@@ -122,7 +121,6 @@ class Instance:
     memory_bytes: int = 0
     """Memory of each device in bytes; 0 limits nothing."""
     modules: tuple[InstanceModule, ...]
-    """What to place."""
     disturbances: tuple[Disturbance, ...] = ()
     """Pairs of modules that slow each other down; pairs that are not listed do not."""
 
@@ -138,14 +136,14 @@ class Instance:
         for module in self.modules:
             _check_options(module)
         names = {module.name for module in self.modules}
-        pairs = Counter((one.module, one.beside) for one in self.disturbances)
-        for one in self.disturbances:
-            pair = (one.module, one.beside)
-            if not set(pair) <= names or one.module == one.beside or pairs[pair] > 1:
+        pairs = Counter((entry.module, entry.beside) for entry in self.disturbances)
+        for entry in self.disturbances:
+            pair = (entry.module, entry.beside)
+            if not set(pair) <= names or entry.module == entry.beside or pairs[pair] > 1:
                 raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
-            if not all(0 <= share < math.inf for share in (one.forward, one.backward)):
+            if not all(0 <= share < math.inf for share in (entry.forward, entry.backward)):
                 raise ValueError(
-                    f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {one.forward} and {one.backward}; "
+                    f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {entry.forward} and {entry.backward}; "
                     "a share is finite and not negative"
                 )
         _ = self.graph  # raises for unknown modules and cycles
@@ -157,7 +155,7 @@ class Instance:
 
     @cached_property
     def graph(self) -> ModuleGraph:
-        """What must come before what."""
+        """Pairs of modules: the first must come before the second."""
         return ModuleGraph(
             modules=tuple(ModuleNode(name=module.name) for module in self.modules),
             edges=tuple(Edge(source=other, target=module.name) for module in self.modules for other in module.after),
@@ -190,22 +188,22 @@ def _check_options(module: InstanceModule) -> None:
 
 
 class TableInterference:
-    """What an instance's disturbances add up to."""
+    """The sum of an instance's disturbances."""
 
     is_pairwise = True
 
     def __init__(self, instance: Instance) -> None:
         self._num_slots = instance.num_slots
         self._shares: Mapping[tuple[str, str, Phase], float] = {
-            (one.module, one.beside, phase): share
-            for one in instance.disturbances
-            for phase, share in ((Phase.FORWARD, one.forward), (Phase.BACKWARD, one.backward))
+            (entry.module, entry.beside, phase): share
+            for entry in instance.disturbances
+            for phase, share in ((Phase.FORWARD, entry.forward), (Phase.BACKWARD, entry.backward))
             if share > 0
         }
 
     @property
     def is_zero(self) -> bool:
-        """Whether no module disturbs another."""
+        """True if no module disturbs another."""
         return not self._shares
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:

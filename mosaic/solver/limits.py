@@ -13,7 +13,7 @@ from mosaic.search_extension import load_search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
-    """What ends a search; it then returns its best plan, with a bound where the method has one."""
+    """The end of a search; it then returns its best plan, with a bound where the method has one."""
 
     effort: float = 10.0
     """Work, counted in about seconds of a core; independent of the machine and its load. 0: the sequential plan."""
@@ -28,12 +28,12 @@ class SearchLimits:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether ``should_stop`` says so."""
+        """True if ``should_stop`` says so."""
         return self.should_stop is not None and self.should_stop()
 
 
 class Countdown:
-    """What is left of limits since the countdown was made; for one thread."""
+    """The rest of limits since the countdown was made; for one thread."""
 
     def __init__(self, limits: SearchLimits) -> None:
         self._ends = time.perf_counter() + limits.seconds

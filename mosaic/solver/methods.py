@@ -93,10 +93,10 @@ def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
         stages = place_stages(stages, machine) or task.in_turn
     if task.search.use_spare_slots:
         stages = tuple(spend_spare_slots(stage, task.options, times=task.times, machine=machine) for stage in stages)
-    kept = _split_useless(task, stages)
-    if task.is_held and not fits(kept, machine):  # single modules are on other devices in turn than in their stage
-        kept = place_stages(kept, machine) or min(stages, task.in_turn, key=task.times.total_ms)
-    built = [build_stage(stage, task.times) for stage in kept]
+    best = _split_useless(task, stages)
+    if task.is_held and not fits(best, machine):  # single modules are on other devices in turn than in their stage
+        best = place_stages(best, machine) or min(stages, task.in_turn, key=task.times.total_ms)
+    built = [build_stage(stage, task.times) for stage in best]
     return start_early(built, num_devices=machine.num_devices, num_slots=machine.num_slots)
 
 
@@ -108,12 +108,12 @@ def _split_useless(task: Task, stages: Stages) -> Stages:
     """
     times = task.times
     alone = {next(iter(stage.choices)): stage for stage in task.in_turn}
-    kept: list[StageResult] = []
+    useful: list[StageResult] = []
     for stage in stages:
         apart: Sequence[StageResult] = [alone[name] for name in stage.choices]
         is_faster = times.stage_ms(stage.choices) < times.total_ms(apart)
-        kept.extend([stage] if is_faster else apart)
-    return tuple(kept) if times.total_ms(kept) < times.total_ms(task.in_turn) else task.in_turn
+        useful.extend([stage] if is_faster else apart)
+    return tuple(useful) if times.total_ms(useful) < times.total_ms(task.in_turn) else task.in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +123,14 @@ class Method:
     name: str
     """Its name for users."""
     description: str
-    """What it does."""
     plan: Callable[[Task], Answer]
     """Makes the plan."""
     gives_bound: bool = False
-    """Whether its record has a bound."""
+    """True if its record has a bound."""
     can_be_stopped: bool = False
-    """Whether it has a plan at any time."""
+    """True if it has a plan at any time."""
     is_compared: bool = True
-    """Whether it is compared with the others by default."""
+    """True if it is compared with the others by default."""
 
 
 _ALL = (

@@ -17,7 +17,7 @@ from mosaic.profile import Phase
 
 NS_PER_MS = 1_000_000
 MAX_MS = 1e7
-"""What a phase of a module may take: three hours. Those of 64 modules, slowed down, are added up in 64 bits."""
+"""Longest time of a phase of a module: three hours. Those of 64 modules, slowed down, are added up in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -55,7 +55,7 @@ class DeploymentOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaGrid:
-    """Which quotas a search considers (the paper's SM-quota search granularity, sections 3.4 and 5.4.2)."""
+    """The quotas that a search considers (the paper's SM-quota search granularity, sections 3.4 and 5.4.2)."""
 
     step_slots: int = 1
     """Quotas are multiples of this many slots; the whole device always counts."""
@@ -95,7 +95,7 @@ def deployment_options(
         if degree > num_devices:
             continue
         memory = cost.memory_bytes(module, degree)
-        kept = min(memory, cost.kept_bytes(module, degree))
+        kept_bytes = min(memory, cost.kept_bytes(module, degree))
         if 0 < device.memory_bytes < memory:
             too_large.append(memory)
             continue
@@ -112,7 +112,7 @@ def deployment_options(
                     forward_ns=round(forward_ms * NS_PER_MS),
                     backward_ns=round(backward_ms * NS_PER_MS),
                     memory_bytes=memory,
-                    kept_bytes=kept,
+                    kept_bytes=kept_bytes,
                 )
             )
     if not options:
@@ -130,17 +130,17 @@ def all_options(
         InfeasibleError: Modules fit on no device; every one of them is named.
         ValueError: See ``deployment_options``.
     """
-    found: dict[str, tuple[DeploymentOption, ...]] = {}
+    options: dict[str, tuple[DeploymentOption, ...]] = {}
     reasons: list[str] = []
     names = graph.names if isinstance(graph, ModuleGraph) else tuple(graph)
     for name in names:
         try:
-            found[name] = deployment_options(name, cost=cost, device=device, num_devices=num_devices, grid=grid)
+            options[name] = deployment_options(name, cost=cost, device=device, num_devices=num_devices, grid=grid)
         except InfeasibleError as error:
             reasons.extend(error.reasons)
     if reasons:
         raise InfeasibleError(f"{len(reasons)} of {len(names)} modules fit on no device", reasons=reasons)
-    return found
+    return options
 
 
 def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[DeploymentOption, ...]:
@@ -148,11 +148,11 @@ def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[
 
     Exact for the feasibility of a target without interference: whatever places the larger one places the smaller.
     """
-    kept: list[DeploymentOption] = []
+    undominated: list[DeploymentOption] = []
     for option in sorted(o for o in options if o.latency_ns <= target_ns):
-        if not any(k.quota <= option.quota and k.memory_bytes <= option.memory_bytes for k in kept):
-            kept.append(option)
-    return tuple(kept)
+        if not any(k.quota <= option.quota and k.memory_bytes <= option.memory_bytes for k in undominated):
+            undominated.append(option)
+    return tuple(undominated)
 
 
 def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:

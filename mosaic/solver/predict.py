@@ -43,7 +43,7 @@ class PlacedTimes:
         for name, (option, devices) in choices.items():
             # Many devices have the same neighbours.
             own = [
-                self._beside(name, option, tuple(one for one in group if one[0] != name))
+                self._beside(name, option, tuple(neighbour for neighbour in group if neighbour[0] != name))
                 for group in {groups[device] for device in devices}
             ]
             times[name] = max(forward for forward, _ in own), max(backward for _, backward in own)
@@ -60,14 +60,14 @@ class PlacedTimes:
 
     def _beside(self, name: str, option: DeploymentOption, beside: _Beside) -> Times:
         key = (name, option.degree, option.quota, beside)
-        found = self._known.get(key)
-        if found is None:
+        times = self._known.get(key)
+        if times is None:
             ask = self._cost.placed_ms
-            found = self._known[key] = (
+            times = self._known[key] = (
                 ask(name, Phase.FORWARD, option.degree, option.quota, beside=beside),
                 ask(name, Phase.BACKWARD, option.degree, option.quota, beside=beside),
             )
-        return found
+        return times
 
 
 def build_stage(result: StageResult, times: PlacedTimes) -> Stage:
@@ -180,6 +180,6 @@ def _widened(
 
 
 def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> Times:
-    found = times.of(choices).values()
-    forward, backward = max(one[0] for one in found), max(one[1] for one in found)
-    return forward + backward, sum(one[0] + one[1] for one in found)
+    pairs = times.of(choices).values()
+    longest_ms = max(forward for forward, _ in pairs) + max(backward for _, backward in pairs)
+    return longest_ms, sum(forward + backward for forward, backward in pairs)

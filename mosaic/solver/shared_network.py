@@ -88,14 +88,14 @@ def plan_for_shared_network(
         limited = replace(
             search, limits=countdown.part(share), planners=PlannerSettings()
         )  # whole modules alone can run
-        made = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
-        num_evaluations += made.search.num_evaluations
-        record = made.search
+        candidate = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
+        num_evaluations += candidate.search.num_evaluations
+        record = candidate.search
         if cost_of is not cost:  # what is proven holds for other times
-            made, record = retimed(made, cost), replace(record, method="auto", status="feasible")
-        made = with_communication(made, cost)
-        step = simulate(made, graph, sums=cost.summed)
-        return replace(made, search=replace(record, simulated_ms=step.makespan_ms))
+            candidate, record = retimed(candidate, cost), replace(record, method="auto", status="feasible")
+        candidate = with_communication(candidate, cost)
+        step = simulate(candidate, graph, sums=cost.summed)
+        return replace(candidate, search=replace(record, simulated_ms=step.makespan_ms))
 
     def shorter(best: Plan, method: str, cost_of: Cost) -> Plan:
         if countdown.left <= 0:

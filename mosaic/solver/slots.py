@@ -1,4 +1,4 @@
-"""Which slots a module gets on each of its devices.
+"""The slots of a module on each of its devices.
 
 A partition is any set of slots, and a module's quota is the same on all of its devices (paper Eq. 6), but which slots
 they are may differ: nothing ties a slot of one device to the same slot of another. So whatever fits by number

@@ -11,7 +11,7 @@ from mosaic.solver.slots import Choice, Starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a stage has to fit on."""
+    """The devices that a stage has to fit on."""
 
     num_devices: int
     """Devices, all alike."""

@@ -17,7 +17,7 @@ from mosaic.solver.stage import Machine, StageResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """What the compared planners need beyond the cost model; by default they keep modules whole."""
+    """Settings of the compared planners beyond the cost model; by default they keep modules whole."""
 
     num_layers: Mapping[str, int] = field(default_factory=dict)
     """Equal consecutive layers of modules, where known; Spindle slices between them."""
@@ -42,7 +42,6 @@ class SearchOptions:
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
     limits: SearchLimits = field(default_factory=SearchLimits)
-    """What ends a search."""
     hold_memory: bool = True
     """No device is given more than it has over the whole step, with what modules of all stages keep there
     (``held_memory.py``); otherwise each stage's memory is checked alone."""
@@ -52,22 +51,20 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to plan."""
+    """A planning problem."""
 
     method: str
     """Name of the method."""
     graph: ModuleGraph
-    """What to place."""
     options: Mapping[str, Sequence[DeploymentOption]]
     """For each module the ways to deploy it alone."""
     cost: Cost
     """Times, memory and interference."""
     machine: Machine
-    """What there is to place on."""
     in_turn: tuple[StageResult, ...]
     """Every module in turn, each at its own best: what any other plan has to beat."""
     is_held: bool
-    """Whether memory held across stages can rule anything out."""
+    """True if memory held across stages can rule anything out."""
     search: SearchOptions
     """Granularity, limits and ablations."""
     forbidden: Sequence[Collection[str]] = ()

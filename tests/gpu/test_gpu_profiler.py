@@ -74,10 +74,10 @@ def test_counters_read_a_load_or_say_why_not(counters: Counters, backend: Backen
         while not window.is_long_enough:
             a @ a
             torch.cuda.synchronize(backend.torch_device)
-    assert window.found is not None
-    assert window.found.sm_util is not None
-    assert window.found.sm_util > 0.2
-    assert window.found.dram_bandwidth is not None
+    assert window.result is not None
+    assert window.result.sm_util is not None
+    assert window.result.sm_util > 0.2
+    assert window.result.dram_bandwidth is not None
 
 
 def test_clocks_are_kept(counters: Counters, backend: Backend):

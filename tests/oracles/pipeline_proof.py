@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.tasks import Orders, TaskGraph, bound
+from mosaic.pipelining.tasks import Orders, TaskGraph, lower_bound_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def prove(
 
     model = cp_model.CpModel()
     horizon = max(hint[i] + task.time_ns for i, task in enumerate(graph.tasks)) if hint else _longest(graph)
-    least = bound(graph).ns
+    least = lower_bound_ns(graph)
     starts = [model.new_int_var(0, horizon, f"start_{index}") for index in range(len(graph.tasks))]
     makespan = model.new_int_var(min(least, horizon), horizon, "makespan")
     for start, task in zip(starts, graph.tasks, strict=True):
@@ -108,7 +108,7 @@ def _answer(cp_model: Any, solver: Any, model: Any, graph: TaskGraph, starts: li
             ],
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Proven(is_optimal=False, makespan_ns=None, bound_ns=bound(graph).ns)
+        return Proven(is_optimal=False, makespan_ns=None, bound_ns=lower_bound_ns(graph))
     values = tuple(solver.value(start) for start in starts)
     by_start = sorted(range(len(values)), key=lambda index: (values[index], graph.tasks[index].time_ns, index))
     return Proven(

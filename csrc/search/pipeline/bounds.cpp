@@ -75,24 +75,15 @@ class Ends {
 
 }  // namespace
 
-Bounds find_bounds(const Tasks& tasks) {
-    Bounds found;
+Ns lower_bound(const Tasks& tasks) {
+    Ns longest = 0;
     const Ends ends(tasks);
-    for (int task = 0; task < tasks.num_tasks(); ++task) {
-        found.way = std::max(found.way, tasks.heads()[task] + tasks.tails()[task]);
-    }
     for (const std::vector<int>& row : tasks.rows()) {
-        if (row.empty()) continue;
         std::vector<Job> jobs;
-        Ns load = 0;
-        for (const int task : row) {
-            jobs.push_back({ends.head[task], tasks[task].time, ends.tail[task]});
-            load += tasks[task].time;
-        }
-        found.load = std::max(found.load, load);
-        found.one_machine = std::max(found.one_machine, one_machine(std::move(jobs)));
+        for (const int task : row) jobs.push_back({ends.head[task], tasks[task].time, ends.tail[task]});
+        longest = std::max(longest, one_machine(std::move(jobs)));
     }
-    return found;
+    return longest;
 }
 
 }  // namespace mosaic::search::pipeline

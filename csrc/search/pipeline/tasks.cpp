@@ -171,13 +171,7 @@ void Tasks::sort() {
 
 void Tasks::measure() {
     const int n = num_tasks();
-    heads_.assign(n, 0);
     tails_.assign(n, 0);
-    for (const int i : order_) {
-        for (const Arrow& arrow : after(i)) {
-            heads_[arrow.task] = std::max(heads_[arrow.task], heads_[i] + tasks_[i].time + arrow.lag);
-        }
-    }
     for (int at = n - 1; at >= 0; --at) {
         const int i = order_[at];
         for (const Arrow& arrow : after(i)) tails_[i] = std::max(tails_[i], arrow.lag + tails_[arrow.task]);

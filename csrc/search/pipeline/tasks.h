@@ -78,8 +78,7 @@ class Tasks {
     const std::vector<int>& order() const { return order_; }
     // For each row its tasks, in that order.
     const std::vector<std::vector<int>>& rows() const { return rows_; }
-    // Longest way from the start of the step to a task's start, and from a task's start to the end of the step.
-    const std::vector<Ns>& heads() const { return heads_; }
+    // Longest path from a task's start to the end of the step.
     const std::vector<Ns>& tails() const { return tails_; }
     Ns total_time() const { return total_time_; }
     const Columns& columns() const { return columns_; }
@@ -101,7 +100,7 @@ class Tasks {
     std::vector<Arrow> after_, before_;  // one more than there are, so that the end has an address
     std::vector<int> order_;
     std::vector<std::vector<int>> rows_;
-    std::vector<Ns> heads_, tails_;
+    std::vector<Ns> tails_;
     Ns total_time_ = 0;
 };
 

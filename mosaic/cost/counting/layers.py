@@ -224,14 +224,14 @@ def _plain(value: Any) -> Hashable:
 def _sizes(leaves: Sequence[Any]) -> Hashable:
     """Sizes and formats of tensors, values of others, and which tensors share a storage."""
     first: dict[int, int] = {}
-    found: list[Hashable] = []
+    sizes: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             shared = first.setdefault(id(leaf.untyped_storage()), index)
-            found.append((*_Kind.of(leaf), shared))
+            sizes.append((*_Kind.of(leaf), shared))
         else:
-            found.append((type(leaf), leaf))
-    return tuple(found)
+            sizes.append((type(leaf), leaf))
+    return tuple(sizes)
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

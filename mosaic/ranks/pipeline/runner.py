@@ -29,7 +29,7 @@ from mosaic.pipelining.planner import (
 )
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.pipelining.task_graph import RankSpace
+from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.context.sequences import SharedItems
@@ -124,10 +124,11 @@ class StepPlanner:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
         pairs = {(task.chunk, task.microbatch, task.piece): layers for task, layers in chosen.items()}
-        return self.space.tasks(
-            self.request,
+        return task_graph(
+            self.request.model,
             self.partition,
             step,
+            self.space,
             strategies=pairs or schedule.strategy,
             weights_apart=any("W" in cell for row in schedule.rows for cell in row if cell[0].isdigit()),
         )

@@ -18,7 +18,7 @@ from mosaic.solver.stage import StageResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GahcResult:
-    """What the clustering found and what it cost."""
+    """Result and cost of the clustering."""
 
     stages: tuple[StageResult, ...]
     """In topological order."""
@@ -71,8 +71,8 @@ class _Search:
                 break
             first, second, merged = best  # line 19
             results[first | second] = merged
-            kept = [stage for stage in stages if stage not in (first, second)]
-            stages = sort_stages([*kept, first | second], self.feeds())  # line 20
+            others = [stage for stage in stages if stage not in (first, second)]
+            stages = sort_stages([*others, first | second], self.feeds())  # line 20
         return GahcResult(
             stages=tuple(results[stage] for stage in stages),  # line 21
             num_evaluations=self.num_evaluations,

@@ -63,7 +63,7 @@ class PairwiseExtras:
         An option goes when another meets the target whoever is beside it, with no more devices, slots or memory,
         and disturbs nobody more: wherever the one is placed, the other could be.
         """
-        kept: list[DeploymentOption] = []
+        undominated: list[DeploymentOption] = []
         safe: list[DeploymentOption] = []
         for option in sorted(o for o in self._options[name] if o.latency_ns <= target_ns):
             if any(
@@ -73,10 +73,10 @@ class PairwiseExtras:
                 for s in safe
             ):
                 continue
-            kept.append(option)
+            undominated.append(option)
             if option.latency_ns + self.worst_ns(name, option, stage) <= target_ns:
                 safe.append(option)
-        return tuple(kept)
+        return tuple(undominated)
 
 
 def group_extra_ns(cost: Cost, name: str, option: DeploymentOption, beside: Sequence[tuple[str, int]]) -> int:

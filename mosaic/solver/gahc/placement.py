@@ -40,12 +40,11 @@ _VARIABLE_EFFORT = 1.5e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SatQuestion:
-    """What CP-SAT is asked."""
+    """A question for CP-SAT."""
 
     options: Mapping[str, Sequence[DeploymentOption]]
     """For each module of the stage, the options that meet the target alone."""
     machine: Machine
-    """What there is to place them on."""
     target_ns: int
     """Latency that every module has to meet, in nanoseconds."""
     extras: PairwiseExtras | None = None
@@ -58,12 +57,12 @@ class SatQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SatAnswer:
-    """What CP-SAT said."""
+    """The answer of CP-SAT."""
 
     is_resolved: bool
     """False where the limit came before an answer."""
     effort: float
-    """What the answer took: CP-SAT's deterministic time, and that of the model."""
+    """Effort of the answer: CP-SAT's deterministic time, and that of the model."""
     choices: dict[str, Choice] | None = None
     """Option and devices of each module; None where there are none."""
     starts: dict[str, Starts] = field(default_factory=dict)

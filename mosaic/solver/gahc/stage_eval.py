@@ -77,11 +77,11 @@ class StageEvaluator:
         low, high = 0, bisect_left(grid, best.latency_ns)
         while low < high:
             middle = (low + high) // 2
-            found = self._probe(names, grid[middle])
-            if found is None:
+            result = self._probe(names, grid[middle])
+            if result is None:
                 low = middle + 1
             else:
-                best, high = found, min(middle, bisect_left(grid, found.latency_ns))
+                best, high = result, min(middle, bisect_left(grid, result.latency_ns))
         if self._is_disturbed:
             best = self._close_gap(names, grid[low - 1] if low else fastest - 1, best)
         return best
@@ -107,11 +107,11 @@ class StageEvaluator:
         """Bisects between a target that cannot be met and the latency of a placement."""
         while best.latency_ns - unmet_ns > max(1, self._tolerance * best.latency_ns):
             target = (unmet_ns + best.latency_ns) // 2
-            found = self._probe(names, target)
-            if found is None:
+            result = self._probe(names, target)
+            if result is None:
                 unmet_ns = target
             else:
-                best = found
+                best = result
         return best
 
     def _probe(self, names: Sequence[str], target_ns: int) -> StageResult | None:
@@ -156,12 +156,12 @@ class StageEvaluator:
         return StageResult(latency_ns=latency, choices=choices, starts=answer.starts)
 
     def _groups_missing(self, result: StageResult, target_ns: int) -> list[Group]:
-        found: list[Group] = []
+        slow: list[Group] = []
         for device in range(self._machine.num_devices):
             group = tuple((name, option) for name, (option, devices) in result.choices.items() if device in devices)
-            if any(self._latency_on(result, name, device) > target_ns for name, _ in group) and group not in found:
-                found.append(group)
-        return found
+            if any(self._latency_on(result, name, device) > target_ns for name, _ in group) and group not in slow:
+                slow.append(group)
+        return slow
 
     def _latency_on(self, result: StageResult, name: str, device: int) -> int:
         """Latency of a module with the neighbours that it has on one of its devices (inside Eq. 7's maximum)."""

@@ -185,7 +185,7 @@ def rounded(tuples: Sequence[AslTuple], num_operators: int) -> tuple[AslTuple, .
     """Rounds the first tuple's operators to the nearest whole number; the second takes the rest; empty ones go."""
     first = AslTuple(degree=tuples[0].degree, count=round(tuples[0].count))
     rest = [AslTuple(degree=other.degree, count=num_operators - int(first.count)) for other in tuples[1:]]
-    return tuple(one for one in (first, *rest) if one.count > 0)
+    return tuple(piece for piece in (first, *rest) if piece.count > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,10 +213,10 @@ def schedule_level(
         num_devices: N; no tuple has more.
     """
     remaining = [
-        Slice(metaop=index, degree=one.degree, count=int(one.count))
+        Slice(metaop=index, degree=piece.degree, count=int(piece.count))
         for index, own in enumerate(tuples)
-        for one in own
-        if one.count > 0
+        for piece in own
+        if piece.count > 0
     ]
     waves: list[list[Slice]] = []
     while remaining:
@@ -238,7 +238,7 @@ def _propose(remaining: Sequence[Slice], metaops: Sequence[MetaOp], num_devices:
     """Takes what needs most devices first, then what takes longest, while it fits."""
     chosen: list[Slice] = []
     free = num_devices
-    for piece in sorted(remaining, key=lambda one: (-one.degree, -_length(one, metaops), one.metaop)):
+    for piece in sorted(remaining, key=lambda each: (-each.degree, -_length(each, metaops), each.metaop)):
         if piece.degree <= free and all(other.metaop != piece.metaop for other in chosen):
             chosen.append(piece)
             free -= piece.degree

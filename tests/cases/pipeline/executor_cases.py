@@ -22,7 +22,7 @@ from mosaic.ranks.pipeline.executing.executor import LaunchMode, OnThreads
 from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
 
-METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
+METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
 PRIME = 2**31 - 1
 
 

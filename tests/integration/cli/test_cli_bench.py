@@ -30,7 +30,7 @@ def test_a_users_modules_can_be_measured(tmp_path):
     arguments = ["bench", "scaling", "--backend", "host", "--size", "tiny", "--model", f"{FILE}:make"]
     assert run([*arguments, "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "scaling.json").read_text())
-    assert {row["labels"]["work"].split()[0] for row in written["rows"]} == {"left", "right"}
+    assert {point["work"].split()[0] for point in written["points"]} == {"left", "right"}
 
 
 def test_modules_that_wait_for_each_other_do_not_overlap(tmp_path, capsys):

@@ -9,7 +9,7 @@ from task_graph_cases import BACKWARD, FORWARD, random_step
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Part
 from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
-from mosaic.pipelining.tasks import Task, TaskGraph, Wait, bound
+from mosaic.pipelining.tasks import Task, TaskGraph, Wait, lower_bound_ns
 
 PARTS = (Part(module="text"),)
 SHAPES = (
@@ -30,7 +30,7 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
         first = search_orders(step, limits=OrderLimits(rollouts=10_000))
         assert isinstance(first, Searched)
         proven = prove(step, hint=first.timed.start_ns, seconds=30, effort=0.5)
-        assert bound(step).ns <= proven.bound_ns
+        assert lower_bound_ns(step) <= proven.bound_ns
         if not proven.is_optimal:
             continue
         found = search_orders(step, limits=OrderLimits(rollouts=2_000_000), bound_ns=proven.makespan_ns)

@@ -12,12 +12,11 @@ from pipeline_oracle import simulated
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.baselines import contend
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
+from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace
 
 FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))
@@ -52,10 +51,10 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     try:
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
     except InfeasibleError:
-        assert all(one.run is None for one in contenders)
+        assert all(one.plan is None for one in contenders)
         return
     assert planned.bound_ns <= planned.makespan_ns
-    assert all(planned.makespan_ns <= one.makespan_ns for one in contenders if one.run is not None)
+    assert all(planned.makespan_ns <= one.makespan_ns for one in contenders if one.plan is not None)
     assert simulated(planned.graph, planned.orders) == replace(planned.timed, start_ns=list(planned.timed.start_ns))
     assert max(planned.timed.peak_bytes) <= space.limit_bytes
     check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
@@ -90,12 +89,12 @@ def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot
     microbatches = (Microbatch(text_tokens=8192),) * 4
     request = Request(model=known.model(), num_ranks=4, microbatches=microbatches)
     (free,) = contend(request, microbatches, names=("gpipe",))
-    assert free.run is not None
-    assert free.run.strategy == "keep"
-    limit = max(free.run.timed.peak_bytes) - 10**9
+    assert free.plan is not None
+    assert free.plan.strategies == "keep"
+    limit = max(free.plan.timed.peak_bytes) - 10**9
     (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
-    assert tight.run is not None
-    assert tight.run.strategy == "recompute"
+    assert tight.plan is not None
+    assert tight.plan.strategies == "recompute"
     (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
     assert none.makespan_ns is None
     assert "memory does not hold" in none.reason

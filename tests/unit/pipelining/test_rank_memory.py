@@ -10,7 +10,7 @@ from mosaic.graph import Part
 from mosaic.pipelining.partition import Chunk, Partition
 from mosaic.pipelining.rank_hardware import Collective, RankHardware
 from mosaic.pipelining.task_graph import gradient_sums_ns
-from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Timed, Wait, rank_timelines, simulate
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Timed, Wait, memory_peaks, simulate
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -50,11 +50,15 @@ def test_memory_is_the_direct_sum_over_tasks_at_each_time(count: int, lag_ns: in
     backwards = [[4 * at + (3, 2)[row] for at in range(count)] for row in (0, 1)]
     timed = simulate(graph, tuple(tuple(one + two) for one, two in zip(forwards, backwards, strict=True)))
     assert isinstance(timed, Timed)
-    for rank, timeline in enumerate(rank_timelines(graph, timed.start_ns)):
-        for at in range(timed.makespan_ns + 1):
-            direct = graph.base_bytes[rank] + sum(
+    for rank, (peak, peak_ns) in enumerate(memory_peaks(graph, timed.start_ns)):
+        direct = [
+            graph.base_bytes[rank]
+            + sum(
                 task.takes_bytes * (start <= at) - task.frees_bytes * (start + task.time_ns <= at)
                 for task, start in zip(graph.tasks, timed.start_ns, strict=True)
                 if task.row == rank
             )
-            assert timeline.bytes_at(at) == direct
+            for at in range(timed.makespan_ns + 1)
+        ]
+        assert peak == max(direct) == timed.peak_bytes[rank]
+        assert peak_ns == direct.index(peak)

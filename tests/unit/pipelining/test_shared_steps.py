@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import images, vision_and_text
 
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.next_step import NextStepPlanner, Search, StepPlanning
+from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
+from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import SharedStep, share_out
-from mosaic.pipelining.task_graph import RankSpace
+from mosaic.pipelining.planner import share_out
+from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import roll_out
 
 
@@ -28,15 +27,12 @@ def test_each_microbatch_is_in_one_share_and_no_share_is_far_above_the_others(ti
     assert max(map(len, shares)) <= 1 or len(times) > num_replicas or 0.0 in times
 
 
-def test_all_shares_are_offered_in_natural_order_before_any_is_searched():
+def test_each_replica_with_microbatches_has_a_schedule_of_its_share():
     request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
     planning = StepPlanning(request=request, partition=partition_by("separated", request), num_replicas=3)
-    offered: list[SharedStep] = []
-    search = Search(num_threads=1, end_s=time.monotonic() + 0.2, is_stopped=lambda: False, offer=offered.append)
-    searched = planning(images(2, 1), search)
-    assert searched.shares == offered[0].shares == ((0,), (1,), ())
-    for step in (searched, offered[0]):
-        assert [one and one.num_microbatches for one in step.schedules] == [1, 1, None]
+    shared = planning(images(2, 1), OrderLimits(seconds=0.2))
+    assert shared.shares == ((0,), (1,), ())
+    assert [schedule and schedule.num_microbatches for schedule in shared.schedules] == [1, 1, None]
 
 
 def test_each_step_is_planned_ahead_for_its_own_microbatches():
@@ -48,7 +44,7 @@ def test_each_step_is_planned_ahead_for_its_own_microbatches():
             planned = planner.take(number, wait_s=60.0)
             assert not planned.error
             (schedule,) = planned.schedule.schedules
-            graph = RankSpace().tasks(request, partition, step)
+            graph = task_graph(request.model, partition, step)
             natural = roll_out(graph)
             assert isinstance(natural, tuple)
             assert check_pipeline_schedule(schedule, graph).makespan_ns <= 1.001 * natural[1].makespan_ns

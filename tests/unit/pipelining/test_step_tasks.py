@@ -17,10 +17,9 @@ from mosaic.hardware.link import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import pair_layers, strategies_of
-from mosaic.pipelining.task_graph import task_graph, training_chunks
+from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
-from mosaic.pipelining.tuning import Candidates, pairs_of, with_candidates
+from mosaic.pipelining.tuning import Candidates, pairs_of, strategies_of, with_candidates
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
@@ -74,7 +73,7 @@ def test_frozen_modules_have_no_weights_and_no_backward_before_what_trains():
 
 def test_what_a_forward_keeps_the_last_phase_frees():
     for apart in (False, True):
-        graph = made(chain(2), images(1), num_ranks=2, weights_apart=apart, limit_bytes=(5000, 6000))
+        graph = made(chain(2), images(1), num_ranks=2, weights_apart=apart, space=RankSpace(limit_bytes=5000))
         balance = defaultdict(int)
         for task in graph.tasks:
             balance[task.chunk] += task.takes_bytes - task.frees_bytes
@@ -82,12 +81,12 @@ def test_what_a_forward_keeps_the_last_phase_frees():
         last = {task.chunk: task for task in graph.tasks}
         assert all(task.frees_bytes == 110 for task in last.values())
         assert graph.base_bytes == (8, 8)
-        assert graph.limit_bytes == (5000, 6000)
+        assert graph.limit_bytes == (5000, 5000)
 
 
 def test_bytes_take_the_link_between_their_ranks():
     link = Link(gb_per_s=1.0, latency_us=5.0)
-    graph = made(chain(2), images(1), network=link)
+    graph = made(chain(2), images(1), space=RankSpace(network=link))
     assert [wait.lag_ns for wait in graph.waits] == [6000, 0, 0, 6000]  # 5 us and 1000 bytes at 1 byte a ns
     cluster = Cluster(
         hardware=find_hardware("h100-80g"),
@@ -96,8 +95,8 @@ def test_bytes_take_the_link_between_their_ranks():
         intra_node=Link(gb_per_s=100.0),
         inter_node=Link(gb_per_s=1.0),
     )
-    inside = made(chain(2), images(1), network=cluster)
-    between = made(chain(2), images(1), network=cluster, devices_per_rank=2)
+    inside = made(chain(2), images(1), space=RankSpace(network=cluster))
+    between = made(chain(2), images(1), space=RankSpace(network=cluster, devices_per_rank=2))
     lags = [max(wait.lag_ns for wait in one.waits) for one in (inside, between)]
     assert lags[1] > lags[0] + 900
 
@@ -106,7 +105,7 @@ def test_bytes_take_the_link_between_their_ranks():
 @given(
     models(min_layers=2),
     steps(),
-    st.sampled_from(["separated", "mixed-time", "encoders-first", "mixed-parameters"]),
+    st.sampled_from(["separated", "mixed-time", "mixed-parameters"]),
     st.booleans(),
 )
 def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, microbatches, name: str, apart: bool):
@@ -144,13 +143,13 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
         partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
     except ValueError:
         return
-    layers = pair_layers(model, partition, microbatches)
     keeps = task_graph(model, partition, microbatches, weights_apart=apart)
+    layers = keeps.layers
     assert layers.keys() == {
         (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
     }
     candidates = Candidates(count=4, weights_apart=apart)
-    pairs = pairs_of(keeps, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+    pairs = pairs_of(keeps, candidates)
     choice = [chance.randrange(len(pair.candidates)) for pair in pairs]
     strategies = strategies_of(keeps, pairs, choice)
     chosen = task_graph(model, partition, microbatches, strategies=strategies, weights_apart=apart)

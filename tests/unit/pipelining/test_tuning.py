@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tuning_cases import one_f_one_b, run_in_order
 
 from mosaic.pipelining.layers import Layer, Strategy
-from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, rank_timelines
+from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
 from mosaic.pipelining.tuning import (
     Candidate,
     Candidates,
@@ -92,7 +92,7 @@ def simulated(graph: TaskGraph, orders: Orders) -> Timed:
 
 
 def peaks(graph: TaskGraph, timed: Timed) -> list[int]:
-    return [line.peak_bytes for line in rank_timelines(graph, timed.start_ns)]
+    return [peak for peak, _ in memory_peaks(graph, timed.start_ns)]
 
 
 def makespan(graph: TaskGraph, pairs: list[Pair], orders: Orders, choice: list[int]) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from task_graph_cases import random_step
 
 from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
-from mosaic.pipelining.tasks import Deadlock, TaskGraph, bound, roll_out, simulate
+from mosaic.pipelining.tasks import Deadlock, TaskGraph, lower_bound_ns, roll_out, simulate
 
 
 def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
@@ -25,7 +25,7 @@ def test_bound_is_at_most_the_best_and_the_best_at_most_the_natural_order(seed: 
     found = search(step, method=method)
     natural = roll_out(step)
     assert not isinstance(natural, Deadlock)
-    assert bound(step).ns <= found.makespan_ns <= natural[1].makespan_ns
+    assert lower_bound_ns(step) <= found.makespan_ns <= natural[1].makespan_ns
     assert simulate(step, found.orders) == found.timed
     assert all(peak <= limit for peak, limit in zip(found.timed.peak_bytes, step.limit_bytes, strict=False))
 

@@ -20,7 +20,7 @@ from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.schedule import PipelineAction, PipelineSchedule, TaskName, Verb, lower, rows_of
-from mosaic.pipelining.task_graph import task_graph, training_chunks
+from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -118,7 +118,9 @@ def test_what_is_lowered_from_any_order_that_runs_is_accepted(model, microbatche
     except ValueError:
         return
     link = Link(gb_per_s=0.001) if data.draw(st.booleans()) else None
-    graph = task_graph(model, partition, microbatches, network=link, weights_apart=data.draw(st.booleans()))
+    graph = task_graph(
+        model, partition, microbatches, space=RankSpace(network=link), weights_apart=data.draw(st.booleans())
+    )
     orders = random_orders(data.draw, graph)
     training = set(training_chunks(model, partition))
     made = lower(partition, graph, orders, training=training)

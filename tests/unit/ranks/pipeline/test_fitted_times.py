@@ -11,7 +11,7 @@ from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Layer, ModuleFit, PhaseFit
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import TaskName
-from mosaic.pipelining.task_graph import HostTimes, task_graph
+from mosaic.pipelining.task_graph import HostTimes, RankSpace, task_graph
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.pipeline.trying.fitting import (
     MAX_EXPONENT,
@@ -66,7 +66,7 @@ def fit_step(sizes: dict[str, int]) -> FitStep:
     partition = partition_to_fit(request, sizes)
     real = replace(request.model, modules=tuple(Real(one, RIGHT[one.name]) for one in request.model.modules))
     counted = task_graph(request.model, partition, STEP)
-    taken = measured(task_graph(real, partition, STEP, host=HOST))
+    taken = measured(task_graph(real, partition, STEP, RankSpace(host=HOST)))
     return FitStep(graph=counted, measured=[taken] * 2)
 
 
@@ -80,7 +80,7 @@ def test_what_tasks_take_is_found_again_for_other_pieces_and_cuts():
     right = replace(model, modules=tuple(Real(one, RIGHT[one.name]) for one in model.modules))
     partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2})
     graphs = [
-        task_graph(one, partition, images(4, 5), host=HostTimes(task_ns=task_ns))
+        task_graph(one, partition, images(4, 5), RankSpace(host=HostTimes(task_ns=task_ns)))
         for one, task_ns in ((own, fitted.host.task_ns), (right, HOST.task_ns))
     ]
     times = [[task.time_ns for task in graph.tasks] for graph in graphs]
