@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from mosaic.errors import MosaicError
     from mosaic.files import load
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
+    from mosaic.pipeline import pipeline
     from mosaic.pipelining.planner import PlannerOptions
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
-    from mosaic.ranks.pipeline.begin import pipeline
     from mosaic.take_turns import TrialSettings
 
 __version__ = "0.1.0"
@@ -45,7 +45,7 @@ _HOME = {
     "colocate": "mosaic.colocate",
     "load": "mosaic.files",
     "parallel": "mosaic.engine",
-    "pipeline": "mosaic.ranks.pipeline.begin",
+    "pipeline": "mosaic.pipeline",
     "plan_from_quotas": "mosaic.plan",
 }
 

@@ -28,10 +28,9 @@ from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.task_graph import RankSpace
-from mosaic.ranks.pipeline.chunk_work import ChunkWork
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, StepData
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.ranks.pipeline.executor import Executor
 
 PLAIN, PLANNED, RIVAL = "plain loop", "planned", "1f1b"
 RANKS = 2

@@ -17,17 +17,9 @@ from torch.nn import functional
 
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
-from mosaic.pipelining.layers import Layer, Microbatch, Strategy
+from mosaic.pipelining.layers import ContextCosts, Layer, Microbatch, Strategy
 from mosaic.pipelining.rank_hardware import Collective, RankHardware
-from mosaic.pipelining.rank_layer import (
-    PLAIN_SHARING,
-    ContextCosts,
-    ContextSharing,
-    RankShare,
-    context_costs,
-    rank_layer,
-    rank_share,
-)
+from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
 
 ITEM_BYTES = 2
 """Of a number in bfloat16."""

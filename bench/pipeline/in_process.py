@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from mosaic.errors import InvalidScheduleError, RankFailedError
-from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
+from mosaic.ranks.pipeline.transport import LanePair, Message, Tensors
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 _Made = TypeVar("_Made")
@@ -40,7 +40,7 @@ class InProcess:
         self._unmatched: defaultdict[_Channel, deque[_Posted]] = defaultdict(deque)
         self._failed: tuple[str, int] | None = None
         self._left: set[int] = set()
-        self._told: dict[int, dict[int, str]] = {}
+        self._gathered: dict[int, dict[int, Any]] = {}
 
     def run(self, program: Callable[[InProcessTransport], _Made]) -> tuple[_Made, ...]:
         """Runs a program on each rank, in a thread of its own, and returns what they made.
@@ -93,20 +93,20 @@ class InProcess:
                 self._check_there(posted.message)
                 self._changed.wait()
 
-    def tell(self, rank: int, number: int, text: str) -> tuple[str, ...]:
-        """Tells all ranks a text, this rank's so many'th, and waits for theirs."""
+    def all_gather(self, rank: int, number: int, value: Any) -> list[Any]:
+        """Returns the values of all ranks in their collective of this number."""
         size = len(self.transports)
         with self._changed:
-            told = self._told.setdefault(number, {})
-            told[rank] = text
+            values = self._gathered.setdefault(number, {})
+            values[rank] = value
             self._changed.notify_all()
-            while len(told) < size:
+            while len(values) < size:
                 self.check()
-                gone = next((each for each in sorted(self._left) if each not in told), None)
+                gone = next((other for other in sorted(self._left) if other not in values), None)
                 if gone is not None:
-                    raise RankFailedError(f"rank {gone} has left, and others wait for what it tells", ranks=(gone,))
+                    raise RankFailedError(f"rank {gone} has left, and others wait for its value", ranks=(gone,))
                 self._changed.wait()
-            return tuple(told[each] for each in range(size))
+            return [values[other] for other in range(size)]
 
     def fail(self, rank: int, why: str) -> None:
         """Ends all waits."""
@@ -135,13 +135,13 @@ class InProcess:
 
 
 class InProcessTransport:
-    """One rank's; see ``mosaic.ranks.pipeline.transports.transport.Transport``."""
+    """One rank's, in the place of ``mosaic.ranks.pipeline.transport.Transport``."""
 
     def __init__(self, ranks: InProcess, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.line = rank, size, tuple(range(size))
         self.progress = RankProgress()
         self._ranks = ranks
-        self._num_told = 0
+        self._num_gathered = 0
 
     def open_lanes(self, pairs: Iterable[LanePair]) -> None:
         """Does nothing: each channel has a queue of its own."""
@@ -160,11 +160,11 @@ class InProcessTransport:
         self._ranks.post((message.peer, self.rank, message.is_forward, message.lanes), posted)
         return posted
 
-    def tell(self, text: str) -> tuple[str, ...]:
-        """Returns what each rank told."""
-        self._num_told += 1
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the value of each rank."""
+        self._num_gathered += 1
         with self.progress.waiting(THE_LOOP, "agreement"):
-            return self._ranks.tell(self.rank, self._num_told, text)
+            return self._ranks.all_gather(self.rank, self._num_gathered, value)
 
     def abort(self, why: str) -> None:
         """Ends the others' waits."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit
-from mosaic.ranks.pipeline.chunk_work import LateWeights
 
 Tensors = tuple[Tensor, ...]
 _CPU = torch.device("cpu")
@@ -36,22 +34,18 @@ class ChunkChain:
         self._chunks = chunks
         self._ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
 
-    def step(
-        self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep", apart: bool = False
-    ) -> Tensor:
+    def step(self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep") -> Tensor:
         """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
 
         Args:
             kwargs: A microbatch.
             loss: Of the model's output.
             strategy: What becomes of all layers' activations.
-            apart: Whether gradients of weights are computed behind all backwards.
 
         Raises:
             AssertionError: A rank expects other shapes than another sends.
         """
         tape: list[tuple[int, Tensors, Tensors]] = []  # who sent what, and the same as its receiver has it
-        late = [LateWeights() for _ in self._ranks]
         senders: dict[str, int] = {}
         made: dict[str, Tensors] = {}
         state = random_state(_CPU)
@@ -63,22 +57,18 @@ class ChunkChain:
             _draw_elsewhere(index)
             state.restore()
             layers = sum(part.count for part in chunk)
-            collecting = late[index].collecting if apart else nullcontext
-            with collecting():
-                found = rank.forward(index, kwargs, received, [strategy] * layers, draws="all", again=collecting)
+            found = rank.forward(index, kwargs, received, [strategy] * layers, draws="all")
             if index < len(self._ranks) - 1:
                 self._check_shapes(index, kwargs, found)
                 made |= found
                 senders |= dict.fromkeys(found, index)
         result = loss(found)
-        late[-1].backward([result])
+        result.backward()
         for index in reversed(range(len(self._ranks) - 1)):
             pairs = [pair for sender, *both in tape if sender == index for pair in zip(*both, strict=True)]
             due = [(one, leaf.grad) for one, leaf in pairs if leaf.grad is not None]
             if due:
-                late[index].backward([one for one, _ in due], [grad for _, grad in due])
-        for one in late:
-            one.run()
+                torch.autograd.backward([one for one, _ in due], [grad for _, grad in due])
         return result.detach()
 
     def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:

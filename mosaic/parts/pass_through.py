@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults, Forward
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import Again, repeatable, run_layer
+from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -52,8 +51,6 @@ class PassThrough:
     draws: Draws = "own"
     strategies: Mapping[int, str] = field(default_factory=dict)
     """Strategies of own layers, by site."""
-    again: Again = nullcontext
-    """Context of both runs of recomputed layers."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -70,7 +67,7 @@ class PassThrough:
             strategy = self.strategies.get(index, "keep")
             is_repeated = self.split.sites[index].has_effects and strategy != "keep"
             run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
-            result = run_layer(strategy, run, args, kwargs, self.again)
+            result = run_layer(strategy, run, args, kwargs)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
@@ -109,14 +106,14 @@ class PassThrough:
         )
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        site = self.split.sites[index]
+        site, call = self.split.sites[index], ModuleCall(door.module, door.forward, args, kwargs)
         if self.draws == "all":
-            self.blank.draw(door.module, door.forward, args, kwargs)
+            self.blank.draw(call)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
-            leaves[0] = self.blank.in_precision_of(site.module, door.module, door.forward, args, kwargs)
+            leaves[0] = self.blank.in_precision_of(site.module, call)
         else:
-            leaves, tree = self.blank.of(door.module, door.forward, args, kwargs)
+            leaves, tree = self.blank.zeros(call)
         if self.added:
             leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
         for number in range(len(leaves)):
@@ -173,15 +170,7 @@ class CurrentCall(threading.local):
 
 
 class Door:
-    """Replaces a module's ``forward`` while chunks run.
-
-    Args:
-        path: The module's name in the model.
-        module: The module.
-        sites: Its calls.
-        current: The call of each thread; a thread without one calls the module itself.
-        in_use: Lock of the weights.
-    """
+    """Replaces a module's ``forward`` while chunks run; a thread without a current call runs the module itself."""
 
     def __init__(
         self, path: str, module: nn.Module, sites: tuple[int, ...], current: CurrentCall, in_use: WeightsInUse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,15 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from mosaic.find.random_numbers import RandomState, python_state
 
 Layer = Callable[..., Any]
-Again = Callable[[], AbstractContextManager[Any]]
-"""Returns a context for one of both runs of a recomputed layer."""
 
 
 def without_cache(value: Any) -> Any:
-    """Returns an argument, or None for a cache of transformers.
-
-    Training needs none, and the second run of a layer would find it full.
-    """
+    """Returns an argument, or None for a cache, which the second run of a layer would find full."""
     return None if is_cache(value) else value
 
 
@@ -31,12 +25,7 @@ def is_cache(value: Any) -> bool:
 
 
 def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
-    """Returns a layer whose second run repeats the first, although it changes its buffers or arguments.
-
-    Args:
-        layer: Called at most twice.
-        buffers: Its buffers. The second run restores them, and numpy's and Python's generators too.
-    """
+    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
     first: list[tuple[list[torch.Tensor], RandomState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -65,25 +54,12 @@ STRATEGIES = ("keep", "recompute")
 """Names of activation strategies."""
 
 
-def run_layer(
-    strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again = nullcontext
-) -> Any:
-    """Runs a layer.
-
-    Args:
-        strategy: One of ``STRATEGIES``.
-        layer: Its forward.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        again: Context of both runs of a recomputed layer; the second may be on another thread.
-
-    Raises:
-        ValueError: The strategy is unknown.
-    """
+def run_layer(strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a layer with one of ``STRATEGIES``."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":
         return layer(*args, **kwargs)
     args = tuple(map(without_cache, args))
     kwargs = {name: without_cache(value) for name, value in kwargs.items()}
-    return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (again(), again()), **kwargs)
+    return checkpoint(layer, *args, use_reentrant=False, **kwargs)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mosaic.errors import ModuleContractError, RankFailedError
-from mosaic.ranks.pipeline.transports.transport import Message, TensorSpec, Transport
+from mosaic.ranks.pipeline.transport import Message, TensorSpec, Transport
 
 SIZE = 3
 PAYLOADS = (
@@ -52,7 +52,7 @@ def what_is_received_belongs_to_the_receiver(transport: Transport) -> None:
         tensor.fill_(9.0)
     for handle in sent:
         handle.wait()
-    transport.tell("done")
+    transport.all_gather("done")
     assert mine.tolist() == [float(transport.rank)] * 4
 
 
@@ -116,9 +116,9 @@ def a_message_of_nothing_is_a_message(transport: Transport) -> None:
         assert transport.post_receive(message(0, payload=())).wait() == ()
 
 
-def everyone_hears_what_each_rank_tells(transport: Transport) -> None:
-    assert transport.tell(f"I am {transport.rank}") == ("I am 0", "I am 1", "I am 2")
-    assert transport.tell("twice") == ("twice",) * 3
+def every_rank_gathers_the_values_of_all(transport: Transport) -> None:
+    assert transport.all_gather(f"I am {transport.rank}") == ["I am 0", "I am 1", "I am 2"]
+    assert transport.all_gather("twice") == ["twice"] * 3
 
 
 def what_the_plan_does_not_say_is_not_sent(transport: Transport) -> None:
@@ -137,7 +137,7 @@ def a_rank_that_gives_up_ends_what_the_others_wait_for(transport: Transport) -> 
     def wait() -> None:
         if transport.rank == 0:
             transport.post_receive(message(1)).wait()
-        transport.tell("and then?")
+        transport.all_gather("and then?")
 
     with pytest.raises(RankFailedError, match=r"^rank 1 failed in 2F0: ValueError: no such caption$") as caught:
         wait()
@@ -152,7 +152,7 @@ PROMISES: tuple[Callable[[Transport], None], ...] = (
     lanes_do_not_wait_for_each_other,
     both_may_post_their_sends_first,
     a_message_of_nothing_is_a_message,
-    everyone_hears_what_each_rank_tells,
+    every_rank_gathers_the_values_of_all,
     what_the_plan_does_not_say_is_not_sent,
     a_rank_that_gives_up_ends_what_the_others_wait_for,
 )

@@ -16,9 +16,9 @@ from bench.pipeline.in_process import InProcess
 from bench.record import Figure
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.program import Edge
-from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.program import Edge
+from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 
 CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15
 ACTIONS = 2 * CHUNKS * MICROBATCHES
@@ -34,9 +34,6 @@ class _Nothing:
 
     def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
         return {TaskName(task.chunk - 1, ActionKind.BACKWARD, task.microbatch): self.made} if task.chunk else {}
-
-    def weights(self, task: TaskName) -> None:
-        """Are no task of their own."""
 
     def free(self, task: TaskName) -> None:
         """Nothing is kept."""

@@ -12,9 +12,10 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.planner import SharedStep
 from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import Timed, simulate
-from mosaic.ranks.pipeline.runner import PipelineRunner, StepPlanner
-from mosaic.ranks.pipeline.trying.fitting import gather_tasks
-from mosaic.ranks.pipeline.trying.setup import PipelineSetup
+from mosaic.ranks.pipeline.planner import StepPlanner
+from mosaic.ranks.pipeline.setup import PipelineSetup
+from mosaic.ranks.pipeline.step import PipelineRunner
+from mosaic.ranks.pipeline.trial import gather_tasks
 
 
 @dataclass(kw_only=True)
@@ -63,7 +64,7 @@ def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: S
     ran = runner.run(judged.shared, step, shapes=own.shapes(step))
     judged.step_ms.append(slowest_ms(own, began))
     own.drop_gradients()
-    tasks = gather_tasks(ran.times, runner.grid.executor)
+    tasks = gather_tasks(ran.spans, runner.grid.transport)
     judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
     return ran.losses.tolist()
 

@@ -17,7 +17,7 @@ from bench.pipeline.measured.judged import judge
 from bench.pipeline.measured.models import MODELS
 from bench.pipeline.measured.steps import Sizes, begun, fitted
 from bench.record import Figure, missing_figure
-from mosaic.ranks.pipeline.runner import PLANNED, StepPlanner
+from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
 
 MB = 1e6
 

@@ -18,11 +18,9 @@ from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
 from bench.pipeline.measured.models import MODELS, MeasuredModel
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.pipeline.begin import make_setup
-from mosaic.ranks.pipeline.options import PipelineOptions
-from mosaic.ranks.pipeline.runner import PLANNED, StepPlanner
-from mosaic.ranks.pipeline.trying.fitting import fit_modules
-from mosaic.ranks.pipeline.trying.setup import PipelineSetup
+from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
+from mosaic.ranks.pipeline.setup import PipelineOptions, PipelineSetup, make_setup
+from mosaic.ranks.pipeline.trial import fit_modules
 from mosaic.ranks.world.world import World
 
 RIVALS = ("1f1b", "megatron", "gpipe")

@@ -1,8 +1,7 @@
-"""A model's layers on ranks in a pipeline.
+"""A model's layers on ranks in a pipeline; ``mosaic/pipeline.py`` is the front door, ``step.py`` the main path.
 
-``begin`` is ``mosaic.pipeline``; ``handle`` what it returns, and ``beside/`` what it has beside steps; ``trial`` tries
-``ways`` to run, and ``fitting`` fits counted times to what steps took; ``counting`` says what layers cost;
-``chunk_work`` computes a rank's tasks, on ``step_data``, and ``rank_lanes`` opens its lanes. ``executing/`` walks a
-schedule's actions, and ``transports/``
-carries messages; ``grid/`` lays ranks out as replicas, and ``tensor/`` has several share layers.
+``handle`` is what the user holds, ``setup`` and ``trial`` make and choose its plan, ``planner`` plans each step.
+``program`` compiles a schedule, ``executor`` runs it, on ``lanes``; ``chunk_work`` computes and ``transport`` carries.
+``rank_grid``, ``gradient_sums``, ``tensor`` and ``sequences`` lay ranks out and have several share weights, layers and
+sequences.
 """

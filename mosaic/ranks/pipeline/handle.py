@@ -1,33 +1,40 @@
-"""A model that runs in a pipeline: steps of microbatches, and what a loop needs beside them."""
+"""A model that runs in a pipeline: steps of microbatches, and the rest of what a loop needs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.state import SavedState
+from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
+from mosaic.parts.pass_through import Door
+from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.ranks.pipeline.beside.alike import PlainCalls, check_alike, trained_in
-from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
-from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
-from mosaic.ranks.pipeline.beside.step_schedules import StepSchedules
-from mosaic.ranks.pipeline.rank_lanes import describe_lanes
-from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trying.setup import PipelineSetup
-from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
+from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
+from mosaic.ranks.pipeline.lanes import describe_lanes
+from mosaic.ranks.pipeline.planner import StepSchedules
+from mosaic.ranks.pipeline.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.setup import PipelineSetup
+from mosaic.ranks.pipeline.step import check_alike
+from mosaic.ranks.pipeline.transport import TensorSpec
+from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
@@ -46,32 +53,28 @@ class Pipeline(Checkpointer):
 
     _draws_alike = True
 
-    def __init__(self, candidates: PipelineSetup, trial: PipelineTrial) -> None:
-        self.world = candidates.world
-        self.degrees = trial.best.degrees
-        self.partition = trial.best.partition
+    def __init__(self, setup: PipelineSetup, trial: PipelineTrial) -> None:
+        self.world = self._ranks = setup.world
         self.trial = trial
-        self._model = candidates.model
-        self._ranks = candidates.world
-        self._grids = candidates.grids
-        self._planner, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
-        self._runner = candidates.runner(trial.best, keeps_all=False)
-        self._counted = replace(candidates.counted, numbers=self._runner.numbers)
+        self._planner, self._slices, self._sequences = trial.best, setup.slices, setup.sequences
+        self.degrees, self.partition = trial.best.degrees, trial.best.partition
+        self._model, self._grids = setup.model, setup.grids
+        self._runner = setup.runner(trial.best, keeps_all=False)
+        self._counted = setup.counted
         self._lacks_weights = bool(self._runner.parted.give_memory())
-        stand_for_others(candidates.model, candidates.world)
+        stand_for_others(setup.model, setup.world)
         self._counted.whole.renew_stand_ins()
-        self._schedules = StepSchedules(trial.best, candidates.world)
+        self._schedules = StepSchedules(trial.best, setup.world)
         self._next: Step | None = None
         self._number = 0
         self._last_s = 0.0
-        self._played = PlayedSteps(trial.best, self._runner.grid.executor)
-        self._modes = Modes(candidates.model)
+        self._played = PlayedSteps(trial.best, self._runner.grid.transport)
+        self._modes = Modes(setup.model)
         self._checked_modes = self._modes.now()
-        hook = PlainCalls(candidates.counted.split.sites[0].path)
-        self._plain_calls = candidates.model.register_forward_pre_hook(hook)
+        self._plain_calls = setup.model.register_forward_pre_hook(PlainCalls(setup.counted.split.sites[0].path))
         self.active = True
         elsewhere = self._runner.sums.counted_elsewhere
-        parameters = list(candidates.model.parameters())
+        parameters = list(setup.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
         is_divided = self._runner.grid.num_copies < self.world.size
         self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
@@ -92,24 +95,20 @@ class Pipeline(Checkpointer):
             InvalidScheduleError: Ranks have other microbatches.
             RankFailedError: Another rank has failed; names it.
         """
-        self._check_ready(microbatches)
         began = time.perf_counter()
-        own = self._cut(microbatches)
-        counted = self._count(own)
-        self._check_alike(microbatches, own, counted)
+        own, counted, shapes = self._prepare(microbatches)
         shared = self._schedules.of(self._number, counted, last_s=self._last_s)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
-        number = self.world.progress.step
-        ran = self._runner.run(shared, own, shapes=self._shapes(counted), scale=scale)
-        replica = self._runner.grid.replica
+        number, replica = self.world.progress.step, self._runner.grid.replica
+        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale)
         share = tuple(counted[at] for at in shared.shares[replica])
-        self._played.note(OwnStep(number=number, step=share, schedule=shared.schedules[replica], times=ran.times))
+        self._played.steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
         self._number += 1
         self._last_s = time.perf_counter() - began
-        return ran.losses
+        return losses
 
     def evaluate(self, microbatches: Step) -> Tensor:
         """Runs the forwards of microbatches alone, without gradients; call ``model.eval()`` before, as in any loop.
@@ -125,19 +124,16 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
-        self._check_ready(microbatches)
-        own = self._cut(microbatches)
-        counted = self._count(own)
-        self._check_alike(microbatches, own, counted)
+        own, counted, shapes = self._prepare(microbatches)
         shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            return self._runner.run(shared, own, shapes=self._shapes(counted), is_training=False).losses
+            return self._runner.run(shared, own, shapes=shapes, is_training=False).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
-        """Gives the steps of a loader, each one read while the one before is still to run.
+        """Yields the steps of a loader, and reads each one before the one ahead of it runs.
 
-        So the schedule of the next step is searched in a process beside this one, on at most half of the cores; what it
-        has found when its turn comes is taken, and nobody waits for it.
+        The schedule of the next step is then searched in a process beside this one, on at most half of the cores. The
+        best schedule so far runs when its turn comes.
         """
         steps = iter(loader)
         following = next(steps, None)
@@ -148,7 +144,7 @@ class Pipeline(Checkpointer):
 
     @property
     def plan(self) -> PipelinePlan:
-        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        """The present plan as plain data; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
         return self._planner.saved
 
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -163,19 +159,19 @@ class Pipeline(Checkpointer):
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     def metrics(self) -> dict[str, float]:
-        """Returns times of the last step and of each way that was tried at the start, and how many schedules are known.
+        """Returns times of the last step and of the plans that were tried, and the number of known schedules.
 
         ``computing_ms`` and ``waiting_ms`` are this rank's in the last step: its tasks, and waits for messages of other
         ranks. ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
         """
-        last = self._played.last
+        last = self._played.steps[-1] if self._played.steps else None
         own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
         counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._schedules.failed_ahead)}
         return {"step_ms": 1e3 * self._last_s, **own, **counts, **tried}
 
     def describe(self) -> str:
-        """Says which way was taken and why, and which chunks are on which rank."""
+        """Returns the plan, the trial it comes from, and the chunks of each rank, as text."""
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
@@ -204,13 +200,13 @@ class Pipeline(Checkpointer):
         return self._played.timeline()
 
     def write_trace(self, folder: str | Path) -> Path:
-        """Writes what this rank computed and waited for in the last steps, at most 100; every rank calls it.
+        """Writes the computation and the waits of this rank in the last steps, at most 100; every rank calls it.
 
         ``mosaic doctor --trace FOLDER`` says from the files of all ranks which one is slow: whose layers take longer
         over planned times than those of others. Each opens in ui.perfetto.dev, too.
 
         Args:
-            folder: Where to put ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
+            folder: Folder of ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
 
         Returns:
             The file of this rank.
@@ -224,7 +220,7 @@ class Pipeline(Checkpointer):
         return path
 
     def remove(self, *, gather: bool = True) -> None:
-        """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
+        """Makes the model plain and whole again; every rank calls it. Calling it again does nothing.
 
         Parameters stay the same objects. An optimizer has no state yet for those that were not on its rank, and slices
         of state for those that ranks shared.
@@ -251,13 +247,13 @@ class Pipeline(Checkpointer):
             self._grids.close()
             self.world.close()
 
-    def _check_ready(self, microbatches: Step) -> None:
-        """Raises ValueError or UnsplittableError where nothing can run yet."""
+    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str]]:
+        """Checks a step's microbatches; returns this rank's part of them, their counts, and names of their shapes."""
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in trained_in(one)]
+        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
         if trained and torch.is_grad_enabled():
             raise ValueError(
                 f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
@@ -267,16 +263,25 @@ class Pipeline(Checkpointer):
         if modes != self._checked_modes:
             check_model(self._model)
             self._checked_modes = modes
+        own, counted = self._cut(microbatches), []
+        for at, one in enumerate(own):
+            try:
+                counted.append(self._counted.microbatch(one))
+            except Exception as error:  # of any kind: the model's own
+                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
+                raise
+        kind = self.world.device.type
+        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
+        shapes = [f"{one.key} {precision}" for one in counted]
+        check_alike(microbatches, own, shapes, self._runner.grid.transport)
+        return own, counted, shapes
 
     def _cut(self, microbatches: Step) -> Step:
-        """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""
+        """Returns the model's arguments on this rank: its own tokens of shared sequences."""
         return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
 
-    def _check_alike(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> None:
-        check_alike(microbatches, own, self._shapes(counted), self._runner.grid.transport)
-
     def _announce(self) -> None:
-        """Has the next step planned while this one runs."""
+        """Starts planning the next step while this one runs."""
         following, self._next = self._next, None
         if following is None:
             return
@@ -287,23 +292,6 @@ class Pipeline(Checkpointer):
             return [self._counted.microbatch(one) for one in self._cut(following)]
 
         self._schedules.announce(self._number + 1, count, last_s=self._last_s)
-
-    def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
-        """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
-        counted = []
-        for at, one in enumerate(microbatches):
-            try:
-                counted.append(self._counted.microbatch(one))
-            except Exception as error:
-                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
-                raise
-        return counted
-
-    def _shapes(self, counted: Sequence[CountedMicrobatch]) -> list[str]:
-        """Names the shapes of a step's messages: those of its microbatches, and what autocast makes of them."""
-        kind = self.world.device.type
-        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
-        return [f"{one.key} {precision}" for one in counted]
 
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         if self._slices is None:
@@ -323,3 +311,78 @@ def _text(microbatch: Mapping[str, Any]) -> str:
         f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
         for name, one in microbatch.items()
     )
+
+
+def _trained_in(microbatch: Mapping[str, Any]) -> list[str]:
+    leaves = pytree.tree_leaves_with_path(dict(microbatch))
+    return [pytree.keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCalls:
+    """A hook before a model's forward; copies of the model have it, too."""
+
+    layer: str
+    """Name of a module that chunks stand in for while they run."""
+
+    def __call__(self, model: nn.Module, args: Any) -> None:
+        """Raises ModuleContractError, unless a chunk calls the model, or all weights are here."""
+        if isinstance(model.get_submodule(self.layer).__dict__.get("forward"), Door):
+            return
+        away = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if away:
+            raise ModuleContractError(
+                f"{away[0]} and {len(away) - 1} more weights are on other ranks, so that {type(model).__name__} cannot "
+                "be called here; pipe.step() trains, pipe.evaluate() gives losses without gradients, and "
+                "pipe.remove(), on every rank, gives the whole model back"
+            )
+
+
+_REMEDY = (
+    "pipe.save(), pipe.export() and pipe.digest(), called on every rank, have the whole model's, and "
+    "pipe.remove() brings them here. A sum over parameters in a loss is the optimizer's weight_decay"
+)
+
+
+def stand_for_others(model: nn.Module, world: World) -> None:
+    """Replaces tensors of other ranks by stand-ins, which raise an error when they are read or pickled.
+
+    Parameters stay the same objects; every rank calls it.
+    """
+    holders = _holders(model, world)
+    with swappable(model):
+        for name, tensor in tensors_of(model):
+            if not tensor.is_meta:
+                continue
+            home = Home(name=name, ranks=holders[name], remedy=_REMEDY)
+            if isinstance(tensor, nn.Parameter):
+                torch.utils.swap_tensors(tensor, Elsewhere.of(tensor, home, is_parameter=True))
+            else:
+                prefix, _, short = name.rpartition(".")
+                model.get_submodule(prefix)._buffers[short] = Elsewhere.of(tensor, home)
+
+
+def gather_model(model: nn.Module, world: World) -> None:
+    """Copies all of a model's tensors to every rank, each from its first holder; every rank calls it.
+
+    Parameters stay the same objects.
+    """
+    holders = _holders(model, world)
+
+    def whole(name: str, tensor: Tensor) -> Tensor:
+        value = torch.empty_like(tensor, device=world.device) if tensor.is_meta else tensor.detach().clone()
+        with world.progress.waiting(THE_LOOP, "agreement"):
+            dist.broadcast(value, src=holders[name][0], group=world.carrier_of(value))
+        return value
+
+    take_back(model, whole)
+
+
+def _holders(model: nn.Module, world: World) -> dict[str, tuple[int, ...]]:
+    """Returns for each tensor the ranks that have its values."""
+    names_of = world.all_gather([name for name, tensor in tensors_of(model) if not tensor.is_meta])
+    holders: dict[str, tuple[int, ...]] = {}
+    for rank, names in enumerate(names_of):
+        for name in names:
+            holders[name] = (*holders.get(name, ()), rank)
+    return holders

@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from mosaic.find.random_numbers import RandomState, forked, random_state
 from mosaic.parts.modes import Modes
 from mosaic.parts.parted_model import PartedModel, kind_of
 
 MAX_KINDS = 1024
-"""Of microbatches of which it is known whether they draw any."""
+"""Most known kinds of microbatches."""
 
 
 class DrawnNumbers:
-    """Which kinds of microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
+    """The kinds of microbatches of a model that draw random numbers; known from step to step, and from plan to plan."""
 
     def __init__(self, model: PartedModel) -> None:
         self._model, self._modes = model, Modes(model.model)
+        self._followers: WeakSet[PartedModel] = WeakSet([model])
         self._modes_before: Hashable = ()
         self._draws: dict[Hashable, bool] = {}
 
+    def add_follower(self, model: PartedModel) -> None:
+        """Has another object over the same model forget results of modules when modes change."""
+        self._followers.add(model)
+
     def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[RandomState, ...]:
-        """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""
+        """Returns the generators' states before each microbatch of the plain loop, and advances them as it would."""
         states = []
         for kwargs in microbatches:
             states.append(random_state(self._model.device))
@@ -32,12 +38,13 @@ class DrawnNumbers:
         return tuple(states)
 
     def draw(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a microbatch draws any, with the modes and rates that the model has now."""
+        """Returns whether a microbatch draws any, with the present modes and rates of the model."""
         modes = self._modes.now()
         if modes != self._modes_before or len(self._draws) > MAX_KINDS:
             self._modes_before = modes
             self._draws.clear()
-            self._model.forget_results()
+            for model in self._followers:
+                model.forget_results()
         key = kind_of(kwargs)
         if key not in self._draws:
             with forked(self._model.device):
@@ -48,7 +55,7 @@ class DrawnNumbers:
 
     @contextmanager
     def numbers_of(self, state: RandomState) -> Iterator[None]:
-        """Gives a forward the numbers of its microbatch, whose state before it is given."""
+        """A block whose forward draws the numbers of its microbatch, from the state before it."""
         after = random_state(self._model.device)
         state.restore()
         try:

@@ -18,9 +18,9 @@ from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
-from mosaic.ranks.pipeline.executing.executor import LaunchMode, OnThreads
-from mosaic.ranks.pipeline.executing.program import Edge
-from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
+from mosaic.ranks.pipeline.executor import LaunchMode, OnThreads
+from mosaic.ranks.pipeline.program import Edge
+from mosaic.ranks.pipeline.transport import Tensors, TensorSpec, Transport
 
 METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
 PRIME = 2**31 - 1
@@ -116,7 +116,7 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
             continue
         if partition.num_ranks == ranks:
             break
-    graph = task_graph(drawn, partition, step, weights_apart=chance.random() < 0.5)
+    graph = task_graph(drawn, partition, step)
     training = set(training_chunks(drawn, partition))
     return Step(schedule=lower(partition, graph, order(graph, chance), training=training), graph=graph)
 
@@ -161,14 +161,8 @@ def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
 
 
 def own(name: TaskName, made: Mapping[TaskName, int]) -> tuple[int, ...]:
-    """What a task takes from the other phases of its own chunk and piece: backward from forward, weights from both."""
-    before = {
-        ActionKind.FORWARD: None,
-        ActionKind.BACKWARD: ActionKind.FORWARD,
-        ActionKind.WEIGHTS: ActionKind.BACKWARD,
-    }
-    kind = before[name.kind]
-    return () if kind is None else (made[replace(name, kind=kind)],)
+    """What a task takes from the other phases of its own chunk and piece: backward from forward."""
+    return () if name.kind is ActionKind.FORWARD else (made[replace(name, kind=ActionKind.FORWARD)],)
 
 
 @dataclass(kw_only=True)
@@ -200,10 +194,6 @@ class NumberWork:
         assert replace(task, kind=ActionKind.FORWARD) in self.kept
         value = self._make(task, gradients)
         return {target: self._tensors(Edge(task, target), value) for target in self.exits[task]}
-
-    def weights(self, task: TaskName) -> None:
-        assert replace(task, kind=ActionKind.FORWARD) in self.kept
-        self._make(task, {})
 
     def free(self, task: TaskName) -> None:
         del self.kept[task]

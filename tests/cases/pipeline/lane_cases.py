@@ -24,13 +24,12 @@ from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, lower
 from mosaic.pipelining.task_graph import task_graph
-from mosaic.ranks.pipeline.chunk_work import ChunkWork
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, StepData
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.executing.executor import Executor, InTurn
+from mosaic.ranks.pipeline.executor import Executor, InTurn
+from mosaic.ranks.pipeline.lanes import check_lanes, open_lanes
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_lanes import check_lanes, open_lanes
-from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.ranks.pipeline.transports.transport import Transport
+from mosaic.ranks.pipeline.transport import Transport
 
 Microbatch = Mapping[str, Any]
 WIDTH = 8
@@ -96,10 +95,10 @@ class LanedModel:
     step: Sequence[Microbatch]
     loss: Callable[[Any, Microbatch], torch.Tensor]
 
-    def drawn(self, seed: int, *, strategy: str = "keep", weights_apart: bool = False) -> PipelineSchedule:
+    def drawn(self, seed: int, *, strategy: str = "keep") -> PipelineSchedule:
         """Any order that can run."""
         seen = [self.counted.microbatch(one) for one in self.step]
-        graph = task_graph(self.counted.model, self.partition, seen, strategies=strategy, weights_apart=weights_apart)
+        graph = task_graph(self.counted.model, self.partition, seen, strategies=strategy)
         return lower(self.partition, graph, order(graph, random.Random(seed)), strategies=strategy)
 
 

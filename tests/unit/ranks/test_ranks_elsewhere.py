@@ -16,7 +16,7 @@ from torch import nn
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, give_up, take_back
-from mosaic.ranks.pipeline.beside.gathering import stand_for_others
+from mosaic.ranks.pipeline.handle import stand_for_others
 
 HOME = Home("tower", (1, 2))
 REAL = torch.ones(2, 3)

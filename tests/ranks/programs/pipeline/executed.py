@@ -8,9 +8,8 @@ from unittest import mock
 from executor_cases import NumberWork, chain_step, evaluated, on_lanes, step
 
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
-from mosaic.ranks.pipeline.transports.transport import Message, Tensors
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.transport import Message, Tensors, Transport
 from mosaic.ranks.world.world import World
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.transport_promises import PROMISES
@@ -18,9 +17,9 @@ from ranks.transport_promises import PROMISES
 SEEDS = range(12)
 
 
-def joined(rank: int, size: int, place: Path) -> DistributedTransport:
+def joined(rank: int, size: int, place: Path) -> Transport:
     join(rank, size, place)
-    return DistributedTransport(World(timeout_s=TIMEOUT_S, watch=RankSettings(timeout_s=TIMEOUT_S, **WATCH)))
+    return Transport(World(timeout_s=TIMEOUT_S, watch=RankSettings(timeout_s=TIMEOUT_S, **WATCH)))
 
 
 def all_equal(rank: int, size: int, place: Path) -> None:
@@ -33,7 +32,7 @@ def all_equal(rank: int, size: int, place: Path) -> None:
         executor.run(drawn.schedule, work, lanes=on_lanes(transport, drawn.schedule))
         expected = evaluated(drawn.graph)
         assert work.made == {name: expected[name] for name in work.made}, seed
-        num_made = sum(map(int, transport.tell(str(len(work.made)))))
+        num_made = sum(transport.all_gather(len(work.made)))
         assert num_made == len(expected), seed
     transport.close()
     print("equal")
@@ -49,7 +48,7 @@ def keeps_promises(rank: int, size: int, place: Path) -> None:
 
 def keeps_promises_by_pairs(rank: int, size: int, place: Path) -> None:
     """The same where messages to all peers of a group queue behind each other, as in nccl2."""
-    with mock.patch("mosaic.ranks.pipeline.transports.distributed.peers_share_a_communicator", return_value=True):
+    with mock.patch("mosaic.ranks.pipeline.transport.peers_share_a_communicator", return_value=True):
         keeps_promises(rank, size, place)
 
 

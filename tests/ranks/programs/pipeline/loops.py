@@ -40,8 +40,8 @@ def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool
 
 
 def under_autocast(rank: int, size: int, place: Path) -> None:
-    """Steps in bfloat16, gradients of weights apart, and an evaluation in full precision between them."""
-    pipe, model, plain = begun(lambda: llama().float(), words(0), options=options(partition="mixed-v", weights="apart"))
+    """Steps in bfloat16, and an evaluation in full precision between them."""
+    pipe, model, plain = begun(lambda: llama().float(), words(0), options=options(partition="mixed-v"))
     for step in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses = pipe.step(words(step))

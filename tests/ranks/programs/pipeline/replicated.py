@@ -43,8 +43,8 @@ def dropping_and_frozen_in_part() -> nn.Module:
 
 
 def two_of_two(rank: int, size: int, place: Path) -> None:
-    """Two replicas of two ranks: tied weights, late weights, dropout, what is frozen, and few microbatches."""
-    asked = options(partition="mixed-v", weights="apart")
+    """Two replicas of two ranks: tied weights, dropout, what is frozen, and few microbatches."""
+    asked = options(partition="mixed-v")
     pipe, model, plain = begun(place, dropping_and_frozen_in_part, options=asked, data=2)
     assert "2 replicas of 2" in pipe.describe()
     steps = [*ragged(), ragged()[0][:1]]  # the last one has nothing for a replica

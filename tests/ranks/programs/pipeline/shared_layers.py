@@ -47,7 +47,7 @@ def begun(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
 
 def of_two(rank: int, size: int, place: Path) -> None:
     """Two ranks share all layers; a checkpoint goes to a pipeline and back; a scaler."""
-    pipe, model, plain = begun(llama, options=options(weights="apart"))
+    pipe, model, plain = begun(llama, options=options())
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (16, 16)
     check_equal(pipe, model, plain, [words(0), words(1)])
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -61,7 +61,7 @@ def of_two(rank: int, size: int, place: Path) -> None:
     digest = pipe.digest()
     pipe.remove()
     for tensor in (1, 2):
-        pipe, model, _ = begun(llama, tensor=tensor, options=options(weights="apart"))
+        pipe, model, _ = begun(llama, tensor=tensor, options=options())
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         average = copy.deepcopy(model)
         pipe.load(place / "kept", optimizer=optimizer, companions={"average": average})

@@ -188,8 +188,8 @@ class Plain(nn.Module):
 
 
 def of_four(rank: int, size: int, place: Path) -> None:
-    """Two places whose layers two ranks have each, with backward for weights apart and layers made again."""
-    pipe, model, plain = begun(options=options(partition="mixed-v", weights="apart"), memory_bytes=300_000)
+    """Two places whose layers two ranks have each, with layers made again."""
+    pipe, model, plain = begun(options=options(partition="mixed-v"), memory_bytes=300_000)
     check_equal(pipe, model, plain, steps()[1:])
     pipe.remove()
 

@@ -130,11 +130,11 @@ def planned_by_default(rank: int, size: int, place: Path) -> None:
 
 
 def in_every_way(rank: int, size: int, place: Path) -> None:
-    """Modules cut apart with small pieces, one chain, backward for weights apart, layers made again."""
+    """Modules cut apart with small pieces, one chain, layers made again."""
     for chosen, memory in (
-        ({"partition": "separated", "weights": "with"}, 0),
-        ({"partition": "mixed-v", "weights": "apart"}, 0),
-        ({"partition": "mixed-time", "weights": "apart"}, 420_000),
+        ({"partition": "separated"}, 0),
+        ({"partition": "mixed-v"}, 0),
+        ({"partition": "mixed-time"}, 420_000),
     ):
         torch.manual_seed(1)
         model = llava()
@@ -159,8 +159,6 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     torch.manual_seed(1)
     tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
     assert "planned, on lanes" in tried.trial.step_ms
-    if tried.trial.best.name == "planned, on lanes":
-        assert tried.plan.fitted.share_exponents
     tried.remove()
 
 
@@ -178,11 +176,11 @@ def with_frozen_towers(rank: int, size: int, place: Path) -> None:
 
 def with_dropout(rank: int, size: int, place: Path) -> None:
     """Dropped elements are those that the plain loop drops, with layers made again and encoders cut apart, too."""
-    for partition, weights, memory in (("mixed-v", "apart", 0), ("separated", "with", 350_000)):
+    for partition, memory in (("mixed-v", 0), ("separated", 350_000)):
         torch.manual_seed(1)
         model = llava(dropout=0.2)
         plain = copy.deepcopy(model)
-        asked = options(partition=partition, weights=weights)
+        asked = options(partition=partition)
         pipe = mosaic.pipeline(model, ragged()[0], options=asked, memory_bytes=memory, trial=False)
         assert "encoders take whole microbatches, since these draw" in pipe.describe()
         check_equal(pipe, model, plain, ragged())

@@ -12,7 +12,7 @@ from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.ranks.pipeline.options import degrees_of, partition_of
+from mosaic.ranks.pipeline.setup import degrees_of, partition_of
 
 REQUEST = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
 

@@ -26,7 +26,6 @@ def test_lanes_on_streams_make_the_plain_loops_gradients(own_lanes: bool):
             model,
             *map(model.drawn, range(2)),
             model.drawn(2, strategy="recompute"),
-            model.drawn(3, weights_apart=True),
             backend=lambda: backend,
         )
     used = {launch.stream for launch in backend.api.launches}

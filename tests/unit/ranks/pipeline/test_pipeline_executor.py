@@ -6,16 +6,15 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-import torch
 from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, no_caption, step
 
 from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.program import program_of
-from mosaic.ranks.pipeline.transports.transport import TensorSpec, Transport
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.program import compile_program
+from mosaic.ranks.pipeline.transport import Transport
 
 
 def executed(drawn: Step) -> tuple[NumberWork, ...]:
@@ -80,33 +79,6 @@ def test_a_failed_action_ends_the_others_which_name_it():
         assert other.ranks == (1,)
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("schedule", "the ranks have not the same schedule: rank 1 has"),
-        ("split", "not the same split of the model: rank 1 has 'other', and rank 0 has 'one'"),
-        ("specs", "rank 0 and rank 1 know other shapes or types of what they send each other"),
-    ],
-)
-def test_ranks_that_differ_are_refused_on_all_of_them_before_the_first_action(what: str, message: str):
-    drawn = [chain_step(3, 4), chain_step(3, 5 if what == "schedule" else 4)]
-    done: list[object] = []
-
-    def program(transport: Transport) -> None:
-        own = drawn[transport.rank == 1]
-        work = NumberWork.of(own.graph)
-        if what == "specs" and transport.rank == 1:
-            work.specs = lambda edge: (TensorSpec((2,), torch.int32),)
-        executor = Executor(transport, split="other" if what == "split" and transport.rank == 1 else "one")
-        executor.run(own.schedule, work)
-        done.append(work)
-
-    for error in outcomes(3, program):
-        assert isinstance(error, InvalidScheduleError)
-        assert message in str(error)
-    assert not done
-
-
 def test_a_rank_that_cannot_run_its_schedule_is_named_on_the_others():
     drawn = chain_step(2)
 
@@ -135,25 +107,12 @@ def test_a_task_that_makes_nothing_for_one_of_its_edges_is_refused():
     assert "rank 1 failed in 1B" in str(other)
 
 
-@pytest.mark.parametrize(
-    ("rank", "old", "new", "message"),
-    [
-        (0, "0F0 SEND(0F0>1F0)", "SEND(0F0>1F0) 0F0", r"SEND\(0F0>1F0\): 0F0 has to come before it"),
-        (1, "RECV(0F0>1F0) ", "GOT(0F0>1F0) RECV(0F0>1F0) ", r"GOT\(0F0>1F0\): RECV\(0F0>1F0\) has to come"),
-        (1, "GOT(0F0>1F0) 1F0", "1F0 GOT(0F0>1F0)", r"1F0: GOT\(0F0>1F0\) has to come before it"),
-        (0, "SENT(0F0>1F0)", "", r"SENT\(0F0>1F0\): it is missing"),
-        (0, "0F0 SEND", "0F0 0F0 SEND", "0F0: it is there twice"),
-        (0, "SEND(0F0>1F0)", "RECV(0F0>1F0)", r"RECV\(0F0>1F0\): no edge of the schedule leaves or reaches this rank"),
-    ],
-)
-def test_actions_out_of_turn_are_refused_before_they_run(rank: int, old: str, new: str, message: str):
+def test_backward_for_weights_apart_is_refused():
     drawn = chain_step(2)
-    rows = [" ".join(row) for row in drawn.schedule.rows]
-    assert old in rows[rank]
-    rows[rank] = rows[rank].replace(old, new, 1)
-    wrong = dataclasses.replace(drawn.schedule, rows=tuple(tuple(row.split()) for row in rows), hash="")
-    with pytest.raises(InvalidScheduleError, match=message):
-        program_of(wrong, rank, NumberWork.of(drawn.graph))
+    rows = (*drawn.schedule.rows[:1], (*drawn.schedule.rows[1], "1W0"))
+    apart = dataclasses.replace(drawn.schedule, rows=rows, hash="")
+    with pytest.raises(InvalidScheduleError, match="rank 1, 1W0: ranks run backward for weights with backward for"):
+        compile_program(apart, 1, NumberWork.of(drawn.graph))
 
 
 def test_lanes_that_no_order_suits_are_refused():
@@ -168,7 +127,7 @@ def test_lanes_that_no_order_suits_are_refused():
         edges={"0F0>2F0": 4, "1F0>2F1": 4},
     )
     work = NumberWork(exits={})
-    assert program_of(made, 0, work).cells == made.rows[:2]
+    assert compile_program(made, 0, work).cells == made.rows[:2]
     waits = dataclasses.replace(made, edges={**made.edges, "0F0>1F0": 4, "1F0>0F0": 4}, hash="")
     with pytest.raises(InvalidScheduleError, match="rank 0 has lanes that cannot come to their end: row 0"):
-        program_of(waits, 0, work)
+        compile_program(waits, 0, work)

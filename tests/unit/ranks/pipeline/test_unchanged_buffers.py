@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mosaic.errors import UnsplittableError
-from mosaic.ranks.pipeline.options import unchanged_buffers
+from mosaic.ranks.pipeline.setup import unchanged_buffers
 
 
 class Average(nn.Module):

@@ -1,0 +1,104 @@
+"""``mosaic.pipeline``: a model's layers on the ranks that torchrun started, in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.context.plan import ContextSettings
+from mosaic.engine.options import RankSettings
+from mosaic.pipelining.plan import PipelinePlan
+from mosaic.pipelining.planner import PlannerOptions
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.setup import DEFAULT_PLANNING, DEFAULT_RANKS, PipelineOptions, Plan, make_setup
+from mosaic.ranks.pipeline.tensor import TensorPlan
+from mosaic.ranks.pipeline.trial import PipelineTrial, try_plans
+from mosaic.ranks.world.groups import device_of
+from mosaic.ranks.world.world import World
+
+
+def pipeline(
+    model: nn.Module,
+    sample: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    loss: Loss | None = None,
+    modules: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
+    data: int | None = None,
+    tensor: int = 1,
+    tp_plan: TensorPlan | None = None,
+    context: ContextSettings | None = None,
+    options: PlannerOptions = DEFAULT_PLANNING,
+    memory_bytes: int = 0,
+    trial: bool = True,
+    backend: Backend | None = None,
+    ranks: RankSettings = DEFAULT_RANKS,
+) -> Pipeline:
+    """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
+
+    Finds the lists of layers, counts what they cost, plans which rank runs which, and gives up the memory of layers of
+    other ranks. The model's class and its parameters' names stay.
+
+    Args:
+        model: The user's model, with the same weights on every rank, on the rank's device. One that is too large for
+            that is on the meta device, with real buffers; ``load_weights`` then reads each rank's layers from files.
+        sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
+        loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
+        modules: Names for lists of layers; found by default.
+        plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
+            Or a function that makes a partition for a request, as ``mosaic.glue.parallelize`` returns one. Planned by
+            default. Steps are planned as they come in any case. Or what ``Pipeline.plan`` gave in an
+            earlier start: then steps are run as in that one, if ``options`` have counted limits.
+        data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
+            ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
+        tensor: Ranks that share each layer.
+        tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
+            ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
+            model. All others are whole on each rank.
+        context: Has several ranks share each sequence of the language model, whose layers they all have; losses and
+            gradients are the sums of their parts. A microbatch holds whole sequences as ever.
+        options: How steps are planned.
+        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
+        trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
+            1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
+        backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
+            machine's cores.
+        ranks: How long ranks wait for each other, and how often they look after each other.
+
+    Raises:
+        UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
+        InfeasibleError: Nothing fits in memory; says where and what would help.
+        InvalidScheduleError: The plan is of another model, or its file was changed.
+        ValueError: The ranks cannot be laid out so.
+        BackendUnavailableError: There are no ranks, or they differ.
+    """
+    asked = PipelineOptions(
+        loss=loss,
+        modules=modules,
+        plan=plan,
+        data=data,
+        tensor=tensor,
+        tp_plan=tp_plan,
+        context=context,
+        options=options,
+        memory_bytes=memory_bytes,
+        backend=backend,
+    )
+    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
+    with world.opening():
+        microbatches = [sample] if isinstance(sample, Mapping) else list(sample)
+        step = microbatches * -(-2 * world.size // len(microbatches))
+        setup = make_setup(model, step, world, asked)
+        with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():
+            if isinstance(plan, PipelinePlan):
+                tried = PipelineTrial(best=setup.kept(plan))
+            elif setup.partition is not None:
+                tried = PipelineTrial(best=setup.given(setup.partition))
+            else:
+                tried = try_plans(setup, setup.cut(step)) if trial else PipelineTrial(best=setup.planned())
+            return Pipeline(setup, tried)

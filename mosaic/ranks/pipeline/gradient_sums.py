@@ -1,0 +1,192 @@
+"""Gradients of weights that several ranks have: the mean over replicas, and the sum over those that each have a part.
+
+Tied weights have parts of their gradients at several places, and weights between split modules on all tensor ranks.
+
+A chunk's gradients are summed while the rest of the step runs, once its last backward has. Replicas end chunks in
+orders of their own, and sums of one communicator have to begin in one order: the later chunk's first, as backwards end
+in most schedules; one that is ready too early waits for its turn. Weights that several chunks use come at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mosaic.errors import ModuleContractError
+from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.partition import Partition
+from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
+from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.tensor import WeightSlices
+from mosaic.ranks.world.progress import THE_LOOP
+
+
+@dataclass(slots=True, kw_only=True)
+class _InParts:
+    """Weights that have a part of their gradients on each of several ranks of a replica."""
+
+    parameters: Sequence[nn.Parameter]
+    reducer: GradientReducer
+    """Over all of them in all replicas."""
+    num_parts: int
+    """In a replica."""
+    before: Sequence[Tensor | None] = ()
+    """Gradients of earlier steps, which are summed already."""
+
+    def begin(self) -> None:
+        """Puts those aside."""
+        self.before = [one.grad for one in self.parameters]
+        for one in self.parameters:
+            one.grad = None
+
+    def finish(self) -> None:
+        """Makes of the mean over all holders the sum over parts, and adds what was put aside."""
+        self.reducer.finish()
+        for one, before in zip(self.parameters, self.before, strict=True):
+            if one.grad is not None:
+                one.grad.mul_(self.num_parts)
+            if before is not None:
+                one.grad = before if one.grad is None else before.add_(one.grad)
+        self.before = ()
+
+
+class GradientSums:
+    """Sums this rank's gradients, step after step; all ranks make it and make the same calls.
+
+    A replica's gradients are of the mean of its losses, as if it had ``num_microbatches / data`` of them. Ranks that
+    share sequences count as replicas: each has its part of the losses, ``context`` times as large.
+
+    Args:
+        model: The user's model, with what is on this rank.
+        split: Where it can be cut.
+        partition: Chunks on places.
+        grid: All ranks.
+        slices: Of weights that tensor ranks share.
+
+    Attributes:
+        counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: ModelSplit,
+        partition: Partition,
+        grid: RankGrid,
+        slices: WeightSlices | None = None,
+    ) -> None:
+        self._grid = grid
+        self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
+        self._held = [
+            (table, name, one, f"{path}.{name}" if path else name)
+            for path, module in model.named_modules()
+            for table in (module._parameters, module._modules)
+            for name, one in table.items()
+        ]
+        self._trains = {name: one.requires_grad for name, one in self._named.items()}
+        own = slices.names if slices is not None else frozenset()
+        summed = slices.summed if slices is not None else frozenset()
+        self.counted_elsewhere = {
+            id(one)
+            for name, one in self._named.items()
+            if grid.replica or grid.context or (grid.tensor and name not in own)
+        }
+        tied = dict(split.shared_parameters([chunk.parts for chunk in partition.chunks]))
+        self._chunks: dict[int, GradientReducer] = {}
+        self._in_parts: list[_InParts] = []
+        self._ready: dict[int, torch.cuda.Event | None] = {}
+        self._starting = threading.Lock()
+        is_shared = grid.num_copies > 1
+        groups = [grid.group_of([place]) for place in range(partition.num_ranks)] if is_shared else []
+        for index in reversed(range(len(partition.chunks))):
+            chunk = partition.chunks[index]
+            names = split.parameters_of(chunk.parts) - tied.keys()
+            if groups and chunk.rank == grid.place and any(self._named[one].requires_grad for one in names - summed):
+                self._chunks[index] = self._reducer(names - summed, groups[grid.place])
+            self._add(names & summed, [chunk.rank], over_tensor=True)
+        for name, chunks in tied.items():
+            places = sorted({partition.chunks[index].rank for index in chunks})
+            self._add({name}, places, over_tensor=name in summed)
+            if grid.place != places[0]:
+                self.counted_elsewhere.add(id(self._named[name]))
+
+    def begin(self) -> None:
+        """Before a step: puts aside what earlier steps have summed of tied weights.
+
+        Raises:
+            ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
+                its place: plans and sums were made for the others.
+        """
+        for table, key, one, path in self._held:
+            if table.get(key) is not one:
+                raise ModuleContractError(
+                    f"{path} is not what it was when the pipeline was made; copy values into the weights that are "
+                    "there, as load_state_dict() does without assign=True, or change the model before mosaic.pipeline"
+                )
+        for name, parameter in self._named.items():
+            if parameter.requires_grad != self._trains[name]:
+                raise ModuleContractError(
+                    f"{name}.requires_grad was {self._trains[name]} when the pipeline was made; freeze weights before "
+                    "mosaic.pipeline, or make another one from a checkpoint"
+                )
+        for one in self._in_parts:
+            one.begin()
+
+    def start(self, chunk: int) -> None:
+        """Begins to sum a chunk's gradients, all of which are there; lanes may call it at the same time."""
+        with self._starting:
+            self._ready[chunk] = self._noted()
+            for index, reducer in self._chunks.items():
+                if index not in self._ready:
+                    return
+                event = self._ready[index]
+                if event is not None:
+                    torch.cuda.current_stream().wait_event(event)
+                reducer.start_rest()
+
+    def finish(self) -> None:
+        """After a step: sums what is left, and waits."""
+        for reducer in self._chunks.values():
+            reducer.start_rest()
+        for one in self._in_parts:
+            one.reducer.start_rest()
+        for reducer in self._chunks.values():
+            reducer.finish()
+        for one in self._in_parts:
+            one.finish()
+        self._ready.clear()
+
+    def _noted(self) -> torch.cuda.Event | None:
+        """Notes how far this lane's stream is: another one may begin the sum, when its turn comes."""
+        if self._grid.world.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def _add(self, names: Collection[str], places: list[int], *, over_tensor: bool) -> None:
+        """Has the gradients of weights summed over some places, and over their tensor ranks."""
+        degrees = self._grid.degrees
+        num_parts = len(places) * (degrees.tensor if over_tensor else 1)
+        if not names or num_parts * self._grid.num_copies == 1:
+            return
+        group = self._grid.group_of(places, over_tensor=over_tensor)
+        parameters = [one for name, one in self._named.items() if name in names and one.requires_grad]
+        if group is not None and parameters:
+            reducer = self._reducer(names, group)
+            self._in_parts.append(_InParts(parameters=parameters, reducer=reducer, num_parts=num_parts))
+
+    def _reducer(self, names: Collection[str], group: dist.ProcessGroup | None) -> GradientReducer:
+        assert group is not None  # this rank is in it
+        return GradientReducer(
+            [one for name, one in self._named.items() if name in names],
+            group,
+            overlaps=False,  # begun by the schedule
+            waiting=lambda phase: self._grid.world.progress.waiting(THE_LOOP, phase),
+            sparse=self._sparse,
+        )

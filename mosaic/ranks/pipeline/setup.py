@@ -1,0 +1,385 @@
+"""A model on its ranks before its plan is settled: counted layers, the grid of ranks, and checks of arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mosaic.artifact import fingerprint, load
+from mosaic.backends.base import Backend
+from mosaic.context.plan import ContextSettings
+from mosaic.engine.options import RankSettings
+from mosaic.errors import (
+    BackendUnavailableError,
+    InfeasibleError,
+    InvalidPlanError,
+    InvalidScheduleError,
+    UnsplittableError,
+)
+from mosaic.hardware import find_cluster
+from mosaic.parts.finding.find import find_split
+from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.plan import FittedTimes, PipelinePlan
+from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
+from mosaic.pipelining.task_graph import RankSpace
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.counting import CountedModel, count_model
+from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
+from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
+from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.sequences import Sequences, share_sequences
+from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
+from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
+from mosaic.ranks.world.groups import gpu_bytes
+from mosaic.ranks.world.world import World
+
+Plan = Partition | PipelineSchedule | PipelinePlan | str | Path | Callable[[Request], Partition]
+DEFAULT_RANKS = RankSettings()
+DEFAULT_PLANNING = PlannerOptions()
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """Arguments of ``mosaic.pipeline``, which explains them, beside model and sample."""
+
+    loss: Loss | None = None
+    modules: Mapping[str, str] | None = None
+    plan: Plan | None = None
+    data: int | None = None
+    tensor: int = 1
+    tp_plan: TensorPlan | None = None
+    context: ContextSettings | None = None
+    options: PlannerOptions = DEFAULT_PLANNING
+    memory_bytes: int = 0
+    backend: Backend | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSetup:
+    """The model on this rank, and what its plans are made from."""
+
+    model: nn.Module
+    """With the weights of all layers."""
+    counted: CountedModel
+    request: Request
+    space: RankSpace
+    options: PlannerOptions
+    loss: Loss
+    degrees: Degrees
+    """The grid that is planned for."""
+    is_free: bool
+    """Whether the number of replicas may change."""
+    grids: RankGrids
+    slices: WeightSlices | None = None
+    """Slices of weights that tensor ranks share."""
+    sequences: Sequences | None = None
+    """Shares sequences over context ranks."""
+    backend: Backend | None = None
+    """None: this rank has no lanes."""
+    partition: Partition | None = None
+    """The user's; nothing is tried then."""
+
+    @property
+    def world(self) -> World:
+        return self.grids.world
+
+    def make(
+        self,
+        name: str,
+        *,
+        degrees: Degrees | None = None,
+        baseline: str = "",
+        options: PlannerOptions | None = None,
+    ) -> StepPlanner | str:
+        """Makes a plan on rank 0 for all; returns the reason where there is none."""
+
+        def plan() -> StepPlanner:
+            planner = StepPlanner.make(
+                name,
+                degrees or self.degrees,
+                self.request,
+                space=self.space,
+                options=options or self.options,
+                baseline=baseline,
+            )
+            check_lanes(self.model, self.counted.split, planner.partition, planner.degrees)
+            return planner
+
+        return self._planned(plan)
+
+    def plan_sample(self, planner: StepPlanner, *, seconds: float = math.inf) -> SharedStep | str:
+        """Plans the sample's step on rank 0 for all; returns the reason where it cannot be planned."""
+        return self._planned(lambda: planner.plan_shared(planner.request.microbatches, seconds=seconds))
+
+    def with_replicas(self, count: int) -> Degrees:
+        """Returns the grid of so many replicas."""
+        places = self.degrees.data * self.degrees.pipeline
+        return replace(self.degrees, data=count, pipeline=places // count)
+
+    def planned(self) -> StepPlanner:
+        """Plans each step; raises InfeasibleError, on all ranks, where nothing fits."""
+        planner = self.make(PLANNED)
+        if isinstance(planner, str):
+            raise InfeasibleError("the model cannot be planned on these ranks", reasons=[planner])
+        return planner
+
+    def given(self, partition: Partition) -> StepPlanner:
+        """Plans each step of the user's partition."""
+        return StepPlanner(
+            name=PLANNED,
+            degrees=self.degrees,
+            request=self.request,
+            space=self.space,
+            options=self.options,
+            partition=partition,
+        )
+
+    def kept(self, plan: PipelinePlan) -> StepPlanner:
+        """Returns the plan of an earlier start, with the times that were measured then."""
+        then = self.with_times(plan.fitted)
+        return StepPlanner(
+            name=plan.name,
+            baseline=plan.baseline,
+            degrees=plan.degrees,
+            request=replace(then.request, num_ranks=plan.degrees.pipeline),
+            space=then.space,
+            options=self.options,
+            partition=plan.partition,
+        )
+
+    def with_times(self, fitted: FittedTimes) -> PipelineSetup:
+        """Returns the setup with measured times."""
+        request = replace(self.request, model=fitted.model(self.counted.model))
+        return replace(self, request=request, space=replace(self.space, host=fitted.host))
+
+    def runner(self, planner: StepPlanner, *, keeps_all: bool) -> PipelineRunner:
+        """Returns the runner of a plan."""
+        return PipelineRunner(
+            self.model,
+            planner,
+            self.counted,
+            self.loss,
+            grid=self.grids.of(planner.degrees),
+            slices=self.slices,
+            backend=self.backend,
+            keeps_all=keeps_all,
+        )
+
+    def cut(self, step: Microbatches) -> list[Mapping[str, Any]]:
+        """Returns this rank's part of a step's microbatches."""
+        return list(step) if self.sequences is None else [self.sequences.cut(one) for one in step]
+
+    def shapes(self, step: Microbatches) -> tuple[str, ...]:
+        """Names the shapes of a step's microbatches."""
+        return tuple(self.counted.microbatch(one).key for one in step)
+
+    def drop_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _planned(self, plan: Callable[[], _T]) -> _T | str:
+        result: _T | str = ""
+        if self.world.rank == 0:
+            try:
+                result = plan()
+            except (InfeasibleError, InvalidPlanError, ValueError) as error:
+                result = str(error)
+        return self.world.broadcast(result)  # type: ignore[no-any-return]
+
+
+def make_setup(model: nn.Module, step: Microbatches, world: World, asked: PipelineOptions) -> PipelineSetup:
+    """Finds a model's lists of layers, counts their costs and lays the ranks out; every rank calls it.
+
+    ``step`` stands for the steps to come. Errors are those of ``mosaic.pipeline``.
+    """
+    if asked.options.weights != "with":
+        raise ValueError(
+            f"options.weights={asked.options.weights!r} is for plans alone; ranks run backward for weights with "
+            "backward for inputs: use weights='with'"
+        )
+    check_same_weights(model, world)
+    loss = asked.loss or _own_loss
+    split = find_split(model, step[0], modules=asked.modules, loss=lambda output: loss(output, step[0]))
+    world_split = [f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules]
+    _check_same(
+        world,
+        ", ".join(world_split),
+        "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
+    )
+    cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
+    with unchanged_buffers(model):
+        counted = count_model(model, split, step[0], RankHardware(cluster=cluster))
+    backend = asked.backend or backend_of(world)
+    slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
+    request = _request(counted, step, world.size, slots)
+    partition = None if asked.plan is None else partition_of(asked.plan, request)
+    context = 1 if asked.context is None else asked.context.ranks
+    degrees = degrees_of(
+        world.size, data=asked.data, tensor=asked.tensor, context=context, plan=asked.plan, partition=partition
+    )
+    world.check_same_plan(fingerprint((degrees, partition)), world.size)
+    grids = RankGrids(world)
+    slices = None
+    if degrees.tensor > 1:
+        group = grids.groups.of_tensor(degrees.tensor)
+        counted, slices = share_layers(model, counted, group, world.progress, plan=asked.tp_plan, sample=step[0])
+    sequences, options = None, asked.options
+    if asked.context is not None and context > 1:
+        group = grids.groups.of_context(degrees)
+        sequences = share_sequences(model, counted.split, asked.context, group, device=world.device, sample=step[0])
+        step = [sequences.cut(one) for one in step]
+        # Context ranks share units of encoders out, which they do in chunks of their own alone.
+        counted = replace(counted, units_together=degrees.context)
+        are_many = all(degrees.pipeline <= module.count for module in counted.split.modules)
+        if options.partition == AUTO and are_many and counted.split.encoders:
+            options = replace(options, partition="separated")
+    return PipelineSetup(
+        model=model,
+        counted=counted,
+        request=_request(counted, step, degrees.pipeline, slots),
+        space=RankSpace(
+            network=cluster,
+            devices_per_rank=degrees.tensor * degrees.context,
+            limit_bytes=asked.memory_bytes or gpu_bytes(world.device),
+        ),
+        options=options,
+        loss=loss,
+        degrees=degrees,
+        is_free=asked.data is None,
+        grids=grids,
+        slices=slices,
+        sequences=sequences,
+        backend=backend,
+        partition=partition,
+    )
+
+
+def _request(counted: CountedModel, step: Microbatches, num_ranks: int, slots: int) -> Request:
+    microbatches = [counted.microbatch(one) for one in step]
+    return Request(model=counted.model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=slots)
+
+
+def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if loss is None or loss.numel() != 1:
+        raise ValueError(f"the model returned {type(output).__name__} without a loss; give pipeline(..., loss=...)")
+    return loss
+
+
+def partition_of(plan: Plan, request: Request) -> Partition:
+    """Returns the partition of a plan.
+
+    Raises:
+        InvalidScheduleError: It is of another model; names both.
+        InvalidFileError: The file is no schedule.
+    """
+    if isinstance(plan, str | Path):
+        plan = load(PipelineSchedule, Path(plan))
+    plan = plan.partition if isinstance(plan, PipelinePlan) else plan(request) if callable(plan) else plan
+    partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
+    try:
+        partition.check_covers(request.model)
+    except ValueError as error:
+        raise InvalidScheduleError(f"the plan is of another model: {error}") from None
+    return partition
+
+
+def degrees_of(
+    num_ranks: int,
+    *,
+    data: int | None,
+    tensor: int,
+    context: int = 1,
+    plan: Plan | None = None,
+    partition: Partition | None,
+) -> Degrees:
+    """Returns the grid of ranks, with as many replicas as were asked for, or as a partition leaves ranks for.
+
+    Raises:
+        ValueError: There is none, or a plan of an earlier start shares layers or sequences with other numbers of ranks.
+    """
+    shared = tensor * context
+    said = f"data={data}, tensor={tensor}" + (f", context={context}" if context > 1 else "")
+    if tensor < 1 or (data is not None and data < 1) or num_ranks % (shared * (data or 1)):
+        raise ValueError(f"{said}, and there are {num_ranks} ranks; use numbers whose product divides them")
+    places = num_ranks // (shared * (data or 1)) if partition is None else partition.num_ranks
+    replicas = data or (1 if partition is None else max(1, num_ranks // (shared * places)))
+    if replicas * places * shared != num_ranks:
+        raise ValueError(
+            f"the plan is for {places} ranks, and {num_ranks} with {said} are not {places} each; "
+            f"start {replicas * places * shared} ranks, or give another plan"
+        )
+    if isinstance(plan, PipelinePlan) and (plan.degrees.tensor, plan.degrees.context) != (tensor, context):
+        raise ValueError(
+            f"the plan of an earlier start has {plan.degrees.tensor} ranks a layer and {plan.degrees.context} a "
+            f"sequence, and tensor= and context= ask for {tensor} and {context}; give them as they were then"
+        )
+    return Degrees(data=replicas, pipeline=places, tensor=tensor, context=context)
+
+
+def check_same_weights(model: nn.Module, world: World) -> None:
+    """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
+    tensors = (*model.parameters(), *model.buffers())
+    values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
+    _check_same(
+        world,
+        fingerprint(torch.stack(values).tolist() if values else [])[:8],
+        "the ranks' models have other weights; seed all ranks alike before the model is made, or load one file",
+    )
+
+
+def _check_same(world: World, own: str, message: str) -> None:
+    gathered = world.all_gather(own)
+    other = next((rank for rank, text in enumerate(gathered) if text != gathered[0]), None)
+    if other is not None:
+        raise BackendUnavailableError(
+            message, found=f"{gathered[other]} on rank {other}", needed=f"{gathered[0]} as on rank 0"
+        )
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """A block in which a model is run; its buffers are restored.
+
+    Raises:
+        UnsplittableError: One that belongs into checkpoints was changed, such as a running average: a step runs
+            microbatches in another order than the plain loop, replicas each run some of them, and the trial many more.
+    """
+    before = [
+        (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_meta and name not in module._non_persistent_buffers_set
+    ]
+    changed = []
+    try:
+        yield
+        changed = [
+            f"{path} of a {type(module).__name__}"
+            for path, module, name, _, value in before
+            if not _is_same(module._buffers.get(name), value)
+        ]
+    finally:
+        with torch.no_grad():
+            for _, module, name, buffer, value in before:
+                module._buffers[name] = buffer.copy_(value)
+    if changed:
+        raise UnsplittableError(
+            f"{changed[0]} changes with each forward, as running averages do; in a pipeline microbatches run in "
+            "another order, on several replicas, and more often at the start: freeze it by eval() of its module, or "
+            "let the loop change it between steps"
+        )
+
+
+def _is_same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -1,0 +1,202 @@
+"""A step of a pipeline on this rank, from top to bottom: ``PipelineRunner.run``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mosaic.artifact import fingerprint
+from mosaic.backends.base import Backend
+from mosaic.errors import InvalidScheduleError, RankFailedError
+from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.planner import SharedStep
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale, StepData
+from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
+from mosaic.ranks.pipeline.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
+from mosaic.ranks.pipeline.planner import StepPlanner
+from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
+from mosaic.ranks.pipeline.tensor import WeightSlices
+from mosaic.ranks.pipeline.transport import Transport
+
+Microbatches = Sequence[Mapping[str, Any]]
+"""Keyword arguments of the model."""
+
+
+class StepResult(NamedTuple):
+    """One step on this rank."""
+
+    losses: Tensor
+    """Of each microbatch, on every rank."""
+    spans: Sequence[Span]
+    """Times of this rank's actions."""
+
+
+class PipelineRunner:
+    """Runs steps of one plan on this rank: drops the weights that the rank does not need, and opens its lanes.
+
+    Args:
+        model: The user's.
+        planner: Plans its steps.
+        counted: Its counted layers.
+        loss: Of its output.
+        grid: All ranks.
+        slices: Slices of the weights that tensor ranks share.
+        backend: This rank's backend; None: it has no lanes.
+        keeps_all: Whether the weights of other ranks stay, for other plans. Where they have no memory yet, none of them
+            stays in any case.
+
+    Raises:
+        InvalidPlanError: The partition's lanes cannot do their work at the same time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: StepPlanner,
+        counted: CountedModel,
+        loss: Loss,
+        *,
+        grid: RankGrid,
+        slices: WeightSlices | None = None,
+        backend: Backend | None = None,
+        keeps_all: bool = False,
+    ) -> None:
+        check_lanes(model, counted.split, planner.partition, planner.degrees)
+        self.planner, self.grid, self._slices = planner, grid, slices
+        chunks = planner.partition.chunks
+        has_memory = not any(parameter.is_meta for parameter in model.parameters())
+        own = [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
+        self.parted = PartedModel(
+            model,
+            counted.split,
+            [chunk.parts for chunk in chunks],
+            None if keeps_all and has_memory else own,
+            keeps_buffers=keeps_all,
+        )
+        if slices is not None:
+            slices.forget_dropped()
+        with self.parted.lent_memory():
+            self.sums = GradientSums(model, counted.split, planner.partition, grid, slices)
+        self._counted, self._loss = counted, loss
+        self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
+        self.numbers = counted.numbers
+        self.numbers.add_follower(self.parted)
+        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, planner.partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(planner.partition, counted.split.feeds))
+
+    def run(
+        self,
+        shared: SharedStep,
+        microbatches: Microbatches,
+        *,
+        shapes: Sequence[str],
+        scale: Scale | None = None,
+        is_training: bool = True,
+    ) -> StepResult:
+        """Runs a step forward and backward; all ranks call it.
+
+        Args:
+            shared: Microbatches and schedule of each replica.
+            microbatches: The step's data.
+            shapes: Names of the shapes of each.
+            scale: Scales losses before backward.
+            is_training: Whether gradients are summed; False for schedules of forwards alone.
+        """
+        transport, replica = self.grid.transport, self.grid.replica
+        share, schedule = shared.shares[replica], shared.schedules[replica]
+
+        # 1. The plain loop's random numbers before each microbatch, whatever the order of the schedule.
+        states = self.numbers.before_each(microbatches)
+
+        # 2. Gradients of earlier steps of weights with a part on several ranks: they are summed already.
+        if is_training:
+            self.sums.begin()
+
+        # 3. This rank's actions: forwards, backwards, messages, and sums of chunks that are done.
+        spans: Sequence[Span] = ()
+        losses: dict[int, float] = {}
+        if schedule is not None:
+            data = StepData(
+                split=self._counted.split,
+                partition=self.planner.partition,
+                schedule=schedule,
+                microbatches=[microbatches[at] for at in share],
+                layers=self._counted.layers,
+                averaged_over=len(microbatches) / self.grid.num_copies,
+                units_together=self._counted.units_together,
+                items=self._items if not any(map(self.numbers.draw, microbatches)) else None,
+            )
+            work = ChunkWork(
+                self.parted,
+                self._loss,
+                data,
+                numbers=self.numbers,
+                states=[states[at] for at in share],
+                scale=scale,
+                reduce=self.sums.start,
+            )
+            with transport.explaining():
+                named = "; ".join(shapes[at] for at in share)
+                spans = self.grid.executor.run(schedule, work, shapes=named, lanes=self._lanes)
+            if self.grid.tensor == 0:
+                losses = {share[at]: float(loss) for at, loss in work.losses.items()}
+
+        # 4. The rest of the gradients.
+        if is_training:
+            try:
+                self.sums.finish()
+                if self._slices is not None:
+                    self._slices.check_once()
+            except RankFailedError:
+                raise
+            except BaseException as error:
+                transport.abort(f"failed in summing gradients: {type(error).__name__}: {error}")
+                raise
+
+        # 5. Losses on every rank; ranks that share a sequence have a part of its loss each.
+        total = [0.0] * len(microbatches)
+        for gathered in transport.all_gather(losses):
+            for at, loss in gathered.items():
+                total[at] += loss
+        return StepResult(torch.tensor(total), spans)
+
+
+def check_alike(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str], transport: Transport) -> None:
+    """Compares a step's microbatches on all ranks, which call it together.
+
+    This is the one agreement of a step: all else that ranks run follows from the microbatches and from the plans of
+    rank 0. Other microbatches would give wrong gradients without an error where their shapes are equal.
+
+    Args:
+        microbatches: The user's; values on GPUs are not compared.
+        own: This rank's part of them, with the plans of shared sequences.
+        shapes: Names of their shapes.
+        transport: To all ranks.
+
+    Raises:
+        InvalidScheduleError: A rank has others, on all ranks; names it.
+    """
+    leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(dict(one))[0]]
+    values = [(str(path), _comparable(leaf)) for path, leaf in leaves]
+    digests = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
+    gathered = transport.all_gather({name: fingerprint(value) for name, value in digests.items()})
+    for rank, other in enumerate(gathered):
+        if other != gathered[0]:
+            name = next(name for name in digests if other[name] != gathered[0][name])
+            raise InvalidScheduleError(
+                f"microbatches of rank {rank} have other {name} than rank 0's; give all ranks the same microbatches"
+            )
+
+
+def _comparable(leaf: Any) -> Any:
+    """Returns a value that has to be the same on all ranks; None for tensors on GPUs, and objects."""
+    if isinstance(leaf, Tensor):
+        return torch.hash_tensor(leaf).view(torch.int64).item() if leaf.device.type == "cpu" else None
+    return leaf if isinstance(leaf, str | int | float | None) else None

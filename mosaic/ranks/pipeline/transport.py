@@ -1,0 +1,271 @@
+"""Messages between the ranks of a pipeline over torch.distributed, by NCCL on GPUs and gloo on CPUs.
+
+A channel is a pair of ranks, a lane of each, a sense, and a direction (activations go forward, gradients backward). Its
+messages arrive in the order in which they were posted, so both ends post them in one order; those of other lanes may
+come before or after. Posting never waits. Either end may end only once both are posted.
+
+Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
+when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch up to 2.14 makes a
+communicator for each pair within them at the pair's first message; made later and in different orders, these would wait
+for each other. Newer ones (nccl2) send to all peers through one communicator, where messages to one peer would queue
+behind those to another: there each pair gets a group of its own.
+
+On GPUs lanes that message each other have communicators of their own, too: NCCL has no tags, and one lane's messages
+would queue behind another's. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mosaic.errors import BackendUnavailableError, ModuleContractError, RankFailedError
+from mosaic.ranks.world.cancel import CancelledError
+from mosaic.ranks.world.groups import peers_share_a_communicator
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress, SentPhase
+from mosaic.ranks.world.world import World
+
+Tensors = tuple[torch.Tensor, ...]
+LanePair = tuple[int, int]
+"""A lane of the sender and one of the receiver, each counted from 0 on its rank."""
+
+_MAX_LANES = 256
+_Peers = dict[int, dist.ProcessGroup]
+_Directions = tuple[_Peers, _Peers]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a message; ``str`` gives ``float32[3, 4]``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, as this rank sees it."""
+
+    name: str
+    """Its edge, ``2F0>5F0``."""
+    peer: int
+    """The rank at its other end."""
+    is_forward: bool
+    """Its direction."""
+    specs: tuple[TensorSpec, ...]
+    """Its tensors, known to both ends beforehand."""
+    lanes: LanePair = (0, 0)
+    """Lanes at its two ends."""
+
+    @property
+    def phase(self) -> SentPhase:
+        return "forward" if self.is_forward else "backward"
+
+    def check(self, tensors: Tensors) -> None:
+        """Raises ModuleContractError unless the tensors fit: gloo accepts shorter messages without an error."""
+        actual = tuple(map(TensorSpec.of, tensors))
+        if actual == self.specs:
+            return
+        made, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
+        raise ModuleContractError(
+            f"{self.name} is planned to carry {planned}, and {made} was made; both ranks have to know shapes and types "
+            "beforehand: plan the step with the microbatches that it has"
+        )
+
+
+class Pending:
+    """One end of a message under way."""
+
+    __slots__ = ("_held", "_message", "_progress", "_result", "_works")
+
+    def __init__(
+        self, progress: RankProgress, message: Message, works: list[dist.Work | None], held: Tensors, result: Tensors
+    ) -> None:
+        self._progress, self._message, self._works, self._held, self._result = progress, message, works, held, result
+
+    def wait(self) -> Tensors:
+        """Returns received tensors once they are there; of sent ones nothing, once they may be written to.
+
+        Raises:
+            RankFailedError: Another rank has failed, or is gone.
+        """
+        with self._progress.waiting(self._message.name, self._message.phase):
+            for work in self._works:
+                assert work is not None
+                work.wait()
+        result, self._result, self._held = self._result, (), ()
+        return result
+
+
+class Transport:
+    """Connects this rank with the others of its pipeline. All ranks of the world make it.
+
+    Args:
+        world: All ranks; its watchdog finds those that are killed.
+        lines: Ranks that send to each other: each rank of the world is in one line, and has its index there as
+            ``rank``. None: all are in one. A failure of a rank ends the waits in all lines.
+        name: Unique among the transports of the run.
+
+    Attributes:
+        line: Ranks of this rank's pipeline.
+        rank: Index of this rank there.
+        size: Number of its ranks.
+        progress: The present activity of this rank.
+    """
+
+    def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
+        self._lines = [tuple(line) for line in ([range(world.size)] if lines is None else lines)]
+        self.line = next(line for line in self._lines if world.rank in line)
+        self.rank, self.size, self.progress = self.line.index(world.rank), len(self.line), world.progress
+        self._world = world
+        self._kind = world.device.type
+        with world.groups.lending() as self._loan:
+            self._everyone = world.group(range(world.size), backend="gloo")
+            made = {line: self._directions(line) for line in self._lines if len(line) > 1}
+        self._groups = made.get(self.line, ({}, {}))
+        self._warm_up(self._groups)
+        self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
+        self._is_aborted = False
+        self._covered = [*self._loan.groups]
+        self._token = world.cancel_token(f"transport/{name}", self._covered)
+        self._token.__enter__()
+        self._explain, self.progress.explain = self.progress.explain, self._explained
+
+    def cover(self, group: dist.ProcessGroup) -> None:
+        """Adds a communicator, such as one that reduces gradients, to those that are aborted with this transport."""
+        if group not in self._covered:
+            self._covered.append(group)
+
+    def open_lanes(self, pairs: Iterable[LanePair]) -> None:
+        """Makes communicators for new pairs of lanes, unless tags tell them apart; all ranks pass the same pairs."""
+        for pair in sorted(set(pairs) - self._of_lanes.keys()) if self._kind == "cuda" else ():
+            with self._world.groups.lending() as loan:
+                made = {line: self._directions(line) for line in self._lines if len(line) > 1}
+            self._loan += loan
+            self._covered += loan.groups
+            self._of_lanes[pair] = made.get(self.line, self._groups)
+            self._warm_up(self._of_lanes[pair])
+
+    def post_send(self, message: Message, tensors: Tensors) -> Pending:
+        """Begins to send; nothing may write to the tensors until ``wait`` has returned.
+
+        Raises:
+            ModuleContractError: The tensors are not those of the message.
+            BackendUnavailableError: They are on another device than the rank.
+            RankFailedError: Another rank has failed, or is gone.
+        """
+        message.check(tensors)
+        held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
+        group, peer, tag = self._channel(message)
+        if any(tensor.device.type != self._kind for tensor in held):
+            raise BackendUnavailableError(
+                f"{dist.get_backend(group)} of ranks on {self._kind} cannot send {message.name}; compute it on "
+                f"{self._kind}, or give each rank a GPU of its own",
+                found=f"tensors on {', '.join(sorted({str(tensor.device) for tensor in held}))}",
+                needed=f"tensors on {self._kind}",
+            )
+        try:
+            return Pending(self.progress, message, [dist.isend(one, peer, group, tag) for one in held], held, ())
+        except RuntimeError as error:
+            raise self.progress.explain(error) from error
+
+    def post_receive(self, message: Message) -> Pending:
+        """Allocates buffers and begins to receive.
+
+        Raises:
+            RankFailedError: Another rank has failed, or is gone.
+        """
+        device, (group, peer, tag) = self._world.device, self._channel(message)
+        buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
+        try:
+            works = [dist.irecv(buffer, peer, group, tag) for buffer in buffers if buffer.numel()]
+        except RuntimeError as error:
+            raise self.progress.explain(error) from error
+        return Pending(self.progress, message, works, (), buffers)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the value of each rank of the world; all of them call it."""
+        values: list[Any] = [None] * self._world.size
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            dist.all_gather_object(values, value, group=self._everyone)
+        return values
+
+    def abort(self, reason: str) -> None:
+        """Makes the waits of all ranks raise RankFailedError, ``rank 1 {reason}``; the first reason counts.
+
+        No message goes through the transport afterwards.
+        """
+        self._is_aborted = True
+        try:
+            self._token.cancel(reason)
+        except (RuntimeError, OSError):  # the process that holds the store is gone
+            self._token.abort()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A block in which errors of other communication name the rank that has failed, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            explained = self.progress.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def close(self) -> None:
+        """Returns the communicators, unless a rank has failed; nothing of this rank may be under way."""
+        self._token.__exit__(None, None, None)
+        (self._world.groups.destroy if self._is_aborted else self._world.groups.give_back)(self._loan)
+
+    def _directions(self, line: Sequence[int]) -> _Directions:
+        return self._peers(line), self._peers(line)
+
+    def _peers(self, line: Sequence[int]) -> _Peers:
+        """Returns the communicator to each rank of a line; all ranks of the world call it for all lines."""
+        if not peers_share_a_communicator(self._world.everyone):
+            return dict.fromkeys(line, self._world.group(line))
+        pairs = {pair: self._world.group(pair) for pair in itertools.combinations(sorted(line), 2)}
+        mine = {pair: group for pair, group in pairs.items() if self._world.rank in pair}
+        return {sum(pair) - self._world.rank: group for pair, group in mine.items()}
+
+    def _channel(self, message: Message) -> tuple[dist.ProcessGroup, int, int]:
+        """Returns the communicator of a message, its peer there, and its tag.
+
+        Lanes without communicators of their own share the first ones': one thread posts what is on GPUs, in one order
+        at both ends.
+        """
+        groups = self._of_lanes.get(message.lanes, self._groups)
+        tag = _MAX_LANES * message.lanes[0] + message.lanes[1]
+        peer = self.line[message.peer]
+        return groups[message.is_forward][peer], peer, tag
+
+    def _warm_up(self, groups: _Directions) -> None:
+        mark = torch.zeros(1, device=self._world.device)
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            for peers, (low, high) in itertools.product(groups, itertools.combinations(self.line, 2)):
+                if self._world.rank == low:
+                    dist.send(mark, high, peers[high])
+                    dist.recv(mark, high, peers[high])
+                elif self._world.rank == high:
+                    dist.recv(mark, low, peers[low])
+                    dist.send(mark, low, peers[low])
+
+    def _explained(self, error: RuntimeError) -> BaseException:
+        explained = self._explain(error)
+        self._is_aborted = self._is_aborted or explained is not error
+        if isinstance(explained, CancelledError):
+            return RankFailedError(str(explained), ranks=(explained.rank,))
+        return explained

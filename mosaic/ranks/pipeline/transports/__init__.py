@@ -1,1 +1,0 @@
-"""How ranks of a pipeline reach each other: processes over torch.distributed, or threads of one."""

@@ -1,0 +1,247 @@
+"""The trial at the start: counted times are scaled by one measured step, then plans take turns and the fastest stays.
+
+Nothing of it trains. Times are those of the host: on a GPU those of launches, which say little.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, pairwise
+
+from mosaic.errors import InfeasibleError
+from mosaic.find.random_numbers import forked
+from mosaic.graph import Part
+from mosaic.pipelining.layers import ModuleFit, PhaseFit
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.plan import FittedTimes
+from mosaic.pipelining.planner import AUTO, SharedStep
+from mosaic.pipelining.schedule import TaskName, Verb
+from mosaic.pipelining.task_graph import HostTimes
+from mosaic.pipelining.tasks import ActionKind, TaskGraph
+from mosaic.ranks.pipeline.executor import Span
+from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
+from mosaic.ranks.pipeline.setup import PipelineSetup
+from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
+from mosaic.ranks.pipeline.transport import Transport
+from mosaic.take_turns import take_turns
+
+RIVAL = "1f1b"
+"""The baseline that the plan has to beat on the same grid; on one rank it is the plain loop."""
+COLOCATED = "planned, on lanes"
+"""Name of the plan that has modules on lanes beside the backbone."""
+DATA_PARALLEL = "data parallel"
+"""Name of the plan that has all layers on every rank."""
+ROUNDS = 3
+"""Timed steps of each plan."""
+SMALLEST_GAIN = 1.02
+"""Smallest gain of the plan over a baseline; below it the baseline is taken, which plans no step anew."""
+WAITED_NS = 100_000
+"""A receiver that waited so long was there before its message, whose latency is then known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTrial:
+    """Result of a trial."""
+
+    best: StepPlanner
+    """The plan that stays."""
+    step_ms: Mapping[str, float] = field(default_factory=dict)
+    """Median step of each plan on the slowest rank; empty without a trial."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Reasons why plans were not tried."""
+
+
+def try_plans(setup: PipelineSetup, step: Microbatches) -> PipelineTrial:
+    """Scales counted times by one measured step, plans, and times plans and baselines in turn.
+
+    Gradients are dropped, and random numbers are as before.
+
+    Raises:
+        InfeasibleError: No plan fits in memory.
+        RankFailedError: Another rank has failed; names it.
+    """
+    with forked(setup.world.device):
+        setup = fit_modules(setup, step)
+        candidates = _candidates(setup)
+        planners = {name: planner for name, planner in candidates.items() if isinstance(planner, StepPlanner)}
+        planned = {name: setup.plan_sample(planner) for name, planner in planners.items()}
+        shared = {name: step for name, step in planned.items() if isinstance(step, SharedStep)}
+        reasons = {name: reason for name, reason in {**candidates, **planned}.items() if isinstance(reason, str)}
+        if not shared:
+            raise InfeasibleError("the model cannot run on these ranks", reasons=list(reasons.values()))
+        times = _times(setup, {name: planners[name] for name in shared}, shared, step)
+        setup.grids.close()
+    best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not planners[name].baseline else 1.0))
+    return PipelineTrial(best=planners[best], step_ms=times, reasons=reasons)
+
+
+def _candidates(setup: PipelineSetup) -> dict[str, StepPlanner | str]:
+    """Returns the plans to try by name, and why others are not tried."""
+    plans = {PLANNED: setup.make(PLANNED), RIVAL: setup.make(RIVAL, baseline=RIVAL)}
+    if setup.options.partition == AUTO and len(setup.request.model.modules) > 1:
+        plans[COLOCATED] = setup.make(COLOCATED, options=replace(setup.options, partition="colocated"))
+    places = setup.degrees.data * setup.degrees.pipeline
+    if not setup.is_free or places == 1:
+        return plans
+    plans[DATA_PARALLEL] = setup.make(DATA_PARALLEL, degrees=setup.with_replicas(places), baseline=RIVAL)
+    counts = [count for count in range(2, places) if places % count == 0]
+    options = replace(setup.options, limits=setup.options.limits.share(1 / max(1, len(counts))))
+    mixed = {}
+    for count in counts:
+        name = f"{PLANNED}, data={count}"
+        mixed[name] = setup.make(name, degrees=setup.with_replicas(count), options=options)
+    best_ms = min(
+        (planner.predicted_ms for planner in plans.values() if isinstance(planner, StepPlanner)), default=math.inf
+    )
+    for name, planner in sorted(mixed.items(), key=lambda item: getattr(item[1], "predicted_ms", math.inf)):
+        if isinstance(planner, StepPlanner) and planner.predicted_ms >= best_ms:
+            planner = f"predicted {planner.predicted_ms:.1f} ms a step, and another plan {best_ms:.1f} ms"
+        elif isinstance(planner, StepPlanner):
+            best_ms = planner.predicted_ms  # of mixed grids the best one is tried
+        plans[name] = planner
+    return plans
+
+
+def _times(
+    setup: PipelineSetup,
+    planners: Mapping[str, StepPlanner],
+    shared: Mapping[str, SharedStep],
+    step: Microbatches,
+) -> dict[str, float]:
+    """Returns the median step of each plan on the slowest rank, in milliseconds."""
+    shapes = setup.shapes(step)
+
+    def timed(name: str, runner: PipelineRunner) -> list[float]:
+        with runner.parted.lent_memory():
+            began = time.perf_counter()
+            runner.run(shared[name], step, shapes=shapes)
+            took_ms = 1e3 * (time.perf_counter() - began)
+            setup.drop_gradients()
+        return [max(runner.grid.transport.all_gather(took_ms))]
+
+    runs = {name: partial(timed, name, setup.runner(planner, keeps_all=True)) for name, planner in planners.items()}
+    take_turns(runs, 1)  # each warms up
+    return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTasks:
+    """Times of the actions of a step on all ranks of a pipeline."""
+
+    start_ns: dict[str, int]
+    """Of each task by name; the first starts at 0."""
+    time_ns: dict[str, int]
+    """Of each task by name."""
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Start and end of all actions, on the clock of their machine."""
+
+    def of(self, graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...]]:
+        """Returns a step's tasks with measured times, and their starts."""
+        names = [str(TaskName.of(task)) for task in graph.tasks]
+        tasks = tuple(replace(task, time_ns=self.time_ns[name]) for task, name in zip(graph.tasks, names, strict=True))
+        return replace(graph, tasks=tasks), tuple(self.start_ns[name] for name in names)
+
+
+def gather_tasks(spans: Sequence[Span], transport: Transport) -> MeasuredTasks:
+    """Gathers the times of actions of this rank's pipeline; all ranks call it. Clocks of machines are not aligned."""
+    gathered = transport.all_gather({cell: (start, end) for cell, start, end in spans})
+    own = {cell: span for rank in transport.line for cell, span in gathered[rank].items()}
+    tasks = {cell: span for cell, span in own.items() if cell[0].isdigit()}
+    origin = min((start for start, _ in tasks.values()), default=0)
+    return MeasuredTasks(
+        start_ns={cell: start - origin for cell, (start, _) in tasks.items()},
+        time_ns={cell: end - start for cell, (start, end) in tasks.items()},
+        spans=own,
+    )
+
+
+def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
+    """Runs one step whose tasks are of one module each; returns the setup with a measured scale for each module.
+
+    Where that step does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
+    """
+    partition = partition_to_fit(setup.request)
+    if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
+        return setup
+    planner = replace(setup, options=replace(setup.options, limits=OrderLimits(effort=0.0))).given(partition)
+    shared = setup.plan_sample(planner, seconds=0.0)
+    if isinstance(shared, str) or (schedule := shared.schedules[0]) is None:
+        return setup
+    runner, shapes = setup.runner(planner, keeps_all=True), setup.shapes(step)
+    for _ in range(2):  # the first one warms up
+        with runner.parted.lent_memory():
+            spans = runner.run(shared, step, shapes=shapes).spans
+            setup.drop_gradients()
+    measured = gather_tasks(spans, runner.grid.transport)
+    fitted = None
+    if setup.world.rank == 0:
+        graph = planner.tasks([planner.request.microbatches[at] for at in shared.shares[0]], schedule)
+        fitted = fit_times(graph, measured, [module.name for module in setup.request.model.modules])
+    return setup.with_times(setup.world.broadcast(fitted))
+
+
+def partition_to_fit(request: Request) -> Partition:
+    """Returns a partition in which each module passes over the ranks once, in even chunks of its own."""
+    ranks, chunks = request.num_ranks, []
+    for module in request.model.modules:
+        count = len(module.trains)
+        bounds = [rank * count // ranks for rank in range(ranks + 1)]
+        for rank, (first, end) in enumerate(pairwise(bounds)):
+            if first < end:
+                part = Part(module=module.name, first=first, count=end - first, total=count)
+                chunks.append(Chunk(parts=(part,), rank=rank))
+    return Partition(num_ranks=ranks, chunks=tuple(chunks))
+
+
+def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -> FittedTimes:
+    """Returns measured over counted time of each module's forwards and backwards, and the times of messages.
+
+    Args:
+        graph: Tasks of one module each, with counted times.
+        measured: The same step as it ran.
+        names: All modules; one without tasks gets the scale of all tasks together.
+    """
+    counted: Counter[tuple[str, ActionKind]] = Counter()
+    taken: Counter[tuple[str, ActionKind]] = Counter()
+    for task in graph.tasks:
+        for module in (task.parts[0].module, ""):
+            counted[module, task.kind] += task.time_ns
+            taken[module, task.kind] += measured.time_ns[str(TaskName.of(task))]
+
+    def fit(name: str, kind: ActionKind) -> PhaseFit:
+        module = name if counted[name, kind] else ""
+        return PhaseFit(scale=taken[module, kind] / counted[module, kind] if counted[module, kind] else 1.0)
+
+    fits = {name: (fit(name, ActionKind.FORWARD), fit(name, ActionKind.BACKWARD)) for name in names}
+    return FittedTimes(
+        modules={name: ModuleFit(forward=one, backward=other, weights=other) for name, (one, other) in fits.items()},
+        host=_host_times(graph, measured.spans),
+    )
+
+
+def _host_times(graph: TaskGraph, spans: Mapping[str, tuple[int, int]]) -> HostTimes:
+    """Returns medians over messages; of latencies the mean of both directions, as clocks of machines differ."""
+    names = [str(TaskName.of(task)) for task in graph.tasks]
+    lags = {f"{names[wait.source]}>{names[wait.target]}": wait.lag_ns for wait in graph.waits}
+    posts: list[int] = []
+    latencies: defaultdict[str, list[int]] = defaultdict(list)
+    for edge in (cell[5:-1] for cell in spans if cell.startswith("SEND(")):
+        send, sent, receive, got = (
+            spans[f"{verb}({edge})"] for verb in (Verb.SEND, Verb.AWAIT_SENT, Verb.RECEIVE, Verb.AWAIT_RECEIVED)
+        )
+        posts.append(sum(end - start for start, end in (send, sent, receive)))
+        if got[1] - got[0] > WAITED_NS:
+            kind = TaskName.parse(edge.partition(">")[0]).kind
+            latencies[kind].append(got[1] - send[1] - lags.get(edge, 0))
+    medians = [statistics.median(own) for own in latencies.values()]
+    return HostTimes(
+        post_ns=round(statistics.median(posts) / 2) if posts else 0,
+        message_ns=max(0, round(statistics.fmean(medians))) if medians else 0,
+    )

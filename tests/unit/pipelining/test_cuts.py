@@ -1,0 +1,152 @@
+"""Partitions: refused chunks, the methods' chunks, and what those balance."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+
+from mosaic.graph import Part
+from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of
+
+
+def of(module: str, first: int, count: int, total: int = 4) -> Part:
+    return Part(module=module, first=first, count=count, total=total)
+
+
+def sums(times: list[float], ends: tuple[int, ...]) -> list[float]:
+    return [math.fsum(times[start:end]) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ((), "at least one chunk"),
+        ((Chunk(parts=(of("a", 0, 2),), rank=0),), "layers 2 to 4 of 'a' are in no chunk"),
+        ((Chunk(parts=(of("a", 0, 4),), rank=0), Chunk(parts=(of("a", 2, 2),), rank=1)), "follows layer 4 of 4"),
+        ((Chunk(parts=(of("a", 2, 2),), rank=0), Chunk(parts=(of("a", 0, 2),), rank=1)), "follows layer 0 of 4"),
+        ((Chunk(parts=(of("a", 0, 4),), rank=2),), "on rank 2; there are 2"),
+        (
+            (
+                Chunk(parts=(of("a", 0, 4),), rank=0, share=0.6),
+                Chunk(parts=(of("b", 0, 4),), rank=0, lane=1, share=0.6),
+            ),
+            "lanes of rank 0 have 1.2",
+        ),
+        (
+            (Chunk(parts=(of("a", 0, 4),), rank=0, share=0.6), Chunk(parts=(of("b", 0, 4),), rank=0, share=0.4)),
+            "has the shares 0.6 and 0.4",
+        ),
+    ],
+)
+def test_a_partition_refuses_chunks_that_are_none(chunks: tuple[Chunk, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        Partition(num_ranks=2, chunks=chunks)
+
+
+def test_a_partition_of_another_model_or_against_the_data_is_refused():
+    model = vision_and_text(4, 4)
+    vision, text = Chunk(parts=(of("vision", 0, 4),), rank=0), Chunk(parts=(of("text", 0, 4),), rank=0)
+    Partition(num_ranks=1, chunks=(vision, text)).check_covers(model)
+    with pytest.raises(ValueError, match="put chunks in the order"):
+        Partition(num_ranks=1, chunks=(text, vision)).check_covers(model)
+    with pytest.raises(ValueError, match="they differ by vision"):
+        Partition(num_ranks=1, chunks=(text,)).check_covers(model)
+    with pytest.raises(ValueError, match="has 5"):
+        Partition(num_ranks=1, chunks=(vision, text)).check_covers(vision_and_text(5, 4))
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 3.0, 20.0]), min_size=1, max_size=8), st.data())
+def test_no_cut_has_a_shorter_longest_range(times: list[float], data: st.DataObject):
+    count = data.draw(st.integers(1, len(times)))
+    ends = balanced_ends(times, count)
+    cuts = ((*inner, len(times)) for inner in itertools.combinations(range(1, len(times)), count - 1))
+    assert len(ends) == count
+    assert all(before < after for before, after in itertools.pairwise((0, *ends)))
+    assert max(sums(times, ends)) == min(max(sums(times, one)) for one in cuts)
+
+
+@pytest.mark.parametrize(
+    ("layers", "feeds", "backbone"),
+    [
+        ({"vision": 9, "text": 2}, ["vision text"], "text"),  # an encoder is a source, however large
+        ({"text": 9, "video": 2}, ["text video"], "video"),
+        ({"vision": 9, "projector": 1, "text": 5}, ["vision projector", "projector text"], "text"),
+        ({"vision": 9, "text": 5, "image": 2}, ["vision text", "text image"], "text"),
+        ({"vision": 3, "audio": 3, "text": 2}, ["vision text", "audio text"], "text"),
+        ({"text": 4}, [], "text"),
+        ({"a": 2, "b": 2}, [], "b"),
+    ],
+)
+def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list[str], backbone: str):
+    model = PipelineModel(
+        modules=tuple(plain(name, count) for name, count in layers.items()),
+        feeds=tuple(Feed(source=source, target=target) for source, target in map(str.split, feeds)),
+    )
+    assert backbone_of(model) == backbone
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "num_ranks", "message"),
+    [
+        ("separated", vision_and_text(3, 8), 4, "'vision' has 3 layers for 4 ranks"),
+        ("mixed-time", chain(3), 4, "3 layers for 4 chunks"),
+        ("parallel", two_encoders(), 2, "modules on ranks of their own need 3"),
+        ("lanes", chain(4), 2, "0 modules beside the backbone"),
+        ("sideways", chain(4), 2, "choose one of: separated"),
+    ],
+)
+def test_too_few_layers_or_ranks_are_refused(name: str, model: PipelineModel, num_ranks: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        partition_by(name, Request(model=model, num_ranks=num_ranks, microbatches=images(1, 2)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(min_layers=4), steps(), st.sampled_from(sorted(PARTITION_METHODS)), st.integers(1, 4))
+def test_every_method_covers_the_model_or_says_why_not(model, microbatches, name: str, num_ranks: int):
+    try:
+        request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=4)
+        partition_by(name, request).check_covers(model)
+    except ValueError:
+        if name not in ("parallel", "lanes", "colocated", "mixed-v"):
+            raise
+
+
+BOTH = tuple(Microbatch(text_tokens=1, images=count, audio_s=4.0) for count in (2, 4, 1, 3))
+
+
+def test_the_backbone_has_lane_0_of_every_rank_and_encoders_the_others():
+    partition = partition_by(
+        "colocated", Request(model=two_encoders(), num_ranks=2, microbatches=BOTH, slots_per_rank=8)
+    )
+    lanes = {
+        part.module: {c.lane for c in partition.chunks if part in c.parts} for c in partition.chunks for part in c.parts
+    }
+    assert lanes["text"] == {0}
+    assert 0 not in lanes["vision"] | lanes["audio"]
+    for rank in (0, 1):
+        shares = {chunk.lane: chunk.share for chunk in partition.chunks if chunk.rank == rank}
+        assert sum(shares.values()) == 1
+        assert all((8 * share).is_integer() for share in shares.values())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(model=two_encoders(), num_ranks=1, microbatches=BOTH), "ranks have one slot each"),
+        (Request(model=chain(4), num_ranks=1, microbatches=BOTH, slots_per_rank=2), "nothing beside the backbone"),
+        (
+            Request(model=vision_and_text(4, 3), num_ranks=4, microbatches=images(1), slots_per_rank=2),
+            "'text' has 3 layers for 4 ranks",
+        ),
+    ],
+)
+def test_where_no_lanes_can_be_is_said(request_: Request, message: str):
+    with pytest.raises(ValueError, match=message):
+        partition_by("colocated", request_)

@@ -1,0 +1,158 @@
+"""Orders: simulated, rolled out from rankings, and searched; their lower bound."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.pipeline_proof import prove
+from task_graph_cases import BACKWARD, FORWARD, StepBuilder, limited, random_step
+
+from mosaic.graph import Part
+from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
+from mosaic.pipelining.tasks import (
+    Admission,
+    Deadlock,
+    Task,
+    TaskGraph,
+    Timed,
+    Wait,
+    lower_bound_ns,
+    roll_out,
+    simulate,
+)
+
+
+def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
+    method = given.pop("method", "shifts")
+    found = search_orders(step, method=method, limits=OrderLimits(rollouts=rollouts, **given))
+    assert isinstance(found, Searched)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), method=st.sampled_from(sorted(METHODS)), room=st.sampled_from((None, 0.3, 0.6)))
+def test_bound_is_at_most_the_best_and_the_best_at_most_the_natural_order(seed: int, method: str, room: float | None):
+    step = random_step(seed, ranks=3, microbatches=4, segments=2, room=room)
+    found = search(step, method=method)
+    natural = roll_out(step)
+    assert not isinstance(natural, Deadlock)
+    assert lower_bound_ns(step) <= found.makespan_ns <= natural[1].makespan_ns
+    assert simulate(step, found.orders) == found.timed
+    assert all(peak <= limit for peak, limit in zip(found.timed.peak_bytes, step.limit_bytes, strict=False))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_seed_gives_the_same_answer(method: str, threads: int):
+    step = random_step(5, ranks=3, microbatches=4, room=0.5)
+    first, second = (search(step, method=method, threads=threads, seed=7) for _ in range(2))
+    assert (first.orders, first.timed, first.num_rollouts) == (second.orders, second.timed, second.num_rollouts)
+
+
+def test_memory_too_small_for_one_microbatch_is_a_deadlock():
+    step = random_step(5, ranks=2, microbatches=2)
+    tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
+    found = search_orders(tight, limits=OrderLimits(rollouts=200))
+    assert isinstance(found, Deadlock)
+    assert max(found.short_bytes) > 0
+
+
+SHAPES = (
+    {"ranks": 2, "microbatches": 2, "segments": 2},
+    {"ranks": 2, "microbatches": 3, "lag_ns": 2},
+    {"ranks": 3, "microbatches": 2, "max_pieces": 2},
+    {"ranks": 4, "microbatches": 2, "max_pieces": 1},
+    {"ranks": 2, "microbatches": 2, "apart": True},
+)
+
+
+@pytest.mark.parametrize("room", [None, 0.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(shape: dict, room: float | None):
+    for seed in range(2):
+        step = random_step(seed, **shape, room=room)
+        assert len(step.tasks) <= 60
+        first = search_orders(step, limits=OrderLimits(rollouts=10_000))
+        assert isinstance(first, Searched)
+        proven = prove(step, hint=first.timed.start_ns, seconds=30, effort=0.5)
+        assert lower_bound_ns(step) <= proven.bound_ns
+        if not proven.is_optimal:
+            continue
+        found = search_orders(step, limits=OrderLimits(rollouts=2_000_000), bound_ns=proven.makespan_ns)
+        assert isinstance(found, Searched)
+        assert found.makespan_ns == proven.makespan_ns
+
+
+PARTS = (Part(module="text"),)
+
+
+def chain(microbatches: int, *, room: float | None = None, lag_ns: int = 0) -> TaskGraph:
+    """Two ranks, forwards of 10 and backwards of 20."""
+    build = StepBuilder(2, lag_ns=lag_ns)
+    for microbatch in range(microbatches):
+        ((_, last, back, _),) = build.module("text", microbatch, 1, 1, (10, 20), 16)
+        build.wait(last, back)
+    return limited(build, (0, 1), room)
+
+
+def test_each_task_starts_when_its_row_is_free_and_what_it_waits_for_has_come():
+    # Of each microbatch: forward on 0 and 1, backward on 1 and 0.
+    timed = simulate(chain(2, lag_ns=3), ((0, 4, 3, 7), (1, 2, 5, 6)))
+    assert isinstance(timed, Timed)
+    assert timed.start_ns == (0, 13, 23, 46, 10, 43, 53, 76)
+    assert timed.makespan_ns == 96
+    assert timed.peak_bytes == (
+        40,
+        24,
+    )  # two held on rank 0 and one on rank 1, of 16 bytes each, beside 8 of a backward
+
+
+def test_orders_that_memory_stops_are_a_deadlock_that_says_by_how_much():
+    step = chain(3, room=0.4)  # 35 bytes a rank: two held leave no room for a third
+    found = simulate(step, ((0, 4, 8, 3, 7, 11), (1, 2, 5, 6, 9, 10)))
+    assert isinstance(found, Deadlock)
+    assert found.waiting[0] in (4, 8)
+    assert found.short_bytes[0] > 0
+    assert found.short_bytes[1] == 0
+
+
+def interlocked() -> TaskGraph:
+    """Two microbatches with two forwards each on one rank, which holds three of the four."""
+    tasks = []
+    for microbatch in range(2):
+        for kind, takes, frees in ((FORWARD, 10, 0), (FORWARD, 10, 0), (BACKWARD, 0, 20)):
+            tasks.append(
+                Task(row=0, kind=kind, parts=PARTS, microbatch=microbatch, time_ns=5, takes_bytes=takes,
+                     frees_bytes=frees, group=len(tasks))
+            )  # fmt: skip
+    waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (3, 4), (4, 5)))
+    return TaskGraph(tasks=tuple(tasks), waits=waits, rank_of=(0,), limit_bytes=(20,))
+
+
+def test_the_papers_gate_runs_into_a_deadlock_where_a_reservation_does_not():
+    step, ranking = interlocked(), (0, 3, 1, 4, 2, 5)
+    found = roll_out(step, ranking, admission=Admission.GATE)
+    assert found == Deadlock(waiting=(1,), at_ns=10, short_bytes=(10,))
+    orders, timed = roll_out(step, ranking, admission=Admission.RESERVE)
+    assert (orders, timed.peak_bytes) == (((0, 1, 2, 3, 4, 5),), (20,))
+
+
+@given(seed=st.integers(0, 10**6), lanes=st.booleans(), apart=st.booleans(), gated=st.booleans())
+def test_what_a_roll_out_gives_keeps_waits_rows_and_memory(seed: int, lanes: bool, apart: bool, gated: bool):
+    step = random_step(seed, ranks=3, microbatches=4, lanes=lanes, apart=apart, lag_ns=1, room=0.4)
+    found = roll_out(step, admission=Admission.GATE if gated else Admission.RESERVE)
+    if isinstance(found, Deadlock):
+        assert gated
+        return
+    orders, timed = found
+    ends = [start + task.time_ns for start, task in zip(timed.start_ns, step.tasks, strict=True)]
+    assert all(ends[wait.source] + wait.lag_ns <= timed.start_ns[wait.target] for wait in step.waits)
+    for row, order in enumerate(orders):
+        assert sorted(order) == [index for index, task in enumerate(step.tasks) if task.row == row]
+        assert all(ends[a] <= timed.start_ns[b] for a, b in itertools.pairwise(order))
+    assert all(peak <= limit for peak, limit in zip(timed.peak_bytes, step.limit_bytes, strict=True))
+    if not lanes:  # a reservation may leave gaps that its orders do not need
+        assert simulate(step, orders).makespan_ns <= timed.makespan_ns

@@ -1,0 +1,254 @@
+"""Schedules that ranks execute: their text, their files, their lowering from orders, and refused faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import images, models, steps, two_encoders, vision_and_text
+from pipeline_oracle import natural, simulated
+
+from mosaic.artifact import load, save
+from mosaic.errors import InvalidScheduleError
+from mosaic.hardware.link import Link
+from mosaic.pipelining.check import check_pipeline_schedule
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only, lower, partition_of_schedule
+from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
+from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def case(**options) -> tuple[Partition, TaskGraph]:
+    model = vision_and_text(2, 2)
+    request = Request(model=model, num_ranks=2, microbatches=images(2, 1), sizes={"vision": 1})
+    partition = partition_by("separated", request)
+    return partition, task_graph(model, partition, images(2, 1), **options)
+
+
+def lowered(partition: Partition, graph: TaskGraph, orders: Orders | None = None, **options) -> PipelineSchedule:
+    return lower(partition, graph, orders or natural(graph), training=range(len(partition.chunks)), **options)
+
+
+def random_orders(draw: st.DrawFn, graph: TaskGraph) -> Orders:
+    """Any order that can run: at each point any task whose waits are over."""
+    missing = defaultdict(set)
+    for wait in graph.waits:
+        missing[wait.target].add(wait.source)
+    rows: list[list[int]] = [[] for _ in graph.rank_of]
+    left = dict.fromkeys(range(len(graph.tasks)))
+    chance = random.Random(draw(st.integers(0, 999)))
+    while left:
+        task = chance.choice([task for task in left if not missing[task] & left.keys()])
+        rows[graph.tasks[task].row].append(task)
+        del left[task]
+    return tuple(map(tuple, rows))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2F", "F0", "2X0", "02F0", "2F0.0", "2F0>3F0", "SEND(2F0)", "FREE(2F0>3F0)", "REDUCE(2F0)", "2F0 ", "SEND"],
+)
+def test_what_is_no_action_is_refused(text: str):
+    with pytest.raises(InvalidScheduleError, match=r"write 2F0\.1"):
+        PipelineSchedule(plan="", num_microbatches=1, rank_of=(0,), chunks=("text",), rows=((text,),))
+
+
+def test_a_small_schedule_is_this_text():
+    model = vision_and_text(1, 1)
+    partition = partition_by("parallel", Request(model=model, num_ranks=2, microbatches=images(1)))
+    graph = task_graph(model, partition, images(1, 0))
+    assert lowered(partition, graph).text == (
+        "rank 0: 0F0 SEND(0F0>1F0) RECV(1B0>0B0) GOT(1B0>0B0) 0B0 FREE(0F0) SENT(0F0>1F0) REDUCE(0)\n"
+        "rank 1: RECV(0F0>1F0) GOT(0F0>1F0) 1F0 1B0 FREE(1F0) SEND(1B0>0B0) 1F1 1B1 FREE(1F1) REDUCE(1) SENT(1B0>0B0)"
+    )
+
+
+def test_text_and_files_give_the_schedule_back(tmp_path: Path):
+    partition, graph = case(strategies={(0, 0, 0): (1,)})
+    made = lowered(partition, graph, strategies={(0, 0, 0): (1,)})
+    assert made.strategies == {"0F0": (1,)}
+    assert made.chunks == ("vision[0:1/2]", "vision[1:2/2]", "text[0:1/2]", "text[1:2/2]")
+    save(made, tmp_path / "schedule.json")
+    assert load(PipelineSchedule, tmp_path / "schedule.json") == made
+    changed = (tmp_path / "schedule.json").read_text().replace('"0F0",', '"0F1",', 1)
+    (tmp_path / "schedule.json").write_text(changed)
+    with pytest.raises(InvalidScheduleError, match="leave the hash out"):
+        load(PipelineSchedule, tmp_path / "schedule.json")
+
+
+def test_a_schedule_of_another_plan_is_refused():
+    partition, graph = case()
+    made = lowered(partition, graph)
+    other = task_graph(vision_and_text(2, 2), partition, images(2, 2))
+    with pytest.raises(InvalidScheduleError, match="make the schedule again"):
+        check_pipeline_schedule(made, other)
+    slower = task_graph(vision_and_text(2, 2, text_ms=9.0), partition, images(2, 1))
+    check_pipeline_schedule(made, slower)  # the same tasks at other times
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(min_layers=2), steps(3), st.sampled_from(["separated", "mixed-time", "parallel", "lanes"]), st.data())
+def test_what_is_lowered_from_any_order_that_runs_is_accepted(model, microbatches, name: str, data: st.DataObject):
+    try:
+        partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
+    except ValueError:
+        return
+    link = Link(gb_per_s=0.001) if data.draw(st.booleans()) else None
+    graph = task_graph(
+        model, partition, microbatches, space=RankSpace(network=link), weights_apart=data.draw(st.booleans())
+    )
+    orders = random_orders(data.draw, graph)
+    training = set(training_chunks(model, partition))
+    made = lower(partition, graph, orders, training=training)
+    timed = check_pipeline_schedule(made, graph, training=training)
+    plain = simulated(graph, orders)
+    assert plain is not None
+    assert timed.makespan_ns >= plain.makespan_ns
+    if link is None:
+        assert (list(timed.start_ns), timed.peak_bytes) == (plain.start_ns, plain.peak_bytes)
+
+
+def mutated(made: PipelineSchedule, change) -> PipelineSchedule:
+    rows = [list(row) for row in made.rows]
+    change(rows)
+    return dataclasses.replace(made, rows=tuple(map(tuple, rows)), hash="")
+
+
+def moved(rows: list[list[str]], cell: str, to: int) -> None:
+    row = next(row for row in rows if cell in row)
+    row.remove(cell)
+    row.insert(to if to >= 0 else len(row), cell)
+
+
+def swapped(rows: list[list[str]], one: str, other: str) -> None:
+    row = next(row for row in rows if one in row)
+    at, place = row.index(one), row.index(other)
+    row[at], row[place] = other, one
+
+
+FAULTS = {
+    "a task is missing": (lambda rows: rows[0].remove("0F0"), "0F0 is missing"),
+    "a task is there twice": (lambda rows: rows[0].append("0F0"), "once"),
+    "a task is in another row": (lambda rows: rows[1].append(rows[0].pop(0)), "no such task in this row"),
+    "a task of no step": (lambda rows: rows[0].append("0F7"), "no such task"),
+    "backward before forward": (lambda rows: moved(rows, "3B0", 0), "needs 3F0"),
+    "a send is missing": (lambda rows: rows[0].remove("SEND(0F0>1F0)"), r"SEND\(0F0>1F0\) is missing"),
+    "a receive is missing": (lambda rows: rows[1].remove("RECV(0F0>1F0)"), r"RECV\(0F0>1F0\) is missing"),
+    "a message is not awaited": (lambda rows: rows[1].remove("GOT(0F0>1F0)"), r"GOT\(0F0>1F0\) is missing"),
+    "a buffer is not awaited": (lambda rows: rows[0].remove("SENT(0F0>1F0)"), r"SENT\(0F0>1F0\) is missing"),
+    "a send before its task": (lambda rows: moved(rows, "SEND(0F1>1F1)", 0), "belongs behind 0F1"),
+    "a task before its message": (lambda rows: moved(rows, "GOT(0F0>1F0)", -1), "belongs behind GOT"),
+    "a message of no edge": (lambda rows: rows[0].append("SEND(0F0>3F0)"), "hands nothing of that name"),
+    "a message in a wrong row": (
+        lambda rows: (rows[0].remove("SEND(0F0>1F0)"), rows[1].append("SEND(0F0>1F0)")),
+        "belongs into row 0",
+    ),
+    "receives in another order": (
+        lambda rows: swapped(rows, "RECV(0F0>1F0)", "RECV(0F0.1>1F0.1)"),
+        "post both ends alike",
+    ),
+    "what is kept is not freed": (lambda rows: rows[0].remove("FREE(0F0)"), r"FREE\(0F0\) is missing"),
+    "freed too early": (lambda rows: moved(rows, "FREE(0F0)", 1), "belongs behind 0B0"),
+    "freed in another row": (lambda rows: rows[1].append("FREE(0F7)"), "nothing of that name is kept"),
+    "reduced too early": (lambda rows: moved(rows, "REDUCE(0)", 1), "belongs behind 0B1"),
+    "not reduced": (lambda rows: rows[0].remove("REDUCE(0)"), r"REDUCE\(0\) is missing"),
+    "reduced for nothing": (lambda rows: rows[0].append("REDUCE(9)"), "no gradients to reduce"),
+    "no action": (lambda rows: rows[0].append("GO"), "is no action"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_refused_and_its_cell_named(fault: str):
+    partition, graph = case()
+    made = lowered(partition, graph)
+    check_pipeline_schedule(made, graph, training=range(4))
+    change, message = FAULTS[fault]
+    with pytest.raises(InvalidScheduleError, match=message) as caught:
+        check_pipeline_schedule(mutated(made, change), graph, training=range(4))
+    assert caught.value.cell is not None
+
+
+def test_rows_that_wait_for_each_other_are_refused_before_and_after_lowering():
+    partition, graph = case()
+    index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
+    orders = [list(row) for row in natural(graph)]
+    orders[0].remove(index["2F1"])
+    orders[0].insert(0, index["2F1"])  # before 0F1, on which it waits by way of the other rank
+    with pytest.raises(InvalidScheduleError, match="both wait for ever"):
+        lowered(partition, graph, tuple(map(tuple, orders)))
+
+    def change(rows: list[list[str]]) -> None:
+        place = rows[0].index("0F1")
+        moved(rows, "RECV(1F1>2F1)", place)
+        moved(rows, "GOT(1F1>2F1)", place + 1)
+
+    made = lowered(partition, graph)
+    with pytest.raises(InvalidScheduleError, match="waits for ever; row 1 stands at GOT"):
+        check_pipeline_schedule(mutated(made, change), graph)
+
+
+def test_memory_above_a_ranks_limit_is_refused_and_the_moment_named():
+    partition, graph = case()
+    peak = simulated(graph, natural(graph)).peak_bytes
+    made = lowered(partition, graph)
+    enough = dataclasses.replace(graph, limit_bytes=peak)
+    assert check_pipeline_schedule(made, enough).peak_bytes == peak
+    short = dataclasses.replace(graph, limit_bytes=(peak[0] - 1, 0))
+    with pytest.raises(InvalidScheduleError, match="1 more than it has; free earlier"):
+        check_pipeline_schedule(made, short)
+    late = mutated(made, lambda rows: [moved(rows, f"FREE({name})", -1) for name in ("0F0", "0F0.1", "2F0")])
+    with pytest.raises(InvalidScheduleError, match="more than it has"):
+        check_pipeline_schedule(late, dataclasses.replace(graph, limit_bytes=peak))
+
+
+def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:
+    partition = partition_by(method, request)
+    return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()
+
+
+@pytest.mark.parametrize("method", ["separated", "mixed-v", "mixed-time"])
+def test_a_schedules_partition_has_its_chunks_on_their_ranks(method: str):
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2, 5), sizes={"vision": 2})
+    right = partition_by(method, request)
+    found = partition_of_schedule(planned(request, method), request)
+    assert [(one.parts, one.rank) for one in found.chunks] == [(one.parts, one.rank) for one in right.chunks]
+    assert found.sizes == right.sizes
+    assert found.num_ranks == 2
+
+
+def test_a_schedule_of_another_model_is_refused_and_both_are_named():
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+    other = replace(request, model=two_encoders())
+    with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
+        partition_of_schedule(planned(request, "separated"), other)
+
+
+def test_forwards_and_their_messages_stay_in_order():
+    schedule = PipelineSchedule(
+        plan="chain",
+        num_microbatches=1,
+        rank_of=(0, 1),
+        chunks=("text[0:1/2]", "text[1:2/2]"),
+        rows=(
+            ("0F0", "SEND(0F0>1F0)", "RECV(1B0>0B0)", "GOT(1B0>0B0)", "0B0", "FREE(0F0)", "SENT(0F0>1F0)", "REDUCE(0)"),
+            ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0", "1B0", "FREE(1F0)", "SEND(1B0>0B0)", "SENT(1B0>0B0)"),
+        ),
+        edges={"0F0>1F0": 8, "1F0>1B0": 0, "0F0>0B0": 0, "1B0>0B0": 8},
+        kept={"0F0": 4},
+        strategies={"0F0": (1,)},
+    )
+    found = forward_only(schedule)
+    assert found.rows == (("0F0", "SEND(0F0>1F0)", "SENT(0F0>1F0)"), ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0"))
+    assert found.edges == {"0F0>1F0": 8}
+    assert found.hash != schedule.hash
+    assert forward_only(found).rows == found.rows

@@ -1,0 +1,258 @@
+"""The tasks of a step: their waits, times and memory, and what a graph refuses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, vision_and_text
+from pipeline_oracle import natural, simulated
+from task_graph_cases import FORWARD, random_step
+
+from bench.papers.pipeline_models import find_known_model
+from mosaic.graph import Part
+from mosaic.hardware.cluster import Cluster
+from mosaic.hardware.find import find_hardware
+from mosaic.hardware.link import Link
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Feed, PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Timed, Wait, memory_peaks, roll_out, simulate
+from mosaic.pipelining.tuning import Candidates, pairs_of, strategies_of, with_candidates
+
+PARTS = (Part(module="text"),)
+
+
+def task(**given) -> Task:
+    return Task(**{"row": 0, "kind": FORWARD, "parts": PARTS, "microbatch": 0, "time_ns": 5, **given})
+
+
+def graph(*tasks: Task, waits: tuple[Wait, ...] = (), **given) -> TaskGraph:
+    return TaskGraph(tasks=tasks, waits=waits, **{"rank_of": (0,), **given})
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"row": 1}, r"row=1 of task 1 is out of range; use 0 to 0"),
+        ({"time_ns": -3}, r"time_ns=-3 of task 1 is negative; use 0 or more"),
+        ({"time_ns": 1.5}, r"time_ns of task 1 is 1.5; use a whole number"),
+        ({"time_ns": 2**62}, r"add up to more than"),
+        ({"frees_bytes": 7}, r"tasks of rank 0 free 7 bytes more than they take"),
+        ({"group": 9}, r"group=9 of task 1 is out of range; use 0 to 1"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused_by_value_rule_and_way_out(bad: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        graph(task(), task(**bad))
+
+
+def test_tasks_that_wait_in_a_circle_are_refused_with_the_circle():
+    waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (2, 1)))
+    with pytest.raises(ValueError, match=r"in a circle: (1 -> 2 -> 1|2 -> 1 -> 2); leave out"):
+        graph(task(), task(), task(), waits=waits)
+
+
+def test_a_graph_survives_pickling_copying_and_replacing():
+    step = random_step(3, ranks=2, microbatches=2, room=0.6)
+    made = pickle.loads(pickle.dumps(step))
+    assert made == step
+    assert roll_out(made) == roll_out(step) == roll_out(copy.deepcopy(step))
+    assert dataclasses.replace(step, limit_bytes=()).limit_bytes == ()
+
+
+F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
+
+
+def made(model: PipelineModel, microbatches, name: str = "separated", num_ranks: int = 2, **more) -> TaskGraph:
+    sizes = more.pop("sizes", None)
+    request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches, sizes=sizes)
+    return task_graph(model, partition_by(name, request), microbatches, **more)
+
+
+def waits_of(graph: TaskGraph) -> dict[int, set[int]]:
+    found = defaultdict(set)
+    for wait in graph.waits:
+        found[wait.target].add(wait.source)
+    return found
+
+
+def test_pieces_fan_in_before_the_text_and_out_again_in_backward():
+    graph = made(vision_and_text(1, 1), images(2), sizes={"vision": 1}, num_ranks=1)
+    name = [f"{task.parts[0].module[0]}{task.kind}{task.piece}" for task in graph.tasks]
+    found = {name[task]: {name[source] for source in sources} for task, sources in waits_of(graph).items()}
+    assert found == {
+        "tF0": {"vF0", "vF1"},
+        "tB0": {"tF0"},
+        "vB0": {"vF0", "tB0"},
+        "vB1": {"vF1", "tB0"},
+    }
+    assert [wait.num_bytes for wait in graph.waits if wait.num_bytes] == [1000] * 4
+
+
+def test_frozen_modules_have_no_weights_and_no_backward_before_what_trains():
+    model = PipelineModel(
+        modules=(plain("vision", 2, trains=False), plain("projector", 1), plain("text", 2, trains=False, counts="all")),
+        feeds=(Feed(source="vision", target="projector"), Feed(source="projector", target="text")),
+    )
+    graph = made(model, images(1, 0), num_ranks=1, weights_apart=True)
+    kinds = defaultdict(list)
+    for task in graph.tasks:
+        kinds[task.microbatch, task.parts[0].module].append((str(task.kind), task.time_ns // 1_000_000))
+    assert kinds == {
+        (0, "vision"): [("F", 2)],
+        (0, "projector"): [("F", 1), ("B", 0), ("W", 1)],
+        (0, "text"): [("F", 2), ("B", 2)],
+        (1, "text"): [("F", 2)],  # nothing before it trains in this microbatch
+    }
+    vision = next(task for task in graph.tasks if task.parts[0].module == "vision")
+    assert vision.takes_bytes == vision.frees_bytes == 10  # its workspace: it keeps nothing for a backward
+    request = Request(model=model, num_ranks=1, microbatches=images(1))
+    assert training_chunks(model, partition_by("separated", request)) == (1,)
+
+
+def test_what_a_forward_keeps_the_last_phase_frees():
+    for apart in (False, True):
+        graph = made(chain(2), images(1), num_ranks=2, weights_apart=apart, space=RankSpace(limit_bytes=5000))
+        balance = defaultdict(int)
+        for task in graph.tasks:
+            balance[task.chunk] += task.takes_bytes - task.frees_bytes
+        assert set(balance.values()) == {0}
+        last = {task.chunk: task for task in graph.tasks}
+        assert all(task.frees_bytes == 110 for task in last.values())
+        assert graph.base_bytes == (8, 8)
+        assert graph.limit_bytes == (5000, 5000)
+
+
+def test_bytes_take_the_link_between_their_ranks():
+    link = Link(gb_per_s=1.0, latency_us=5.0)
+    graph = made(chain(2), images(1), space=RankSpace(network=link))
+    assert [wait.lag_ns for wait in graph.waits] == [6000, 0, 0, 6000]  # 5 us and 1000 bytes at 1 byte a ns
+    cluster = Cluster(
+        hardware=find_hardware("h100-80g"),
+        nodes=2,
+        gpus_per_node=2,
+        intra_node=Link(gb_per_s=100.0),
+        inter_node=Link(gb_per_s=1.0),
+    )
+    inside = made(chain(2), images(1), space=RankSpace(network=cluster))
+    between = made(chain(2), images(1), space=RankSpace(network=cluster, devices_per_rank=2))
+    lags = [max(wait.lag_ns for wait in one.waits) for one in (inside, between)]
+    assert lags[1] > lags[0] + 900
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    models(min_layers=2),
+    steps(),
+    st.sampled_from(["separated", "mixed-time", "mixed-parameters"]),
+    st.booleans(),
+)
+def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, microbatches, name: str, apart: bool):
+    graph = made(model, microbatches, name, weights_apart=apart)
+    assert all(wait.source < wait.target for wait in graph.waits)
+    timed = simulated(graph, natural(graph))
+    assert timed is not None
+    assert timed.makespan_ns >= max(
+        sum(task.time_ns for task in graph.tasks if task.row == row) for row in range(graph.num_rows)
+    )
+    groups = [task.group for task in graph.tasks]
+    assert set(groups) == set(range(max(groups) + 1))  # none is left out
+    kinds = defaultdict(list)
+    for task in graph.tasks:
+        kinds[task.chunk, task.microbatch, task.piece].append(str(task.kind))
+    assert {"".join(kind) for kind in kinds.values()} <= ({"F", "FB", "FBW"} if apart else {"F", "FB"})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    models(min_layers=2),
+    steps(3),
+    st.sampled_from(["separated", "mixed-time", "lanes"]),
+    st.booleans(),
+    st.integers(0, 300),
+    st.randoms(),
+)
+def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
+    model, microbatches, name: str, apart: bool, workspace: int, chance
+):
+    model = dataclasses.replace(
+        model, modules=tuple(dataclasses.replace(one, workspace=workspace) for one in model.modules)
+    )
+    try:
+        partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
+    except ValueError:
+        return
+    keeps = task_graph(model, partition, microbatches, weights_apart=apart)
+    layers = keeps.layers
+    assert layers.keys() == {
+        (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
+    }
+    candidates = Candidates(count=4, weights_apart=apart)
+    pairs = pairs_of(keeps, candidates)
+    choice = [chance.randrange(len(pair.candidates)) for pair in pairs]
+    strategies = strategies_of(keeps, pairs, choice)
+    chosen = task_graph(model, partition, microbatches, strategies=strategies, weights_apart=apart)
+    for tuned, counted in zip(with_candidates(keeps, pairs, choice).tasks, chosen.tasks, strict=True):
+        assert (tuned.takes_bytes, tuned.frees_bytes) == (counted.takes_bytes, counted.frees_bytes)
+        assert tuned.time_ns == pytest.approx(counted.time_ns, abs=2)
+        if tuned.kind is ActionKind.FORWARD:
+            key = tuned.chunk, tuned.microbatch, tuned.piece
+            own = zip(layers.get(key, ()), strategies.get(key, ()), strict=True)
+            assert tuned.takes_bytes - tuned.frees_bytes == sum(one.strategies[way].kept_bytes for one, way in own)
+
+
+def two_ranks(num_microbatches: int, *, lag_ns: int) -> TaskGraph:
+    """Forward of 2 and backward of 4 ns on each of two ranks; each forward takes 10 bytes and 3 of workspace."""
+    tasks, waits = [], []
+    for microbatch in range(num_microbatches):
+        first, of = len(tasks), {"parts": (Part(module="text"),), "microbatch": microbatch}
+        tasks += [Task(row=row, kind=F, time_ns=2, takes_bytes=13, frees_bytes=3, **of) for row in (0, 1)]
+        tasks += [Task(row=row, kind=B, time_ns=4, frees_bytes=10, **of) for row in (1, 0)]
+        waits += [Wait(source=first + at, target=first + at + 1, lag_ns=0 if at == 1 else lag_ns) for at in range(3)]
+    return TaskGraph(tasks=tuple(tasks), waits=tuple(waits), rank_of=(0, 1), base_bytes=(100, 50))
+
+
+def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
+    known = find_known_model("cornstarch-vlm-s-llm-s")
+    model = known.model()
+    machine = RankHardware(cluster=known.cluster(), degrees=known.degrees)
+    vision, text = (
+        Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
+        for rank, module in enumerate(model.modules)
+    )
+    found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
+    projector = 1408 * 2048 // 2
+    scatter = Collective(name="g", num_bytes=4 * projector, axis="data")
+    gather = Collective(name="w", num_bytes=2 * projector, axis="data")
+    assert found == (machine.collective_ns(scatter) + machine.collective_ns(gather), 0)
+    assert found[0] > 0
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 5), st.integers(0, 4))
+def test_memory_is_the_direct_sum_over_tasks_at_each_time(count: int, lag_ns: int) -> None:
+    graph = two_ranks(count, lag_ns=lag_ns)
+    forwards = [[4 * at + row for at in range(count)] for row in (0, 1)]
+    backwards = [[4 * at + (3, 2)[row] for at in range(count)] for row in (0, 1)]
+    timed = simulate(graph, tuple(tuple(one + two) for one, two in zip(forwards, backwards, strict=True)))
+    assert isinstance(timed, Timed)
+    for rank, (peak, peak_ns) in enumerate(memory_peaks(graph, timed.start_ns)):
+        direct = [
+            graph.base_bytes[rank]
+            + sum(
+                task.takes_bytes * (start <= at) - task.frees_bytes * (start + task.time_ns <= at)
+                for task, start in zip(graph.tasks, timed.start_ns, strict=True)
+                if task.row == rank
+            )
+            for at in range(timed.makespan_ns + 1)
+        ]
+        assert peak == max(direct) == timed.peak_bytes[rank]
+        assert peak_ns == direct.index(peak)
