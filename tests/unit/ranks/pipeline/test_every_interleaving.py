@@ -8,14 +8,17 @@ import pytest
 from every_interleaving import mixed_up, walk_all
 from executor_cases import Step, step
 
-from mosaic.pipelining.schedule import PipelineSchedule, rows_of
+from mosaic.pipelining.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.program import order_of, rows_of_rank
 
-SMALL = rows_of(
-    "rank 0: 0F0 SEND(0F0>1F0) RECV(1B0>0B0) 0F1 SEND(0F1>1F1) RECV(1B1>0B1) GOT(1B0>0B0) 0B0 SENT(0F0>1F0) "
-    "GOT(1B1>0B1) 0B1 SENT(0F1>1F1)\n"
-    "rank 1: RECV(0F0>1F0) GOT(0F0>1F0) 1F0 1B0 SEND(1B0>0B0) RECV(0F1>1F1) GOT(0F1>1F1) 1F1 1B1 SENT(1B0>0B0) "
-    "SEND(1B1>0B1) SENT(1B1>0B1)"
+SMALL = tuple(
+    tuple(row.split())
+    for row in (
+        "0F0 SEND(0F0>1F0) RECV(1B0>0B0) 0F1 SEND(0F1>1F1) RECV(1B1>0B1) GOT(1B0>0B0) 0B0 SENT(0F0>1F0) "
+        "GOT(1B1>0B1) 0B1 SENT(0F1>1F1)",
+        "RECV(0F0>1F0) GOT(0F0>1F0) 1F0 1B0 SEND(1B0>0B0) RECV(0F1>1F1) GOT(0F1>1F1) 1F1 1B1 SENT(1B0>0B0) "
+        "SEND(1B1>0B1) SENT(1B1>0B1)",
+    )
 )
 MAX_STATES = 4_000
 
