@@ -50,7 +50,6 @@ class Handle(KeepsCheckpoints):
         self._begin(session)
 
     def _begin(self, session: Session) -> None:
-        """Runs a session from now on."""
         self._session = session
         self._makeup = Makeup(self._model)
         before: Attachment | None = getattr(self, "_attachment", None)
@@ -163,7 +162,6 @@ class Handle(KeepsCheckpoints):
         return f"{stages}{gain}"
 
     def _log(self) -> None:
-        """Logs in one line what runs from now on, and the warnings of the model's modules."""
         _LOG.info("%s", self._state())
         for sentence in self._session.finding.warnings:
             _LOG.warning("%s", sentence)
