@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
 import tomllib
 from contextlib import suppress
@@ -128,8 +129,8 @@ def check_writable(path: Path) -> None:
                 parent.rmdir()
 
 
-def load(kind: type[T], path: Path) -> T:
-    """Reads ``path`` and checks it against the frozen dataclass ``kind``.
+def load(kind: type[T], path: Path, *, member: str = "") -> T:
+    """Reads ``path`` and checks it, or one member of its object, against the frozen dataclass ``kind``.
 
     Raises:
         InvalidFileError: The file is missing, empty, truncated, of a newer schema, or has a field that is
@@ -140,20 +141,23 @@ def load(kind: type[T], path: Path) -> T:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidFileError(f"cannot read {path}: {reason}") from error
-    return parse(kind, text, source=str(path))
+    return parse(kind, text, source=str(path), member=member)
 
 
-def parse(kind: type[T], text: str, *, source: str) -> T:
+def parse(kind: type[T], text: str, *, source: str, member: str = "") -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     from pydantic_core import from_json
 
     if not text.strip():
-        raise InvalidFileError(f"{source} is empty; a {kind.__name__.lower()} in JSON was expected")
+        raise InvalidFileError(f"{source} is empty; a {_noun(kind)} in JSON was expected")
     try:
         raw = from_json(text)
     except ValueError as error:
         cause = "; the file may have been cut short" if "EOF while parsing" in str(error) else ""
         raise InvalidFileError(f"{source}: not valid JSON: {error}{cause}") from error
+    if member:
+        raw = raw.get(member) if isinstance(raw, dict) else None
+        text = json.dumps(raw)
     _check_schema(kind, raw, source)
     return _validate(kind, text, source)
 
@@ -208,6 +212,10 @@ def _names_at(kind: Any, location: list[str | int]) -> list[str]:
     return [field.name for field in fields(kind)] if is_dataclass(kind) else []
 
 
+def _noun(kind: type[Any]) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
+
+
 def _check_schema(kind: type[Any], raw: object, source: str) -> None:
     known = getattr(kind, "SCHEMA_VERSION", None)
     if known is None:
@@ -220,6 +228,6 @@ def _check_schema(kind: type[Any], raw: object, source: str) -> None:
         )
     if version != known:
         raise InvalidFileError(
-            f"{source}: schema_version={version!r} is not {known}; this is not a {kind.__name__.lower()} "
+            f"{source}: schema_version={version!r} is not {known}; this is not a {_noun(kind)} "
             "of this version of Mosaic: make the file again"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from mosaic.cli.options import (
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan, SearchRecord
+from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.report.plan_view import draw_plan, plan_bars, plan_table
 from mosaic.report.table import comparison_table
@@ -38,15 +38,12 @@ from mosaic.solver.methods import method_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mosaic.cli.counting import Counted
-    from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.solver import SearchOptions
+
 MAX_BARS = 120
 """Columns of a plan's bars."""
 INTERRUPTED = 130
 """Exit code."""
-CHOSEN_BY_STEP = "chosen among several for a simulated step of {:.2f} ms, in which modules share the network"
-"""Origin of such a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,47 +97,45 @@ class PlanCommand:
             console_beside(self.json).print(f"{self.check}: the plan keeps every rule", highlight=False)
             return 0
         self._check_targets()
-        with first_interrupt() if method_of(self.method).can_be_stopped else nullcontext() as stop:
-            plan, search = self._solve(basis, stop.is_set if stop is not None else None)
-            save(plan, self.output)
-        is_stopped = search.limits.is_stopped
-        self._show(plan, basis, search, is_stopped=is_stopped)
-        write_json(plan, self.json)
-        return INTERRUPTED if is_stopped else 0
-
-    def _solve(self, basis: Basis, should_stop: Callable[[], bool] | None) -> tuple[Plan, SearchOptions]:
         from mosaic.solver import SearchOptions
         from mosaic.solver.limits import SearchLimits
         from mosaic.solver.runnable import plan_to_run
 
-        search = SearchOptions(
-            limits=SearchLimits(effort=self.time_limit, seconds=10 * self.time_limit, should_stop=should_stop)
-        )
-        plan = plan_to_run(
-            self.method,
-            basis.graph,
-            basis.cost,
-            basis.device,
-            num_devices=basis.num_devices,
-            search=search,
-            communication_slots=self.communication_slots,
-        )
-        return replace(plan, foreign_cpu_share=basis.foreign_cpu_share), search
+        with first_interrupt() if method_of(self.method).can_be_stopped else nullcontext() as stop:
+            should_stop = stop.is_set if stop is not None else None
+            limits = SearchLimits(effort=self.time_limit, seconds=10 * self.time_limit, should_stop=should_stop)
+            search = SearchOptions(limits=limits)
+            plan = plan_to_run(
+                self.method,
+                basis.graph,
+                basis.cost,
+                basis.device,
+                num_devices=basis.num_devices,
+                search=search,
+                communication_slots=self.communication_slots,
+            )
+            plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
+            save(plan, self.output)
+        self._show(plan, basis, search)
+        write_json(plan, self.json)
+        return INTERRUPTED if limits.is_stopped else 0
 
-    def _show(self, plan: Plan, basis: Basis, search: SearchOptions, *, is_stopped: bool) -> None:
+    def _show(self, plan: Plan, basis: Basis, search: SearchOptions) -> None:
         console = console_beside(self.json)
         console.print(basis.titled(plan_table(plan, basis.graph)))
         console.print(plan_bars(plan, min(console.width, MAX_BARS)))
         for note in (proof_of(plan), *basis.notes):
             console.print(note, highlight=False, markup=False)
-        if is_stopped:
+        if search.limits.is_stopped:
             Console(stderr=True).print(f"mosaic: stopped; {self.output} has the best plan so far", style="red")
             return
         if self.compare:
+            from mosaic.solver.compare import compare
             from mosaic.solver.runnable import without_reserved
 
-            available = without_reserved(basis.device, self.communication_slots)
-            _compare(replace(basis, device=available), search, console)
+            device = without_reserved(basis.device, self.communication_slots)
+            rows = compare(basis.graph, basis.cost, device, num_devices=basis.num_devices, search=search)
+            console.print(basis.titled(comparison_table(rows)))
         if self.picture is not None:
             draw_plan(plan, self.picture)
         console.print(f"wrote {self.output}")
@@ -204,7 +199,13 @@ def find_basis(command: PlanCommand) -> Basis:
         )
     if command.file is not None and _is_instance(command.file):
         return _of_instance(command.file, command.gpus)
-    measured = load(Profile, command.file) if command.file is not None else _measured(command)
+    if command.file is not None:
+        measured = load(Profile, command.file)
+    else:
+        from mosaic.cli.profile import ProfileCommand, measure
+
+        assert command.model is not None
+        measured = measure(ProfileCommand(model=command.model, backend=command.backend, strict=command.strict))[0]
     cost = CostModel.from_profile(measured)
     return Basis(
         graph=measured.graph,
@@ -218,17 +219,16 @@ def find_basis(command: PlanCommand) -> Basis:
 def proof_of(plan: Plan) -> str:
     """Describes the proven quality of a plan."""
     record = plan.search
-    if record.simulated_ms > 0:
-        return f"{_predicted_proof(record)}; {CHOSEN_BY_STEP.format(record.simulated_ms)}"
-    return _predicted_proof(record)
-
-
-def _predicted_proof(record: SearchRecord) -> str:
     if record.status == "optimal":
-        return f"proven: no plan of whole modules is predicted faster ({record.method}, {record.seconds:.3f} s)"
-    if record.bound_ms > 0:
-        return f"no plan is predicted faster than {record.bound_ms:.2f} ms ({record.method}, {record.seconds:.3f} s)"
-    return f"found by {record.method} in {record.seconds:.3f} s, without a proof"
+        text = f"proven: no plan of whole modules is predicted faster ({record.method}, {record.seconds:.3f} s)"
+    elif record.bound_ms > 0:
+        text = f"no plan is predicted faster than {record.bound_ms:.2f} ms ({record.method}, {record.seconds:.3f} s)"
+    else:
+        text = f"found by {record.method} in {record.seconds:.3f} s, without a proof"
+    if record.simulated_ms > 0:
+        text += f"; chosen among several for a simulated step of {record.simulated_ms:.2f} ms, in which modules share "
+        text += "the network"
+    return text
 
 
 def _is_instance(path: Path) -> bool:
@@ -254,13 +254,6 @@ def _of_instance(path: Path, gpus: int | None) -> Basis:
     )
 
 
-def _measured(command: PlanCommand) -> Profile:
-    from mosaic.cli.profile import ProfileCommand, measure
-
-    assert command.model is not None
-    return measure(ProfileCommand(model=command.model, backend=command.backend, strict=command.strict))[0]
-
-
 def _counted(model: str, device: str, command: PlanCommand) -> Basis:
     """Counts a model's operators on meta tensors and predicts their times on a described device."""
     from mosaic.cli.counting import count_workload
@@ -279,33 +272,22 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         f"counted in {counted.dtype}: {counted.description}",
         "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
     ]
-    basis = Basis(
+    times: Cost = cost
+    if gpus > 1:  # communication of several GPUs, instead of a sum of gradients without overlap
+        from mosaic.cost.communication import RankedCost
+
+        times = RankedCost(cost, counted.traffic, cost.cluster, gpus, included_ms=cost.communication_ms)
+        if counted.unknown:
+            names = ", ".join(counted.unknown)
+            notes.append(f"no routing is predicted for {names}: no leading dimension is the batch")
+    return Basis(
         graph=counted.graph,
-        cost=cost,
+        cost=times,
         device=described.device(),
         num_devices=gpus,
         notes=tuple(notes),
         dtype=counted.dtype,
     )
-    return _with_ranks(basis, cost, counted) if gpus > 1 else basis
-
-
-def _with_ranks(basis: Basis, cost: AnalyticCost, counted: Counted) -> Basis:
-    """Adds the communication of several GPUs to the times, instead of a sum of gradients without overlap."""
-    from mosaic.cost.communication import RankedCost
-
-    ranked = RankedCost(cost, counted.traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms)
-    notes = basis.notes
-    if counted.unknown:
-        notes += (f"no routing is predicted for {', '.join(counted.unknown)}: no leading dimension is the batch",)
-    return replace(basis, cost=ranked, notes=notes)
-
-
-def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
-    from mosaic.solver.compare import compare
-
-    rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
-    console.print(basis.titled(comparison_table(rows)))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,7 @@ from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Backend
-    from mosaic.profiler import Counters, Launched, Network, QuotaChoice
+    from mosaic.profiler import Launched, Network, QuotaChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
     """
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
+    from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, open_counters, profile_modules
 
     workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)
@@ -93,8 +92,20 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
     name = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
     backend = open_named_backend(command.backend or name)
     quotas, degrees = parse_quotas(command.quotas), _numbers("--degrees", command.degrees)
-    network = _links(command, links, max(degrees), backend.device) if max(degrees) > 1 else None
-    with Progress() as progress, _counters(backend) as counters:
+    network: Network | None = None
+    notes: tuple[str, ...] = ()
+    if links is not None:
+        ring = links.ring
+        rate = f"{ring.latency_us:.1f} us a step and {ring.gb_per_s:.2f} GB/s"
+        notes = (
+            f"all-reduces over {links.world_size} ranks were measured: {rate}; degrees above 1 are composed with that",
+        )
+    if max(degrees) > 1:
+        network = links.ring if links is not None else _links(command.cluster, max(degrees), backend.device)
+    with ExitStack() as stack:
+        progress, counters = stack.enter_context(Progress()), open_counters(backend)
+        if counters is not None:
+            stack.callback(counters.close)
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
@@ -114,7 +125,7 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""
-    return profile, (*_describe(links), *_notes(profile, missing))
+    return profile, (*notes, *_notes(profile, missing))
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
@@ -149,41 +160,14 @@ def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
 
 
-def _describe(links: Launched | None) -> tuple[str, ...]:
-    if links is None:
-        return ()
-    ring = links.ring
-    return (
-        f"all-reduces over {links.world_size} ranks were measured: {ring.latency_us:.1f} us a step and "
-        f"{ring.gb_per_s:.2f} GB/s; degrees above 1 are composed with that",
-    )
-
-
-def _links(command: ProfileCommand, links: Launched | None, gpus: int, device: Device) -> Network:
-    """Returns measured links, or else described ones."""
-    return links.ring if links is not None else _cluster(command.cluster, gpus, device)
-
-
-def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
+def _links(cluster: str | None, gpus: int, device: Device) -> Cluster:
     """Returns the links for sums of gradients, from a description or the device's usual ones."""
-    if where is not None:
-        return find_cluster(where, None if where.endswith(".json") else gpus)
+    if cluster is not None:
+        return find_cluster(cluster, None if cluster.endswith(".json") else gpus)
     hardware = hardware_of(device)
     if hardware is None:
         raise MosaicError(f"the links between several {device.name} are not known; describe them: --cluster FILE.json")
     return find_cluster(hardware.name, gpus)
-
-
-@contextmanager
-def _counters(backend: Backend) -> Iterator[Counters | None]:
-    from mosaic.profiler import open_counters
-
-    counters = open_counters(backend)
-    try:
-        yield counters
-    finally:
-        if counters is not None:
-            counters.close()
 
 
 def _notes(profile: Profile, missing: str) -> Iterator[str]:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.signature import Arguments, learn
+from mosaic.engine.finding.exchanges import Remark
 from mosaic.engine.finding.find import Finding, Sample, find_modules, wrapped_parts
-from mosaic.engine.finding.trace import Remark
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 

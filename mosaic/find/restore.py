@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum
 from operator import is_
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,30 +65,10 @@ class Changes:
         self.storages: frozenset[int] = frozenset()
         self.containers: tuple[tuple[_Container, tuple[Any, ...]], ...] = ()
 
-    def forget(self) -> None:
-        """Releases the contents, which may be large."""
-        self.containers = ()
-
-
-class RunsAlone(Protocol):
-    """A module of a model with the inputs on which it runs, such as a ``Subject``."""
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """Positional arguments."""
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Keyword arguments."""
-
-    @property
-    def changes(self) -> Changes | None:
-        """The changes that a run of its whole model made; None where unknown."""
-
 
 @contextmanager
 def preserved(
-    model: nn.Module, sample: Any = None, *, alone: Sequence[RunsAlone] = (), elsewhere: bool = False
+    model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = (), elsewhere: bool = False
 ) -> Iterator[Changes]:
     """Restores what running a model changes, bit for bit, also after an error or an interrupt.
 
@@ -97,7 +77,8 @@ def preserved(
     Args:
         model: The model.
         sample: A batch, or a function that runs the model.
-        alone: Modules that run alone. They find the attributes that a run of the whole model leaves them.
+        alone: Modules that run alone, as ``Subject``s. They find the attributes that a run of the whole model leaves
+            them.
         elsewhere: Whether the model runs on other threads too, or is timed. By default the operators of this thread
             are watched and memory of a large model is copied just before it is written; otherwise the memory that an
             earlier run wrote is copied at once.
@@ -111,14 +92,14 @@ def preserved(
     failures = _failures_of(_reshards(model))
     if failures:
         raise UnsupportedModelError("; ".join(failures))
-    earlier = {id(one.changes): one.changes for one in alone if one.changes is not None}.values()
+    earlier = {id(each.changes): each.changes for each in alone if each.changes is not None}.values()
     settings, numbers, changes = read(SETTINGS), random_state(), Changes()
     objects = Objects(model)
-    objects.note(sample, [(one.args, one.kwargs) for one in alone])
+    objects.note(sample, [(each.args, each.kwargs) for each in alone])
     memory = _Memory(
         model,
         objects,
-        written=[key for one in earlier for key in one.storages],
+        written=[key for run in earlier for key in run.storages],
         limit_bytes=MAX_COPIED_BYTES if elsewhere else MAX_COPIED_BYTES // 16,
     )
 
@@ -133,8 +114,8 @@ def preserved(
 
     try:
         memory.set_gradients_aside()
-        for one in earlier:
-            objects.refill(one.containers)
+        for run in earlier:
+            objects.refill(run.containers)
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
         unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
         with nullcontext() if elsewhere else _WriteWatch(memory), unoptimized:
@@ -266,7 +247,7 @@ class Objects:
                     self._push((cell.cell_contents,), depth)
         elif depth < _MAX_DEPTH and _is_plain(type(value)):
             attributes = getattr(value, "__dict__", None)
-            if type(attributes) is dict and not any(isinstance(one, threading.Thread) for one in attributes.values()):
+            if type(attributes) is dict and not any(isinstance(each, threading.Thread) for each in attributes.values()):
                 self._push((attributes,), depth + 1)  # a thread of its own would change them meanwhile
 
     def _note_enclosed(self, functions: Iterable[Any]) -> None:
@@ -309,12 +290,12 @@ def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Returns True if two values are the same as far as Python can tell."""
-    if one is other:
+    if first is second:
         return True
     try:
-        return bool(one == other)
+        return bool(first == second)
     except Exception:  # tensors and arrays of several elements answer with as many
         return False
 
@@ -472,7 +453,7 @@ class _Memory:
 
     def _name_of(self, tensor: torch.Tensor) -> str:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
-        return next((name for name, one in named if one is tensor), f"a {type(tensor).__name__}")
+        return next((name for name, each in named if each is tensor), f"a {type(tensor).__name__}")
 
 
 class _WriteWatch(TorchDispatchMode):

@@ -47,43 +47,37 @@ def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor 
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One operator that draws random numbers."""
+class ModuleCall:
+    """A call of a module that may not run."""
 
-    operator: Any
-    leaves: tuple[Any, ...]
-    """Its arguments; tensors have no data."""
-    tree: Any
-    """Tree of the arguments."""
+    module: nn.Module
+    forward: Forward
+    """Its own."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
-    def repeat(self, device: torch.device) -> None:
-        """Draws as many numbers, and discards them."""
-        arguments = [
-            torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device).fill_(1)
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf in self.leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(arguments, self.tree)
-        self.operator(*args, **kwargs)
+    def flat(self) -> tuple[list[Any], Any]:
+        """Returns the leaves and the tree of its arguments, without caches, which a run would fill."""
+        leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs)), is_leaf=is_cache)
+        return list(map(without_cache, leaves)), tree
 
 
 class DrawsSeen(TorchDispatchMode):
-    """Records random operators while it is entered."""
+    """Records random operators while it is entered.
+
+    Attributes:
+        draws: Operators in order, with the leaves of their arguments, tensors without data, and their tree.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._draws: list[Draw] = []
-
-    def draws(self) -> Sequence[Draw]:
-        """Returns the recorded operators in order."""
-        return tuple(self._draws)
+        self.draws: list[tuple[Any, list[Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records it if it draws."""
         if draws_random_numbers(func, args, kwargs or {}):
             leaves, tree = pytree.tree_flatten((args, kwargs or {}))
-            self._draws.append(Draw(func, tuple(map(_without_data, leaves)), tree))
+            self.draws.append((func, list(map(_without_data, leaves)), tree))
         return func(*args, **(kwargs or {}))
 
 
@@ -97,15 +91,17 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 @dataclass(frozen=True, slots=True)
-class _Blank:
+class BlankResult:
+    """The result of a call, as a run without data foresees it."""
+
     leaves: tuple[Any, ...]
-    """Leaves of the result; tensors have no data."""
+    """Leaves; tensors have no data."""
     tree: Any
     """Their tree."""
-    draws: Sequence[Draw]
-    """Its random operators."""
+    draws: Sequence[tuple[Any, list[Any], Any]]
+    """Random operators; see ``DrawsSeen``."""
     draws_in_python: bool
-    """True if it draws from Python's or numpy's generator."""
+    """True if the call draws from Python's or numpy's generator."""
     has_effects: bool
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     passed: tuple[int | None, ...]
@@ -115,9 +111,7 @@ class _Blank:
 class BlankResults:
     """Results of modules by the shapes of arguments, from one run without data.
 
-    Args:
-        device: Device of the results.
-        alone: A context in which no other thread uses the modules' weights, which a run replaces.
+    A run replaces the modules' weights; in the context ``alone`` no other thread uses them.
 
     Attributes:
         by_values: Ids of modules whose results depend on values: they run each time.
@@ -126,101 +120,78 @@ class BlankResults:
     def __init__(self, device: torch.device, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._device = device
         self._alone = alone
-        self._known: dict[Hashable, _Blank] = {}
+        self._results: dict[Hashable, BlankResult] = {}
         self.by_values: set[int] = set()
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def forget(self) -> None:
         """Clears the results and draws of all calls."""
-        self._known.clear()
+        self._results.clear()
 
-    def of(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], Any]:
+    def of(self, call: ModuleCall) -> BlankResult:
+        """Returns the result of a call."""
+        arguments, tree = call.flat()
+        cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
+        key = (id(call.module), call.module.training, cast, str(tree), *map(_key, arguments))
+        if key in self._results:
+            return self._results[key]
+        with self._alone(), forked(self._device):
+            result = self._run(call)
+        if id(call.module) not in self.by_values:
+            self._results[key] = result
+        return result
+
+    def zeros(self, call: ModuleCall) -> tuple[list[Any], Any]:
         """Returns the leaves of a call's result, tensors as zeros, and their tree."""
-        blank = self._blank(module, forward, args, kwargs)
+        result = self.of(call)
         leaves = [
             torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in blank.leaves
+            for leaf in result.leaves
         ]
-        return leaves, blank.tree
+        return leaves, result.tree
 
-    def passed_by(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        """Returns the argument that each leaf of a call's result is, or is a view of, or None."""
-        arguments, _ = _flat(args, kwargs)
-        passed = self._blank(module, forward, args, kwargs).passed
-        return [None if number is None else arguments[number] for number in passed]
-
-    def has_effects(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Returns True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
-        return self._blank(module, forward, args, kwargs).has_effects
-
-    def in_precision_of(
-        self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> torch.Tensor | None:
-        """Returns a layer's hidden input in the dtype of its result, which may differ under autocast.
-
-        Args:
-            name: Name of the list of equal layers.
-            module: One of the layers.
-            forward: Its own ``forward``.
-            args: Arguments of the call.
-            kwargs: Keyword arguments of the call.
-        """
-        hidden = hidden_of(args, kwargs)
+    def in_precision_of(self, name: str, call: ModuleCall) -> torch.Tensor | None:
+        """Returns the hidden input of one of a list's layers in the dtype of its result, other under autocast."""
+        hidden = hidden_of(call.args, call.kwargs)
         if hidden is None or not torch.is_autocast_enabled(self._device.type):
             return hidden
         key = (name, torch.get_autocast_dtype(self._device.type), hidden.dtype)
         if key not in self._precisions:
-            self._precisions[key] = self.of(module, forward, args, kwargs)[0][0].dtype
+            self._precisions[key] = self.of(call).leaves[0].dtype
         return hidden.to(self._precisions[key])
 
-    def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Draws the random numbers of a call."""
-        blank = self._blank(module, forward, args, kwargs)
-        for draw in blank.draws:
-            draw.repeat(self._device)
-        if blank.draws_in_python:
+    def draw(self, call: ModuleCall) -> None:
+        """Draws the random numbers of a call, and discards them."""
+        result = self.of(call)
+        for operator, leaves, tree in result.draws:
+            arguments = [self._empty(leaf).fill_(1) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(arguments, tree)
+            operator(*args, **kwargs)
+        if result.draws_in_python:
             with self._alone():
-                self._run(module, forward, *_flat(args, kwargs))
+                self._run(call)
 
-    def _blank(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
-        arguments, tree = _flat(args, kwargs)
-        cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
-        key = (id(module), module.training, cast, str(tree), *map(_key, arguments))
-        if key in self._known:
-            return self._known[key]
-        with self._alone(), forked(self._device):
-            blank = self._run(module, forward, arguments, tree)
-        if id(module) not in self.by_values:
-            self._known[key] = blank
-        return blank
-
-    def _run(self, module: nn.Module, forward: Forward, arguments: list[Any], tree: Any) -> _Blank:
+    def _run(self, call: ModuleCall) -> BlankResult:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
-        before = python_state()
-        if id(module) not in self.by_values:
+        before, arguments = python_state(), call.flat()[0]
+        if id(call.module) not in self.by_values:
             try:
                 with _quiet_fake_tensors():
-                    return _recorded(module, forward, list(map(self._empty, arguments)), tree, self._empty)
+                    return _recorded(call, list(map(self._empty, arguments)), self._empty)
             except Exception:  # of any kind: it reads values, or an operator fails without data
-                self.by_values.add(id(module))
+                self.by_values.add(id(call.module))
         with forked(self._device, python=False):
             try:
                 before.restore()
-                return _recorded(module, forward, copied(arguments), tree, self._zero)
+                return _recorded(call, copied(arguments), self._zero)
             except Exception:  # of any kind: some operators need memory of usual strides
                 before.restore()
             try:
-                return _recorded(module, forward, copied(arguments), tree, partial(self._zero, with_memory=True))
+                return _recorded(call, copied(arguments), partial(self._zero, with_memory=True))
             except Exception as error:  # of any kind: it is the user's code that runs
                 raise UnsplittableError(
-                    f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
-                    f"{said_by(error)}; see that it runs with weights of zeros"
+                    f"what {type(call.module).__name__} returns cannot be foreseen: on a rank without its weights it "
+                    f"raises {said_by(error)}; see that it runs with weights of zeros"
                 ) from error
 
     def _zero(self, weight: torch.Tensor, *, is_buffer: bool, with_memory: bool = False) -> torch.Tensor:
@@ -236,26 +207,21 @@ class BlankResults:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
 
 
-def _recorded(
-    module: nn.Module, forward: Forward, arguments: list[Any], tree: Any, weight: Callable[..., torch.Tensor]
-) -> _Blank:
-    """Runs a module with other weights, and records its effects."""
-    weights = {f"inner.{name}": weight(each, is_buffer=False) for name, each in module.named_parameters()}
-    buffers = {f"inner.{name}": weight(each, is_buffer=True) for name, each in module.named_buffers()}
+def _recorded(call: ModuleCall, arguments: list[Any], weight: Callable[..., torch.Tensor]) -> BlankResult:
+    """Runs a module with other arguments and weights, and records its effects."""
+    weights = {f"inner.{name}": weight(each, is_buffer=False) for name, each in call.module.named_parameters()}
+    buffers = {f"inner.{name}": weight(each, is_buffer=True) for name, each in call.module.named_buffers()}
     before, versions = python_state(), _versions([*arguments, *buffers.values()])
-    with torch.no_grad(), DrawsSeen() as seen, _inner_hooks_off(module):
-        result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(arguments, tree))
+    args = pytree.tree_unflatten(arguments, call.flat()[1])
+    with torch.no_grad(), DrawsSeen() as seen, _inner_hooks_off(call.module):
+        result = functional_call(_Bare(call.module, call.forward), weights | buffers, *args)
     draws_in_python = not before.is_same(python_state())
-    leaves, spec = pytree.tree_flatten(result)
-    memory = {
-        argument.untyped_storage()._cdata: index
-        for index, argument in enumerate(arguments)
-        if isinstance(argument, torch.Tensor)
-    }
-    return _Blank(
+    leaves, tree = pytree.tree_flatten(result)
+    memory = {each.untyped_storage()._cdata: at for at, each in enumerate(arguments) if isinstance(each, torch.Tensor)}
+    return BlankResult(
         leaves=tuple(map(_without_data, leaves)),
-        tree=spec,
-        draws=seen.draws(),
+        tree=tree,
+        draws=seen.draws,
         draws_in_python=draws_in_python,
         has_effects=draws_in_python or versions != _versions([*arguments, *buffers.values()]),
         passed=tuple(
@@ -293,12 +259,6 @@ def _inner_hooks_off(module: nn.Module) -> Iterator[None]:
 
 def _versions(leaves: list[Any]) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
-
-
-def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Returns the leaves and the tree of arguments, without caches, which a run would fill."""
-    leaves, tree = pytree.tree_flatten((args, dict(kwargs)), is_leaf=is_cache)
-    return list(map(without_cache, leaves)), tree
 
 
 class _Bare(nn.Module):

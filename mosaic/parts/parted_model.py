@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,24 +25,24 @@ from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlan:
-    """The common plan of all microbatches that call the same modules."""
+    """The common plan of all microbatches that call the same modules; by default no site runs."""
 
-    own: frozenset[int]
-    """Sites that run."""
-    layers: tuple[int, ...]
-    """Its layers, in the order of the chunk's parts."""
-    last: int | None
-    """Last site of the call; None: the model's end."""
-    last_shape: int | None
-    """Last site of a call for shapes alone, which also makes values that the chunk receives and passes on."""
-    entries: dict[str, tuple[Value, ...]]
-    """Received values, by the module whose part sends them."""
-    leaves: dict[str, tuple[Value, ...]]
-    """Sent values, by the module whose part sends them."""
-    sends: frozenset[Value]
-    """All sent values."""
     present: frozenset[str]
     """Modules that these microbatches call."""
+    own: frozenset[int] = frozenset()
+    """Sites that run."""
+    layers: tuple[int, ...] = ()
+    """Its layers, in the order of the chunk's parts."""
+    last: int | None = None
+    """Last site of the call; None: the model's end."""
+    last_shape: int | None = None
+    """Last site of a call for shapes alone, which also makes values that the chunk receives and passes on."""
+    entries: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """Received values, by the module whose part sends them."""
+    leaves: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """Sent values, by the module whose part sends them."""
+    sends: frozenset[Value] = frozenset()
+    """All sent values."""
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
@@ -76,20 +76,6 @@ def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]
     )
 
 
-def plan_nothing(present: frozenset[str]) -> ChunkPlan:
-    """Returns the plan of a whole call in which no site runs."""
-    return ChunkPlan(
-        own=frozenset(),
-        layers=(),
-        last=None,
-        last_shape=None,
-        entries={},
-        leaves={},
-        present=present,
-        sends=frozenset(),
-    )
-
-
 def _present(
     split: ModelSplit, values: dict[str, tuple[Value, ...]], present: frozenset[str]
 ) -> dict[str, tuple[Value, ...]]:
@@ -107,25 +93,6 @@ MAX_KINDS = 16
 def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
     """Returns the properties of a microbatch that may choose a path: switches, names, tensors' axes, empty tensors."""
     return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
-
-
-class PathsSeen:
-    """Kinds of microbatches that each chunk has run.
-
-    Args:
-        known: The sample's kind.
-    """
-
-    def __init__(self, known: Hashable) -> None:
-        self._known, self._kinds = known, dict[int, set[Hashable]]()
-
-    def is_new(self, chunk: int, kwargs: Mapping[str, Any]) -> bool:
-        """Returns True for a new kind of a chunk, and records it."""
-        kind, known = kind_of(kwargs), self._kinds.setdefault(chunk, {self._known})
-        if kind in known or len(known) >= MAX_KINDS:
-            return False
-        known.add(kind)
-        return True
 
 
 def is_alike(first: Any, second: Any) -> bool:
@@ -197,7 +164,7 @@ class PartedModel:
         self._lock = threading.Lock()
         self._num_calls = 0
         self._in_place = ExitStack()
-        self._ways = PathsSeen(split.kind)
+        self._kinds: dict[int, set[Hashable]] = {}
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
 
@@ -234,7 +201,9 @@ class PartedModel:
         if strategies and len(strategies) != len(plan.layers):
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
         inputs = self._inputs(chunk, plan, received or {})
-        if self._ways.is_new(chunk, kwargs):
+        kind, kinds = kind_of(kwargs), self._kinds.setdefault(chunk, {self.split.kind})
+        if kind not in kinds and len(kinds) < MAX_KINDS:
+            kinds.add(kind)
             self._check_way(chunk, plan, kwargs, inputs)
         through = self._through(plan, own=plan.own, received=inputs)
         through.draws = draws
@@ -271,7 +240,7 @@ class PartedModel:
 
         A step of several microbatches saves the state before each: its chunks may then run in any order.
         """
-        through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
+        through = self._through(ChunkPlan(present=self.split.present(kwargs)), own=(), received={})
         through.draws = "all"
         with torch.no_grad():
             self._call(through, kwargs)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults, Forward
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
@@ -106,14 +106,14 @@ class PassThrough:
         )
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        site = self.split.sites[index]
+        site, call = self.split.sites[index], ModuleCall(door.module, door.forward, args, kwargs)
         if self.draws == "all":
-            self.blank.draw(door.module, door.forward, args, kwargs)
+            self.blank.draw(call)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
-            leaves[0] = self.blank.in_precision_of(site.module, door.module, door.forward, args, kwargs)
+            leaves[0] = self.blank.in_precision_of(site.module, call)
         else:
-            leaves, tree = self.blank.of(door.module, door.forward, args, kwargs)
+            leaves, tree = self.blank.zeros(call)
         if self.added:
             leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
         for number in range(len(leaves)):
@@ -170,15 +170,7 @@ class CurrentCall(threading.local):
 
 
 class Door:
-    """Replaces a module's ``forward`` while chunks run.
-
-    Args:
-        path: The module's name in the model.
-        module: The module.
-        sites: Its calls.
-        current: The call of each thread; a thread without one calls the module itself.
-        in_use: Lock of the weights.
-    """
+    """Replaces a module's ``forward`` while chunks run; a thread without a current call runs the module itself."""
 
     def __init__(
         self, path: str, module: nn.Module, sites: tuple[int, ...], current: CurrentCall, in_use: WeightsInUse

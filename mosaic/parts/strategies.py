@@ -15,10 +15,7 @@ Layer = Callable[..., Any]
 
 
 def without_cache(value: Any) -> Any:
-    """Returns an argument, or None for a cache of transformers.
-
-    Training needs none, and the second run of a layer would find it full.
-    """
+    """Returns an argument, or None for a cache, which the second run of a layer would find full."""
     return None if is_cache(value) else value
 
 
@@ -28,12 +25,7 @@ def is_cache(value: Any) -> bool:
 
 
 def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
-    """Returns a layer whose second run repeats the first, although it changes its buffers or arguments.
-
-    Args:
-        layer: Called at most twice.
-        buffers: Its buffers. The second run restores them, and numpy's and Python's generators too.
-    """
+    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
     first: list[tuple[list[torch.Tensor], RandomState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -63,17 +55,7 @@ STRATEGIES = ("keep", "recompute")
 
 
 def run_layer(strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a layer.
-
-    Args:
-        strategy: One of ``STRATEGIES``.
-        layer: Its forward.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-
-    Raises:
-        ValueError: The strategy is unknown.
-    """
+    """Runs a layer with one of ``STRATEGIES``."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":

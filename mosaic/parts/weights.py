@@ -25,10 +25,7 @@ def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
 def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.Module]) -> None:
     """Moves parameters to the meta device to free their memory; the objects stay, for optimizers and ties.
 
-    Args:
-        model: The user's model.
-        keep: First names of the parameters that stay.
-        whole: Modules that do not run here: their buffers except scalars move too.
+    Parameters with the first names ``keep`` stay. Of the modules ``whole``, which do not run here, buffers move too.
     """
     with swappable(model):
         for name, parameter in model.named_parameters():
@@ -43,13 +40,7 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
 
 
 def give_memory(model: nn.Module, *, names: Collection[str], device: torch.device) -> frozenset[str]:
-    """Allocates parameters on the meta device, as zeros; returns their names.
-
-    Args:
-        model: The user's model.
-        names: First names of the needed parameters.
-        device: Their new device.
-    """
+    """Allocates parameters that are on the meta device, as zeros; returns their names."""
     parameters = {name: each for name, each in model.named_parameters() if name in names and each.is_meta}
     with swappable(model):
         for parameter in parameters.values():
@@ -59,12 +50,6 @@ def give_memory(model: nn.Module, *, names: Collection[str], device: torch.devic
 
 def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
     """Loads parameters and buffers from a plain model's state; parameters on the meta device are allocated.
-
-    Args:
-        model: The user's model.
-        state: The plain model's ``state_dict``, or more.
-        names: First names of the parameters to load.
-        device: Device of allocated parameters.
 
     Raises:
         KeyError: A parameter is missing.
@@ -115,12 +100,9 @@ def meta_buffer(name: str) -> UnsplittableError:
 
 
 class StandIns:
-    """Zeros without memory, in place of parameters that operations between modules may read.
+    """Zeros without memory, in place of parameters on the meta device that operations between modules may read.
 
-    Args:
-        model: The user's model, its foreign weights on the meta device.
-        inside: Modules whose parameters only they read.
-        device: The model's former device.
+    Only the modules ``inside`` read their own.
     """
 
     def __init__(self, model: nn.Module, *, inside: Iterable[nn.Module], device: torch.device) -> None:

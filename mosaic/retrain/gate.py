@@ -189,14 +189,9 @@ class Pair:
     """Number of each row's cluster."""
     columns: Mapping[str, NDArray[np.str_]]
 
-    def only(self, selection: NDArray[np.bool_]) -> Pair:
-        return replace(
-            self,
-            old=self.old[selection],
-            new=self.new[selection],
-            cluster=self.cluster[selection],
-            columns={name: column[selection] for name, column in self.columns.items()},
-        )
+    def only(self, rows: NDArray[np.bool_]) -> Pair:
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, old=self.old[rows], new=self.new[rows], cluster=self.cluster[rows], columns=columns)
 
 
 def paired(new: Scores, old: Scores) -> Pair:
@@ -434,29 +429,24 @@ def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
 
 
 def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:
-    margin = settings.margin
-    frozen = _pair(scores, contest.challenger, contest.champion, "frozen")
+    """Compares on all sets; a slice passes unless it is worse beyond chance and may have lost more than the margin."""
+    margin, new = settings.margin, contest.challenger
+    frozen = _pair(scores, new, contest.champion, "frozen")
+    anchor = _pair(scores, new, contest.anchor, "frozen")
+    fresh = _pair(scores, new, contest.champion, "fresh")
     if frozen is not None:
         yield compare("frozen", frozen, -margin, settings)
-    anchor = _pair(scores, contest.challenger, contest.anchor, "frozen")
     if anchor is not None:
         yield compare("anchor", anchor, -settings.anchor_margins * margin, settings)
-    fresh = _pair(scores, contest.challenger, contest.champion, "fresh")
     if fresh is not None and len(fresh.old):
         counts = len(fresh.old) >= settings.min_fresh_rows
         yield compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
-    if frozen is not None:
-        yield from _slices(frozen, settings)
-
-
-def _slices(frozen: Pair, settings: GateSettings) -> Iterator[Comparison]:
-    """A slice passes unless it is worse beyond chance and may have lost more than the margin; it does not count."""
-    for column in settings.slices:
+    for column in settings.slices if frozen is not None else ():
         if column not in frozen.columns:
             raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
         for value in np.unique(frozen.columns[column]):
             part = frozen.only(frozen.columns[column] == value)
-            comparison = compare(f"{column}={value}", part, -settings.margin, settings, counts=False)
+            comparison = compare(f"{column}={value}", part, -margin, settings, counts=False)
             yield replace(comparison, passed=comparison.passed or comparison.high >= 0)
 
 
@@ -478,34 +468,32 @@ def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
     if frozen is None:
         against = f" against the anchor {contest.anchor}" if contest.anchor is not None else ""
         return f"There was no champion yet, and {new} passes every check{against}."
-    change = f"{frozen.difference:+.4f}, at least {frozen.low:+.4f} on {frozen.num_rows:,} frozen rows"
-    if frozen.low > 0:
-        return f"{new} is better than {frozen.against}: {change}."
-    return f"{new} is as good as {frozen.against} within {-frozen.limit:g}: {change}."
+    better = (
+        f"better than {frozen.against}" if frozen.low > 0 else f"as good as {frozen.against} within {-frozen.limit:g}"
+    )
+    return (
+        f"{new} is {better}: {frozen.difference:+.4f}, at least {frozen.low:+.4f} on {frozen.num_rows:,} frozen rows."
+    )
 
 
 def _why_refused(comparison: Comparison, challenger: str) -> str:
     where = {"frozen": "on the frozen rows", "fresh": "on the day's fresh rows", "anchor": "(the anchor)"}
-    change = f"{comparison.new:.4f} after {comparison.old:.4f}, which may be a loss of {-comparison.low:.4f}"
-    change += f"; {-comparison.limit:.4g} is allowed"
     kind = "is worse than" if comparison.high < 0 else "cannot be shown to be as good as"
-    return f"{challenger} {kind} {comparison.against} {where[comparison.name]}: {change}."
+    return (
+        f"{challenger} {kind} {comparison.against} {where[comparison.name]}: {comparison.new:.4f} after "
+        f"{comparison.old:.4f}, which may be a loss of {-comparison.low:.4f}; {-comparison.limit:.4g} is allowed."
+    )
 
 
 def _todo(passes: bool, comparisons: tuple[Comparison, ...], contest: Contest, settings: GateSettings) -> str:
-    promote = f"mosaic retrain promote {contest.folder} {contest.challenger}"
+    promote, refused = f"mosaic retrain promote {contest.folder} {contest.challenger}", contest.refused_before + 1
     if not passes:
-        refused = contest.refused_before + 1
-        return (
+        many = (
             f"{refused} days in a row were refused: look at what changed. Then mend the data or the model, or promote "
-            f"by hand: {promote}"
-            if refused >= settings.alarm_after
-            else ""
         )
+        return f"{many}by hand: {promote}" if refused >= settings.alarm_after else ""
     todo = []
-    worse = [comparison.name for comparison in comparisons if not comparison.counts and not comparison.passed]
-    worse = [name for name in worse if name != "fresh"]
-    if worse:
+    if worse := [each.name for each in comparisons if not (each.counts or each.passed or each.name == "fresh")]:
         todo.append(f"It is worse on {', '.join(worse[:3])}: look at these rows, or go back.")
     if contest.anchor is None:
         todo.append(

@@ -6,9 +6,9 @@ import logging
 import math
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -251,8 +251,7 @@ def _template() -> Template:
         "unusual": is_unusual,
         "state": lambda each: "aside" if not each.counts and each.passed else "passed" if each.passed else "failed",
         "result": _result,
-        "axis": _has_range,
-        "within": _within,
+        "range": _range,
     }
     return templates.from_string(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"))
 
@@ -293,30 +292,25 @@ def _beside(report: DayReport) -> str:
     }[report.outcome]
 
 
-def _axis(margin: float, comparisons: Sequence[Comparison]) -> Any:
+def _axis(margin: float, comparisons: Sequence[Comparison]) -> Callable[[float], str]:
     """Returns the place of a difference on the axis of all pictures, which holds zero, limits and intervals."""
     ends = [end for each in comparisons for end in (each.low, each.high, each.limit) if math.isfinite(end)]
     low = max(min((-margin, *ends)), -_MAX_MARGINS * margin)
     high = min(max((margin, *ends)), _MAX_MARGINS * margin)
-    return lambda value: _percent(value, low, high)
+    return partial(_percent, low=low, high=high)
 
 
-def _percent(value: float, low: float, high: float, room: float = 0.06) -> str:
-    share = room + (1 - 2 * room) * (value - low) / (high - low) if math.isfinite(value) else 0.0
-    return f"{100 * min(1.0, max(0.0, share)):.4g}%"
-
-
-def _ends(figure: Usual) -> list[float]:
+def _range(figure: Usual) -> Callable[[float], str] | None:
+    """Returns the place of a value in a figure's picture; None without a range."""
     values = (figure.today, figure.usual, figure.low, figure.high)
-    return [value for value in values if value is not None and math.isfinite(value)]
+    ends = {value for value in values if value is not None and math.isfinite(value)}
+    has_range = None not in (figure.low, figure.high, figure.usual) and len(ends) > 1
+    return partial(_percent, low=min(ends), high=max(ends)) if has_range else None
 
 
-def _has_range(figure: Usual) -> bool:
-    return None not in (figure.low, figure.high, figure.usual) and len(set(_ends(figure))) > 1
-
-
-def _within(figure: Usual, value: float) -> str:
-    return _percent(value, min(_ends(figure)), max(_ends(figure)))
+def _percent(value: float, low: float, high: float) -> str:
+    share = 0.06 + 0.88 * (value - low) / (high - low) if math.isfinite(value) else 0.0
+    return f"{100 * min(1.0, max(0.0, share)):.4g}%"
 
 
 def _moment(iso: str) -> str:

@@ -45,12 +45,7 @@ class Node:
         return Folder(self.path).day(name.isoformat())
 
     def begin(self, name: date, clock: str = "01:00:00") -> Run:
-        """Starts ``mosaic retrain run`` like a timer in the night after a day.
-
-        Args:
-            name: The day.
-            clock: UTC time of the night, such as ``01:00:00``.
-        """
+        """Starts ``mosaic retrain run`` like a timer in the night after a day, at a UTC time."""
         now = f"{(name + timedelta(days=1)).isoformat()}T{clock}Z"
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if self.on_cpu else None
         return Run(self.day(name), [*_RETRAIN, "run", str(self.path), "--now", now], self.say, environment)
@@ -76,11 +71,7 @@ class Node:
         return replace(self, path=to)
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Replaces a text that occurs once in a file.
-
-        Raises:
-            MosaicError: It occurs more than once, or not at all.
-        """
+        """Replaces a text of a file; raises MosaicError unless it occurs once."""
         text = (self.path / file).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise MosaicError(f"{self.path / file} has {old!r} {text.count(old)} times; it must have it once")
@@ -97,17 +88,7 @@ class Node:
 
 
 class Run:
-    """A running ``mosaic retrain run``.
-
-    Args:
-        day: Day of the run.
-        command: Command line.
-        say: Prints each line of its output.
-        environment: Environment variables; None for those of this process.
-
-    Attributes:
-        lines: Its output so far.
-    """
+    """A running ``mosaic retrain run``; its output so far is in ``lines``."""
 
     def __init__(self, day: DayFolder, command: list[str], say: Say, environment: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
@@ -127,15 +108,11 @@ class Run:
         return code
 
     def wait_for_step(self, step: int) -> None:
-        """Waits until a step of the day is in its log.
-
-        Raises:
-            MosaicError: The run ended before, or it takes too long.
-        """
+        """Waits until a step is in the day's log; raises MosaicError if the run ends before, or takes too long."""
         self._wait_for(lambda: max(steps_in(self._day.metrics), default=0) >= step, f"step {step}")
 
     def wait_for_line(self, part: str) -> None:
-        """Waits for an output line with some text; raises MosaicError like ``wait_for_step``."""
+        """Waits for an output line with some text, as ``wait_for_step``."""
         self._wait_for(lambda: any(part in line for line in self.lines), f"a line with {part!r}")
 
     def kill_workers(self) -> None:

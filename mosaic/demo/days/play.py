@@ -55,7 +55,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Today:
     """A day to play."""
 
     node: Node
@@ -89,125 +89,126 @@ class Stage:
         return Check(str(state.outcome), met, "" if met else f"exit code {code}: {state.reason}")
 
 
-def three_kills(stage: Stage) -> Iterator[Check]:
+def three_kills(today: Today) -> Iterator[Check]:
     """Kills the worker, then the launcher, then both; compares with an undisturbed copy; approves the model."""
-    node, day = stage.node, stage.day
+    node, day = today.node, today.day
     undisturbed = node.copy("undisturbed")
-    run = node.begin(stage.name)
-    run.wait_for_step(stage.steps // 4)
+    run = node.begin(today.name)
+    run.wait_for_step(today.steps // 4)
     node.say("kill -9 of the process that trains")
     run.kill_workers()
-    run.wait_for_step(stage.steps // 2)
+    run.wait_for_step(today.steps // 2)
     node.say("kill -9 of the process that was started")
     run.kill_launcher()
-    run = node.begin(stage.name)
-    run.wait_for_step(stage.steps * 3 // 4)
+    run = node.begin(today.name)
+    run.wait_for_step(today.steps * 3 // 4)
     node.say("kill -9 of all at once")
     run.kill_all()
-    yield stage.ended(node.run(stage.name), "promoted")
-    count = len(stage.run.restarts)
+    yield today.ended(node.run(today.name), "promoted")
+    count = len(today.run.restarts)
     yield Check(f"{count} restarts", count == 3)
 
     node.say("the same day by the same plan, never killed:")
-    whole = undisturbed.day(stage.name)
+    whole = undisturbed.day(today.name)
     whole.path.mkdir(parents=True)
     whole.plan.write_bytes(day.plan.read_bytes())
-    undisturbed.run(stage.name)
+    undisturbed.run(today.name)
     digest, expected = (load(Trained, each.trained).digest for each in (day, whole))
     equal = digest == expected and day.model.read_bytes() == whole.model.read_bytes()
     yield Check("equal bits" if equal else "OTHER bits", equal, f"{digest[:12]} and {expected[:12]}")
     node.promote("1")
 
 
-def new_people(stage: Stage) -> Iterator[Check]:
+def new_people(today: Today) -> Iterator[Check]:
     """Runs the day."""
-    yield stage.ended(stage.node.run(stage.name), "promoted")
+    yield today.ended(today.node.run(today.name), "promoted")
 
 
-def no_audio(stage: Stage) -> Iterator[Check]:
+def no_audio(today: Today) -> Iterator[Check]:
     """Runs the day; a missing modality changes the plan, and must not be forgotten."""
-    yield stage.ended(stage.node.run(stage.name), "promoted")
-    why = stage.run.replanned
+    yield today.ended(today.node.run(today.name), "promoted")
+    why = today.run.replanned
     yield Check("re-planned" if why else "NOT re-planned", "audio" in why, why)
-    gate = stage.report.gate
+    gate = today.report.gate
     for comparison in gate.comparisons if gate is not None else ():
         if comparison.name == "modality=audio":
             yield Check(f"audio {comparison.old:.3f} → {comparison.new:.3f}", comparison.passed)
 
 
-def new_task(stage: Stage) -> Iterator[Check]:
+def new_task(today: Today) -> Iterator[Check]:
     """Adds a third tower to the model; its old weights must be equal at step 0."""
-    node, champion = stage.node, versions.champion(stage.node.path).card
+    node, champion = today.node, versions.champion(today.node.path).card
     node.say(f"train.py: {MORE}")
     node.edit("train.py", MODALITIES, MORE)
     node.set(budget__save='"1h"')  # keeps the checkpoint of step 0 until the morning
-    yield stage.ended(node.run(stage.name), "promoted")
+    yield today.ended(node.run(today.name), "promoted")
     node.set(budget__save='"1s"')
-    old, new = _weights(node.day(date.fromisoformat(champion.day)), first=False), _weights(stage.day, first=True)
+    old, new = _weights(node.day(date.fromisoformat(champion.day)), first=False), _weights(today.day, first=True)
     added = ", ".join({name.split(".")[1] for name in new.keys() - old.keys()})
     equal = old.keys() <= new.keys() and all((new[name] == values).all() for name, values in old.items())
     words = f"{len(old)} old tensors {'equal' if equal else 'NOT equal'} at step 0"
     yield Check(words, equal and added == "imu", f"new: {added}")
 
 
-def wrong_labels(stage: Stage) -> Iterator[Check]:
+def wrong_labels(today: Today) -> Iterator[Check]:
     """Runs the day, which the data check must stop; in a copy without that check, the gate must."""
-    node, champion = stage.node, versions.champion(stage.node.path).name
+    node, champion = today.node, versions.champion(today.node.path).name
     lenient = node.copy("lenient")
-    yield stage.ended(node.run(stage.name), "quarantined")
+    yield today.ended(node.run(today.name), "quarantined")
     node.say("the same day without the check of the data:")
     lenient.set(check__max_drop="1.0")
-    yield replace(stage, node=lenient).ended(lenient.run(stage.name), "refused")
+    yield replace(today, node=lenient).ended(lenient.run(today.name), "refused")
     stays = all(versions.champion(each.path).name == champion for each in (node, lenient))
     yield Check(f"{champion} {'stays' if stays else 'does NOT stay'}", stays)
 
 
-def other_ranks(stage: Stage) -> Iterator[Check]:
+def other_ranks(today: Today) -> Iterator[Check]:
     """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank.
 
     Each rank needs a GPU of its own, so both train on CPU cores where there is one GPU.
     """
-    node = stage.node
+    node = today.node
     if torch.cuda.device_count() == 1:
         node.say("one GPU: both ranks train on CPU cores today")
         node = replace(node, on_cpu=True)
     node.set(budget__micro_batches="2")
     alone = node.copy("one-rank")
     node.set(budget__ranks="2")
-    run = node.begin(stage.name)
+    run = node.begin(today.name)
     run.wait_for_step(5)
     node.say("the disk is full from now on")
     run.limit_files(1 << 16)
     run.wait_for_line("the disk was full")
     node.say("there is room again")
     run.limit_files(None)
-    yield stage.ended(run.wait(), "promoted")
-    is_reported = any("disk was full" in line for line in stage.report.messages)
+    yield today.ended(run.wait(), "promoted")
+    is_reported = any("disk was full" in line for line in today.report.messages)
     yield Check("full disk in the report" if is_reported else "NO word of the full disk", is_reported)
 
     node.say("the first steps of the same day on one rank:")
-    run = alone.begin(stage.name)
+    run = alone.begin(today.name)
     run.wait_for_step(COMPARED_STEPS + 1)
     run.kill_all()
-    two, one = (steps_in(each.day(stage.name).metrics) for each in (node, alone))
-    pairs = [(two[step]["loss"], one[step]["loss"]) for step in sorted(two.keys() & one.keys())[:COMPARED_STEPS]]
+    rows, expected = (steps_in(each.day(today.name).metrics) for each in (node, alone))
+    steps = sorted(rows.keys() & expected.keys())[:COMPARED_STEPS]
+    pairs = [(rows[step]["loss"], expected[step]["loss"]) for step in steps]
     equal = len(pairs) == COMPARED_STEPS and all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)
     words = f"{len(pairs)} losses {'as on' if equal else 'OTHER than on'} one rank"
-    yield Check(words, equal and stage.run.num_ranks == 2)
+    yield Check(words, equal and today.run.num_ranks == 2)
     node.set(budget__ranks="1", budget__micro_batches="1")
 
 
-def short_window(stage: Stage) -> Iterator[Check]:
+def short_window(today: Today) -> Iterator[Check]:
     """Sets more steps than fit the window."""
-    node, window_s = stage.node, math.ceil(max(TRAINING_S, stage.quick_s) + JUDGING_S)
+    node, window_s = today.node, math.ceil(max(TRAINING_S, today.quick_s) + JUDGING_S)
     node.set(budget__colocate="false")  # the plan of two ranks does not fit one, and a trial would take the window
     node.set(budget__steps=str(MANY_STEPS), budget__judging=f'"{JUDGING_S:.0f}s"')
-    opens = datetime.combine(stage.name, CLOSES) - timedelta(seconds=window_s)
+    opens = datetime.combine(today.name, CLOSES) - timedelta(seconds=window_s)
     began = monotonic()
-    code = node.begin(stage.name, opens.time().isoformat()).wait()
+    code = node.begin(today.name, opens.time().isoformat()).wait()
     took_s = monotonic() - began
-    yield stage.ended(code, "refused" if stage.day.state.outcome == "refused" else "promoted")
-    trained = load(Trained, stage.day.trained)
+    yield today.ended(code, "refused" if today.day.state.outcome == "refused" else "promoted")
+    trained = load(Trained, today.day.trained)
     yield Check(f"{trained.ended} after {trained.step} steps", trained.ended == WINDOW_OVER)
     yield Check(f"{took_s:.0f} s of {window_s} s", took_s < window_s)
 
@@ -228,7 +229,7 @@ class StoryDay:
     change: str
     expected: str
     data: DayKind
-    act: Callable[[Stage], Iterator[Check]]
+    act: Callable[[Today], Iterator[Check]]
 
 
 _WITH_MOTION = DayKind(mix=MIX_WITH_MOTION)
@@ -297,7 +298,7 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
         quick_s = min((each.seconds for each in played), default=0.0)
         checks: list[Check] = []
         try:
-            for check in day.act(Stage(node, name, scale.steps, quick_s)):
+            for check in day.act(Today(node, name, scale.steps, quick_s)):
                 checks.append(check)  # those before an error count, too
         except MosaicError as error:
             checks.append(Check("it FAILED", False, str(error)))

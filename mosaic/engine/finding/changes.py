@@ -13,23 +13,14 @@ _TODO = "call handle.replan(reason=...)"
 
 
 class Makeup:
-    """The parts of a model, and what its parameters are, at one time.
-
-    Args:
-        model: The model; it is not kept alive.
-    """
+    """The parts of a model and the dtypes and devices of its parameters, at one time."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parts = {name: weakref.ref(part) for name, part in model.named_modules()}
         self._kinds = _kinds(model)
 
     def changes(self, model: nn.Module, placed: Iterable[str]) -> Iterator[str]:
-        """Says in a sentence each what is another by now.
-
-        Args:
-            model: The same model.
-            placed: Names of the modules that have a plan.
-        """
+        """Yields a sentence for each change of the same model, whose modules ``placed`` have a plan."""
         parts, kinds = dict(model.named_modules()), _kinds(model)
         changed = {
             name: "replaced" if name in parts and name in self._parts else "added" if name in parts else "removed"
@@ -55,8 +46,8 @@ class Makeup:
 
     @staticmethod
     def _kind_of(module: str, kinds: dict[str, tuple[torch.dtype, torch.device]]) -> str:
-        found = {kind for name, kind in kinds.items() if name.startswith(f"{module}.")}
-        return " and ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in found))
+        own = {kind for name, kind in kinds.items() if name.startswith(f"{module}.")}
+        return " and ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in own))
 
 
 def _kinds(model: nn.Module) -> dict[str, tuple[torch.dtype, torch.device]]:

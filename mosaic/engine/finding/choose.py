@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations, product
@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.finding.course import Course
-from mosaic.engine.finding.trace import UNTIE
+from mosaic.engine.finding.exchanges import UNTIE
 from mosaic.errors import UnsupportedModelError
 
 SUBSTANCE = 0.02
@@ -59,16 +59,13 @@ class Choice:
 
     def of_model(self) -> list[str]:
         """Returns the names of the modules to place."""
-        found = self._cut(self._parts("", self._model))
-        return [node.name for node in found if self._is_worth(node, found)]
+        cut = self._cut(self._parts("", self._model))
+        return [node.name for node in cut if self._is_worth(node, cut)]
 
     def in_stead_of(self, path: str, module: nn.Module, *, layers: bool) -> list[str]:
-        """Returns the names of what does at least half of the work of a module that cannot be placed itself.
+        """Returns the parts with at least half of the work of a module that cannot be placed itself.
 
-        Args:
-            path: Its name.
-            module: It.
-            layers: Whether the layers of a stack may stand for it.
+        With ``layers``, the layers of a stack may stand for it.
         """
         whole = sum(node.work for node in self._parts(path, module))
         stacks = self._stacks(self._cut(self._parts(path, module)))
@@ -76,7 +73,7 @@ class Choice:
         return [node.name for stack in wanted for node in stack]
 
     def _cut(self, level: Sequence[_Node]) -> list[_Node]:
-        """Returns what stands for a module's parts once those are opened that should be."""
+        """Returns the parts of a module, with its wrappers opened."""
         layers = {node for stack in self._stacks(level) if len(stack) > 1 for node in stack}
         cut: list[_Node] = []
         for node in level:
@@ -87,7 +84,7 @@ class Choice:
         return cut
 
     def _gains(self, node: _Node, inner: Sequence[_Node], others: Sequence[_Node]) -> bool:
-        """Whether more runs at the same time if a module is replaced by what is in it."""
+        """Returns True if more runs at the same time once a module is replaced by its parts."""
         enough = max(SUBSTANCE, _OF_WHOLE * node.work)
         inside = self._stacks(inner)
         heavy = [stack for stack in inside if stack[0].is_compound and _work(stack) >= enough]
@@ -100,7 +97,7 @@ class Choice:
         )
 
     def _is_wrapper(self, node: _Node, inner: Sequence[_Node], others: Sequence[_Node]) -> bool:
-        """Whether a module holds several that are worth placing, and nothing but heads is beside it."""
+        """Returns True if a module holds several that are worth placing, and only heads are beside it."""
         single = [stack[0] for stack in self._stacks(inner) if len(stack) == 1]
         rivals = [other for other in others if other.work >= SUBSTANCE]
         heads = node.work >= _WRAPPER and all(self._reaches([node], [rival]) for rival in rivals)
@@ -108,16 +105,16 @@ class Choice:
         return len(worth) > 1 and (not rivals or heads)
 
     def _stacks(self, level: Sequence[_Node]) -> list[list[_Node]]:
-        """Puts the layers of each stack together; others are by themselves."""
-        found: list[list[_Node]] = []
+        """Groups the layers of each stack; every other module is a group of its own."""
+        stacks: list[list[_Node]] = []
         for node in level:
-            for stack in found:
+            for stack in stacks:
                 if node.listed is not None and node.listed == stack[0].listed and self._reaches(stack, [node]):
                     stack.append(node)
                     break
             else:
-                found.append([node])
-        return found
+                stacks.append([node])
+        return stacks
 
     def _reaches(self, first: Sequence[_Node], second: Sequence[_Node]) -> bool:
         return any(self._course.reaches(a.name, b.name) for a in first for b in second)
@@ -133,21 +130,20 @@ class Choice:
         return node.work >= _OF_PARTNER * max(beside, default=1.0) > 0
 
     def _parts(self, path: str, module: nn.Module) -> list[_Node]:
-        """Returns the called modules with parameters right below one, looking through containers."""
-        return list(self._called_below(path, module))
-
-    def _called_below(self, path: str, module: nn.Module) -> Iterator[_Node]:
+        """Returns the called modules with parameters right below a module, or below containers in it."""
+        parts: list[_Node] = []
         for name, child in module.named_children():
             inside = f"{path}.{name}" if path else name
             if not (size := _size(child)):
                 continue
             if not self._course.called.get(inside):
-                yield from self._called_below(inside, child)
+                parts += self._parts(inside, child)
                 continue
             share = size / self._total
             work = self._course.work(inside) if self._works else share
             is_compound = any(_size(part) for part in child.children())
-            yield _Node(inside, child, work=work, weight=max(work, share), is_compound=is_compound)
+            parts.append(_Node(inside, child, work=work, weight=max(work, share), is_compound=is_compound))
+        return parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +157,7 @@ class _Node:
     weight: float
     """That, or its share of the parameters if it is larger."""
     is_compound: bool
-    """Whether it has children with parameters; a single layer gains nothing from company."""
+    """True if it has children with parameters; a single layer gains nothing from company."""
 
     @property
     def listed(self) -> tuple[str, type] | None:
@@ -179,7 +175,7 @@ def _work(stack: Sequence[_Node]) -> float:
 
 
 class Candidates:
-    """Modules of a model that may be placed; an obstacle takes one away.
+    """Modules of a model that may be placed; an obstacle takes a module away.
 
     Where the obstacle is one of a part alone (a layer norm that is called from outside, too; a tied table of
     embeddings), another part that does most of the module's work is a candidate in its stead. Layers of a stack are
@@ -187,68 +183,76 @@ class Candidates:
 
     Args:
         model: The model.
-        seen: Obstacles that a run showed already.
-        choice: Chooses modules; None for those that the caller names.
+        course: One run of it.
         exclude: Names or patterns of modules to leave where they are.
+        include: Names or patterns of the modules to place; None for those that ``Choice`` chooses.
 
     Attributes:
         modules: Those that may be placed.
-        left_out: Those that cannot.
+
+    Raises:
+        UnsupportedModelError: ``include`` names no module.
     """
 
     def __init__(
-        self, model: nn.Module, seen: Mapping[str, Obstacle], choice: Choice | None, exclude: Sequence[str]
+        self, model: nn.Module, course: Course, *, exclude: Sequence[str], include: Sequence[str] | None
     ) -> None:
         self.modules: dict[str, nn.Module] = {}
         self._model = model
         self._all = dict(model.named_modules())
         scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
-        self.left_out: dict[str, Obstacle] = dict.fromkeys(scripted, _SCRIPTED)
-        self._seen = seen
-        self._choice = choice
+        self._left_out: dict[str, Obstacle] = dict.fromkeys(scripted, _SCRIPTED)
+        self._obstacles = course.obstacles
+        self._choice = Choice(model, course) if include is None else None
         self._exclude = exclude
+        self._add(self._choice.of_model() if self._choice is not None else self._named(include or ()))
 
-    def add(self, names: Iterable[str]) -> None:
-        """Adds modules, as far as nothing stands against them."""
-        found: dict[str, Obstacle] = {}
+    def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
+        """Takes modules away, and adds parts of theirs in their stead."""
+        self._left_out |= obstacles
+        self.modules = {name: module for name, module in self.modules.items() if name not in obstacles}
+        self._add_parts([name for name, obstacle in obstacles.items() if obstacle.is_of_a_part], layers=False)
+
+    def add_layers(self) -> bool:
+        """Adds layers of stacks where there is nothing else to place; returns False if there are none."""
+        if not self.modules:
+            self._add_parts([name for name, why in self._left_out.items() if why.is_of_a_part], layers=True)
+        return bool(self.modules)
+
+    def left_out(self) -> dict[str, Obstacle]:
+        """Returns the obstacles of modules without a placed part, except those of parts of other such modules."""
+        whole = [name for name in self._left_out if not any(placed.startswith(f"{name}.") for placed in self.modules)]
+        return {
+            name: self._left_out[name] for name in whole if not any(name.startswith(f"{other}.") for other in whole)
+        }
+
+    def _named(self, patterns: Sequence[str]) -> list[str]:
+        names = [name for name in self._all if name]
+        wanted = [name for name in names if matches(name, patterns)]
+        if not wanted:
+            raise UnsupportedModelError(
+                f"no module is named {', '.join(patterns)}; the model's modules include {', '.join(names[:8])}"
+            )
+        return wanted
+
+    def _add(self, names: Iterable[str]) -> None:
+        obstacles: dict[str, Obstacle] = {}
         for name in names:
             obstacle = self._obstacle(name)
             if obstacle is None:
                 self.modules[name] = self._all[name]
             else:
-                found[name] = obstacle
-        if found:
-            self.drop(found)
-
-    def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
-        """Takes modules away, and adds parts of theirs in their stead."""
-        self.left_out |= obstacles
-        self.modules = {name: module for name, module in self.modules.items() if name not in obstacles}
-        self._add_parts([name for name, obstacle in obstacles.items() if obstacle.is_of_a_part], layers=False)
-
-    def add_layers(self) -> bool:
-        """Adds layers of stacks where there is nothing else to place; says whether there are any."""
-        if not self.modules:
-            self._add_parts([name for name, why in self.left_out.items() if why.is_of_a_part], layers=True)
-        return bool(self.modules)
-
-    def finish(self) -> dict[str, Obstacle]:
-        """Returns what is left out: neither modules of which parts are placed, nor parts that were tried in vain."""
-        gone = {name for name in self.left_out if any(placed.startswith(f"{name}.") for placed in self.modules)}
-        whole = self.left_out.keys() - gone
-        return {
-            name: obstacle
-            for name, obstacle in self.left_out.items()
-            if name in whole and not any(name.startswith(f"{other}.") for other in whole)
-        }
+                obstacles[name] = obstacle
+        if obstacles:
+            self.drop(obstacles)
 
     def _add_parts(self, names: Sequence[str], *, layers: bool) -> None:
         if self._choice is not None:
             parts = [part for name in names for part in self._choice.in_stead_of(name, self._all[name], layers=layers)]
-            self.add([part for part in parts if part not in self.left_out])
+            self._add([part for part in parts if part not in self._left_out])
 
     def _obstacle(self, name: str) -> Obstacle | None:
-        """Returns what stands against a module before it is followed."""
+        """Returns the obstacle of a module before it is followed."""
         if matches(name, self._exclude):
             return Obstacle("excluded by the caller")
         if isinstance(self._all[name], torch.jit.ScriptModule):
@@ -257,27 +261,13 @@ class Candidates:
         if whole is not None:
             todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
             return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
-        if name in self._seen:
-            return self._seen[name]
-        buffer = _shared_buffer(self._model, self._all[name])
-        if buffer is not None:
-            return Obstacle(f"shares {buffer} with the rest of the model", todo=UNTIE, is_of_a_part=True)
+        if name in self._obstacles:
+            return self._obstacles[name]
+        others = {id(b) for part in outside(self._model, self._all[name]) for b in part.buffers(recurse=False)}
+        for path, buffer in self._all[name].named_buffers():
+            if id(buffer) in others:
+                return Obstacle(f"shares {path} with the rest of the model", todo=UNTIE, is_of_a_part=True)
         return None
-
-
-def named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Returns the modules that the caller names.
-
-    Raises:
-        UnsupportedModelError: There are none.
-    """
-    names = [name for name, _ in model.named_modules() if name]
-    wanted = [name for name in names if matches(name, patterns)]
-    if not wanted:
-        raise UnsupportedModelError(
-            f"no module is named {', '.join(patterns)}; the model's modules include {', '.join(names[:8])}"
-        )
-    return wanted
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -286,12 +276,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
-    """Returns the parts of a model that are no parts of ``module``."""
+    """Returns the parts of a model outside of ``module``."""
     inside = {id(part) for part in module.modules()}
     return [part for part in model.modules() if id(part) not in inside]
-
-
-def _shared_buffer(model: nn.Module, module: nn.Module) -> str | None:
-    """Returns the name of a buffer that a module shares with something outside of it, or None."""
-    others = {id(b) for part in outside(model, module) for b in part.buffers(recurse=False)}
-    return next((path for path, buffer in module.named_buffers() if id(buffer) in others), None)

@@ -13,9 +13,9 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.choose import Candidates, Choice, matches, named, outside
-from mosaic.engine.finding.course import Course, Escapes
-from mosaic.engine.finding.trace import Remark, trace
+from mosaic.engine.finding.choose import Candidates, matches, outside
+from mosaic.engine.finding.course import Course
+from mosaic.engine.finding.exchanges import Exchanges, Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, ModuleNode
@@ -28,7 +28,6 @@ _WRAPPERS = {
     "DataParallel": "colocate the plain model",
     "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
 }
-_PASS = "pass it as an argument, and return what others read"
 _LARGE = 0.1
 """Share of the work from which a module is missed when it is not placed."""
 
@@ -46,9 +45,9 @@ class Finding:
         left_out: Modules that look worth placing and cannot be, with the reason.
         in_order: Modules that read or write more than their arguments while the model runs, with the reason: on streams
             they keep to the order of the user's own.
-        late: Those of ``in_order`` that are written to or read after their call.
         aside: Modules that no lane's thread can run, since they exchange results with others in another way.
-        local: Modules that read values of their caller, or write into them, so that no other rank can run them.
+        local: Those of ``in_order`` that read values of their caller, or write into them, so that no other rank can run
+            them.
         hidden: Modules whose attributes, or the variables that their code names, change while the model runs.
         parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
             model looks up before it calls its language model.
@@ -61,8 +60,7 @@ class Finding:
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
     left_out: dict[str, Obstacle]
-    in_order: dict[str, str] = field(default_factory=dict)
-    late: dict[str, str] = field(default_factory=dict)
+    in_order: dict[str, Obstacle] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
     local: dict[str, Obstacle] = field(default_factory=dict)
     hidden: dict[str, Obstacle] = field(default_factory=dict)
@@ -75,14 +73,13 @@ class Finding:
     @property
     def in_place(self) -> dict[str, Obstacle]:
         """Modules that run where they are called on the host, where a lane runs a module later than its call."""
-        late = {name: Obstacle(what, todo=_PASS) for name, what in self.late.items()}
-        return self.hidden | late | self.local | self.aside
+        return self.hidden | self.in_order | self.aside
 
     def forget_run(self) -> None:
         """Lets go of what the run left in the model, once no module is run alone any more."""
         for subject in self.subjects:
             if subject.changes is not None:
-                subject.changes.forget()
+                subject.changes.containers = ()  # they may be large
 
 
 def find_modules(
@@ -93,14 +90,14 @@ def find_modules(
     exclude: Sequence[str] = (),
     may_share: bool = False,
 ) -> Finding:
-    """Runs a model once on ``sample`` and finds what can be placed; the model is left as it was found.
+    """Runs a model on ``sample`` and finds the modules that can be placed; the model stays as it was.
 
     Args:
         model: Any module tree.
         sample: One batch, or a function that runs the model on one.
         include: Names or patterns of the modules to place; by default those that ``Choice`` chooses.
         exclude: Names or patterns of modules to leave where they are.
-        may_share: Whether a module may use parameters that others use, too.
+        may_share: Lets a module use parameters that others use, too.
 
     Raises:
         UnsupportedModelError: There is no module to place, or ``include`` names none.
@@ -108,25 +105,25 @@ def find_modules(
     run = runner_of(model, sample)
     with preserved(model, sample) as changes, uncompiled():
         course, escaped = _watch(model, run)
-        choice = Choice(model, course) if include is None else None
-        candidates = Candidates(model, course.obstacles, choice, exclude)
-        candidates.add(choice.of_model() if choice is not None else named(model, include or ()))
+        candidates = Candidates(model, course, exclude=exclude, include=include)
         while candidates.modules or candidates.add_layers():
             modules = dict(candidates.modules)
             shared = {name: _shared_parameters(model, module) for name, module in modules.items()}
-            tracer = trace(model, modules, run)
-            parted = tracer.parted(shared, may_share=may_share)
-            if not tracer.obstacles:
+            exchanges = Exchanges(model, modules)
+            with exchanges.watching():
+                run()
+            parted = exchanges.parted(shared, may_share=may_share)
+            if not exchanges.obstacles:
                 break
-            candidates.drop(tracer.obstacles)  # without them, what came through them comes from further up
-    left_out = candidates.finish()
-    if not candidates.modules or not tracer.calls:
+            candidates.drop(exchanges.obstacles)  # without them, what came through them comes from further up
+    left_out = candidates.left_out()
+    if not candidates.modules or not exchanges.calls:
         why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
-    calls = tracer.calls
-    remarks = tuple(remark for remark in tracer.remarks if remark.module in calls)
+    calls = exchanges.calls
+    remarks = tuple(remark for remark in exchanges.remarks if remark.module in calls)
     large = (
         f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
         for name, reason in left_out.items()
@@ -135,24 +132,23 @@ def find_modules(
         and not any(name.startswith(f"{placed}.") for placed in calls)
     )
     return Finding(
-        graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(tracer.edges.values())),
+        graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
         subjects=tuple(replace(call, changes=changes) for call in calls.values()),
         left_out=left_out,
-        in_order=tracer.in_order,
-        late=tracer.late,
-        aside=tracer.aside | {name: escaped[name] for name in calls if name in escaped},
-        local=tracer.local,
-        hidden=tracer.hidden,
+        in_order=exchanges.in_order,
+        aside=exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
+        local=exchanges.local,
+        hidden=exchanges.hidden,
         parted=parted,
-        users={key: frozenset(users) for key, users in tracer.users.items()},
+        users=exchanges.users,
         remarks=remarks,
-        places=tracer.places,
+        places=exchanges.places,
         warnings=(*large, *(str(remark) for remark in remarks if remark.matters)),
     )
 
 
 def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
-    """Returns what runs a model on a sample."""
+    """Returns a function that runs a model on a sample."""
     if isinstance(sample, torch.Tensor):
         return lambda: model(sample)
     if isinstance(sample, Mapping):
@@ -178,15 +174,14 @@ def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Lets compiled code run as it was written: what is compiled shows neither its operators nor its lines."""
+    """Lets compiled code run as it was written, because it shows neither its operators nor its lines."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, Obstacle]]:
-    """Runs the model and watches all of its modules; returns those as well of which tensors outlive the run."""
+    """Runs the model and follows all of its modules; returns obstacles of those whose tensors outlive the run, too."""
     course = Course(model)
-    escapes = Escapes(course.running)
-    with course.watching(), escapes:
+    with course.watching():
         try:
             run()
         except (MosaicError, torch.OutOfMemoryError, MemoryError):
@@ -196,7 +191,7 @@ def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, 
                 f"{type(model).__name__} raised {said_by(error)} when it was called with the sample; pass one batch "
                 "that the model accepts"
             ) from error
-    return course, escapes.obstacles()
+    return course, course.escapes()
 
 
 def _shared_parameters(model: nn.Module, module: nn.Module) -> frozenset[int]:

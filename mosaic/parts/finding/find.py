@@ -17,7 +17,7 @@ from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
 from mosaic.find.restore import Objects, restored_objects
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.follow import Followed, follow, kept_inside
+from mosaic.parts.finding.follow import TracedCall, TracedRun, follow, kept_inside, sources
 from mosaic.parts.finding.layer_lists import (
     LayerList,
     LayerListError,
@@ -27,7 +27,6 @@ from mosaic.parts.finding.layer_lists import (
     is_chain,
     layer_name,
 )
-from mosaic.parts.finding.seen_call import SeenCall
 from mosaic.parts.parted_model import kind_of
 from mosaic.parts.split import ModelSplit, Site, SplitModule, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
@@ -36,25 +35,15 @@ from mosaic.parts.weights import StandIns, device_of, meta_buffer
 def describe(
     model: nn.Module,
     sample: Mapping[str, Any],
-    seen: Followed,
+    run: TracedRun,
     chains: Mapping[str, int],
     names: Mapping[str, str],
 ) -> ModelSplit:
-    """Returns the split of the model.
-
-    Args:
-        model: The user's model.
-        sample: Its keyword arguments.
-        seen: The followed run.
-        chains: Number of layers of each list, by its name in the model, in the order of calls.
-        names: Name of each list's parts.
-
-    Raises:
-        UnsplittableError: The model cannot be split.
-    """
-    owners = assign_owners(seen.calls, chains)
-    sites = list(zip(owners, seen.calls, strict=True))
-    output, output_leaves = _output(seen, owners, order_modules(sites, list(chains))[-1])
+    """Returns the split; ``chains`` has the number of layers of each list, by its name in the model, and ``names`` has
+    the name of its parts."""
+    owners = assign_owners(run.calls, chains)
+    sites = list(zip(owners, run.calls, strict=True))
+    output, output_leaves = _output(run, owners, order_modules(sites, list(chains))[-1])
     owned = [*sites, output]
     order = order_modules(owned, list(chains))
     check_random_numbers(owned)
@@ -62,7 +51,7 @@ def describe(
     parameters = _parameters(model, owned)
     return ModelSplit(
         kind=kind_of(sample),
-        modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
+        modules=_modules({path: chains[path] for path in order}, names, owned, run, list(sample)),
         sites=tuple(
             Site(
                 path=call.path,
@@ -79,25 +68,26 @@ def describe(
             for ((path, layer), call), used in zip(owned, parameters, strict=True)
         ),
         output_leaves=output_leaves,
-        written_inputs=tuple(sorted(seen.written_inputs)),
+        written_inputs=tuple(sorted(run.written_inputs)),
         idle_parameters=_idle(model, frozenset().union(*parameters), chains, names),
     )
 
 
-def _output(seen: Followed, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
+def _output(run: TracedRun, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
     """Returns the output as a call of the last module, and the names of its leaves.
 
     These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
     """
     end = last, max(layer for path, layer in owners if path == last)
-    call = seen.loss or SeenCall(path="", call=0, line="")
+    call = run.loss or TracedCall(path="", call=0, line="")
     names: list[str] = []
-    for name, leaf in seen.output.items():
-        makers = {owners[value.site] for value in leaf.values}
-        by_last = seen.loss is None and any(path == last for path, _ in makers)
-        if name in call.outputs or (not leaf.inside and (makers <= {end} or by_last)):
+    for name, labels in run.output.items():
+        makers = {owners[value.site] for value in sources(labels, "value")}
+        by_last = run.loss is None and any(path == last for path, _ in makers)
+        is_inside = bool(sources(labels, "inside"))
+        if name in sources(call.labels, "output") or (not is_inside and (makers <= {end} or by_last)):
             names.append(name)
-            call.read(leaf)
+            call.labels |= labels
     return (end, call), tuple(names)
 
 
@@ -107,7 +97,7 @@ def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str
     by_call = []
     for _, call in owned:
         inside = model.get_submodule(call.path).parameters() if call.path else ()
-        by_call.append(frozenset(call.parameters) | {names[id(parameter)] for parameter in inside})
+        by_call.append(frozenset(sources(call.labels, "parameter")) | {names[id(parameter)] for parameter in inside})
     return by_call
 
 
@@ -115,13 +105,13 @@ def _modules(
     chains: Mapping[str, int],
     names: Mapping[str, str],
     owned: Sequence[_Owned],
-    seen: Followed,
+    run: TracedRun,
     tensors: Sequence[str],
 ) -> tuple[SplitModule, ...]:
     read: dict[str, set[str]] = {path: set() for path in chains}
     for (path, _), call in owned:
-        read[path] |= call.inputs
-    for scope, inputs in seen.scoped_inputs.items():
+        read[path] |= sources(call.labels, "input")
+    for scope, inputs in run.scoped_inputs.items():
         inside = [path for path in chains if not scope or path.startswith(f"{scope}.")]
         if len(inside) == 1:
             read[inside[0]] |= inputs
@@ -155,18 +145,14 @@ _NUMBERS = (int, float, np.ndarray)
 
 Owner = tuple[str, int]
 """Name of a module's list, and index of the layer."""
-_Owned = tuple[Owner, SeenCall]
+_Owned = tuple[Owner, TracedCall]
 
 
-def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[Owner]:
+def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[Owner]:
     """Returns each call's owner.
 
     A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
     only one that it depends on, and otherwise to the first that it reaches.
-
-    Args:
-        calls: In order.
-        counts: Number of layers of each list, by its name in the model, in the order of calls.
     """
     layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
     reads = _behind(calls, layer_of)
@@ -199,12 +185,14 @@ def _list_of(path: str, order: list[str], behind: list[str], ahead: list[str]) -
     return max(set(behind) & set(near), key=order.index, default=near[-1])
 
 
-def _last_called(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner], path: str, counts: Mapping[str, int]) -> int:
+def _last_called(
+    calls: Sequence[TracedCall], layer_of: Mapping[str, Owner], path: str, counts: Mapping[str, int]
+) -> int:
     called = [layer_of[call.path][1] for call in calls if call.path in layer_of and layer_of[call.path][0] == path]
     return max(called, default=counts[path] - 1)
 
 
-def _behind(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+def _behind(calls: Sequence[TracedCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
     """Returns the layers that each call depends on."""
     layers: list[set[Owner]] = []
     for call in calls:
@@ -218,7 +206,7 @@ def _behind(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[se
     return layers
 
 
-def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+def _before(calls: Sequence[TracedCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
     """The layers that depend on each call."""
     layers: list[set[Owner]] = [set() for _ in calls]
     for index in range(len(calls) - 1, -1, -1):
@@ -229,17 +217,10 @@ def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[se
     return layers
 
 
-def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str]) -> list[str]:
-    """Returns the lists in topological order, otherwise in the order of calls.
+def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str]) -> list[str]:
+    """Returns the lists in topological order, otherwise in the order of calls (``paths``).
 
     The list of the last site is last, if it feeds no other.
-
-    Args:
-        sites: Calls with their owners, in order.
-        paths: Names of the lists, in the order of calls.
-
-    Raises:
-        UnsplittableError: A module feeds itself through another, or an earlier layer.
     """
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(paths, ()))
     feeding: set[str] = set()
@@ -274,11 +255,11 @@ def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str])
     return order if last in feeding else [*(path for path in order if path != last), last]
 
 
-def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+def check_random_numbers(sites: Sequence[tuple[Owner, TracedCall]]) -> None:
     """Raises UnsplittableError if several layers use one draw between modules, because each rank draws again."""
     users: dict[str, set[Owner]] = {}
     for owner, call in sites:
-        for line in call.random:
+        for line in sources(call.labels, "random"):
             users.setdefault(line, set()).add(owner)
     for line, owners in users.items():
         if len(owners) > 1:
@@ -289,13 +270,14 @@ def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
             )
 
 
-def check_rows(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+def check_rows(sites: Sequence[tuple[Owner, TracedCall]]) -> None:
     """Raises UnsplittableError if the shape of a layer's input depends on values of others, unknown to the receiver."""
     for (path, layer), call in sites:
-        if call.rows and call.path == layer_name(path, layer):
+        rows = sources(call.labels, "rows")
+        if rows and call.path == layer_name(path, layer):
             raise UnsplittableError(
                 f"how many rows layer {layer} of {path!r} reads follows from values of other modules "
-                f"({min(call.rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
+                f"({min(rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
                 "give those that are not chosen no weight"
             )
 
@@ -370,10 +352,10 @@ def _split(
         with stand_ins.placed():
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             tensors = copied(dict(sample))
-            seen = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
-        _check_state(model, before, seen.is_drawn)
-    chains = _chains(lists, seen, by_hand=modules is not None)
-    return describe(model, sample, seen, chains, _names(list(chains), modules))
+            run = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
+        _check_state(model, before, run.is_drawn)
+    chains = _chains(lists, run, by_hand=modules is not None)
+    return describe(model, sample, run, chains, _names(list(chains), modules))
 
 
 def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -394,12 +376,12 @@ def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str
     return sites, scopes
 
 
-def _chains(lists: Mapping[str, LayerList], seen: Followed, *, by_hand: bool) -> dict[str, int]:
+def _chains(lists: Mapping[str, LayerList], run: TracedRun, *, by_hand: bool) -> dict[str, int]:
     """Returns the number of layers of each list, in the order of calls."""
     chains: dict[str, tuple[int, int]] = {}
     for path, layers in lists.items():
         own = {layer_name(path, index) for index in range(len(layers))}
-        calls = [(index, call) for index, call in enumerate(seen.calls) if call.path in own]
+        calls = [(index, call) for index, call in enumerate(run.calls) if call.path in own]
         if by_hand and not calls:
             raise UnsplittableError(f"no layer of {path!r} was called with the sample; give one that calls them")
         if by_hand or is_chain(calls):

@@ -1,209 +1,81 @@
-"""Dataflow of tensors between sites in one run of a model."""
+"""One traced run of a model between sites: the layers, and the outermost modules beside them that hold no layers."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.find.random_numbers import python_state
-from mosaic.parts.blank import BlankResults, Forward, draws_random_numbers, hidden_of, replaced_forwards
-from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of, tensors_in
+from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller, tensors_in
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, draws_random_numbers, hidden_of, replaced_forwards
 from mosaic.parts.split import Value
 
-_SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
-_READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+class Label(NamedTuple):
+    """A source of a tensor."""
+
+    kind: Literal["value", "parameter", "input", "random", "rows", "output", "inside"]
+    """A ``Value``; the name of a parameter, of a tensor of the sample, or of a leaf of the output; a line between calls
+    that drew random numbers, or that made the number of rows depend on values; a call that made the tensor and did not
+    return it."""
+    source: Any
 
 
-class Provenance(TorchDispatchMode):
-    """Marks the memory of tensors while it is entered.
-
-    Attributes:
-        here: The running call; None between calls.
-        scopes: Names of the modules around it.
-        decided: Sources of Python numbers read between calls: all later results may depend on them.
-        scoped_inputs: Inputs read in each scope while it was the innermost.
-        written_inputs: Inputs that the model writes into.
-    """
-
-    def __init__(
-        self, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], sample: Mapping[str, Any]
-    ) -> None:
-        super().__init__()
-        self.here: SeenCall | None = None
-        self.scopes: list[str] = []
-        self.decided = NOTHING
-        self.scoped_inputs: dict[str, set[str]] = {}
-        self._sources: dict[int, Sources] = {}
-        self._memory: dict[int, StorageWeakRef] = {}  # keeps addresses unique
-        for name, parameter in parameters.items():
-            self.mark(parameter, Sources(parameters=frozenset([name])))
-        for name, value in sample.items():
-            for tensor in tensors_in(value):
-                self.mark(tensor, Sources(inputs=frozenset([name])))
-        self.written_inputs: set[str] = set()
-        self._owners = _OwnedMemory(parameters=parameters, buffers=buffers, sample=sample)
-
-    def mark(self, tensor: torch.Tensor, sources: Sources, *, anew: bool = False) -> None:
-        """Adds sources to a tensor's memory, or replaces them if ``anew``."""
-        weak = StorageWeakRef(tensor.untyped_storage())
-        earlier = NOTHING if anew else self._sources.get(weak.cdata, NOTHING)
-        self._sources[weak.cdata] = earlier | sources
-        self._memory[weak.cdata] = weak
-
-    def sources(self, value: Any) -> Sources:
-        """Returns the sources of the tensors in a value."""
-        sources = NOTHING
-        for tensor in tensors_in(value):
-            sources = sources | self._sources.get(tensor.untyped_storage()._cdata, NOTHING)
-        return sources
-
-    def note_read(self, value: Any) -> Sources:
-        """Records a read of these tensors by the running call, and by the module around it."""
-        sources = self.sources(value)
-        for call in sources.inside:
-            if self.here is None or call.path != self.here.path:
-                raise kept_inside(call.path, caller())
-        if self.here is not None:
-            self.here.read(sources)
-        if self.scopes:
-            self.scoped_inputs.setdefault(self.scopes[-1], set()).update(sources.inputs)
-        return sources
-
-    def note_decision(self, value: Any) -> None:
-        """Records that Python numbers result from these tensors."""
-        sources = self.note_read(value)
-        if self.here is None:
-            self.decided |= Sources(values=sources.values, parameters=sources.parameters, inside=sources.inside)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Propagates marks from an operator's inputs to its results, and to tensors that it writes into."""
-        kwargs = kwargs or {}
-        written = _written(func, args, kwargs)
-        self.written_inputs |= self._owners.check_written(written, self.here)
-        if self.here is not None and any(self.here not in self.sources(tensor).inside for tensor in written):
-            self.here.has_effects = True
-        result = func(*args, **kwargs)
-        name = func._schema.name.rpartition("::")[2]
-        by_shape = name in _SHAPE_ALONE or name.startswith("new_")
-        sources = NOTHING if by_shape else self.note_read((args, kwargs))
-        if not by_shape and not tensors_in(result):
-            self.note_decision((args, kwargs))
-        if self.here is not None:
-            sources = Sources(inside=frozenset([self.here]))
-        elif self.sources(_deciding_rows(func, name, args)).values:
-            sources |= Sources(rows=frozenset([caller()]))
-        elif draws_random_numbers(func, args, kwargs):
-            sources |= Sources(random=frozenset([caller()]))
-        if sources:
-            inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
-            for tensor in tensors_in(result):
-                if self.here is None or tensor.untyped_storage()._cdata not in inputs:
-                    self.mark(tensor, sources)
-            for tensor in written:
-                self.mark(tensor, sources)
-        return result
+Labels = frozenset[Label]
+_NOTHING: Labels = frozenset()
 
 
-class NumbersRead(TorchFunctionMode):
-    """Observes tensors that become Python numbers, which torch's dispatcher does not always show."""
-
-    def __init__(self, provenance: Provenance) -> None:
-        super().__init__()
-        self._provenance = provenance
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Records reads of numbers."""
-        if func is torch.autograd.grad and self._provenance.here is None:
-            raise UnsplittableError(
-                f"gradients are computed between layers at {caller()}; other ranks have the layers that they would go "
-                "through: do it within one layer, or in the loss"
-            )
-        if getattr(func, "__name__", "") in _READS:
-            self._provenance.note_decision(args)
-        return func(*args, **(kwargs or {}))
+def sources(labels: Iterable[Label], kind: str) -> set[Any]:
+    """Returns the sources of one kind."""
+    return {label.source for label in labels if label.kind == kind}
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    arguments = func._schema.arguments
-    written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
-    values = dict(zip((each.name for each in arguments), args, strict=False)) | dict(kwargs)
-    return tensors_in([value for name, value in values.items() if name in written])
+@dataclass(kw_only=True, eq=False)
+class TracedCall:
+    """One call of a site, with its inputs."""
 
+    path: str
+    """The module's name."""
+    call: int
+    """Number of earlier calls."""
+    line: str
+    """File and line that called it."""
+    labels: set[Label] = field(default_factory=set)
+    """Sources of its inputs."""
+    form: tuple[list[Any], Any] | None = None
+    """Its result without the tensors."""
+    has_effects: bool = False
+    """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+    keeps_shape: bool = False
+    """True if its first result has its first input's shape."""
 
-def _deciding_rows(func: Any, name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Returns tensors whose values determine the number of rows of an operator's result."""
-    if torch.Tag.dynamic_output_shape not in func.tags:
-        return []
-    by_mask = name in ("index", "masked_select")
-    return [tensor for tensor in tensors_in(args) if not by_mask or tensor.dtype in (torch.bool, torch.uint8)]
-
-
-class _OwnedMemory:
-    """The memory of parameters, buffers and the sample.
-
-    Args:
-        parameters: The model's parameters by name.
-        buffers: The model's buffers by name.
-        sample: A microbatch.
-    """
-
-    def __init__(
-        self, *, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], sample: Mapping[str, Any]
-    ) -> None:
-        self._parameters = {_memory(tensor): name for name, tensor in parameters.items()}
-        self._buffers = {_memory(tensor): name for name, tensor in buffers.items()}
-        self._inputs = {_memory(tensor): name for name, value in sample.items() for tensor in tensors_in(value)}
-
-    def check_written(self, tensors: Sequence[torch.Tensor], here: SeenCall | None) -> set[str]:
-        """Returns the inputs among tensors of a write.
-
-        A module may write into its own buffers, because it runs on one rank.
-
-        Raises:
-            UnsplittableError: A tensor is a parameter, or a buffer that others may read.
-        """
-        inputs = set()
-        for memory in map(_memory, tensors):
-            if memory in self._parameters:
-                raise UnsplittableError(
-                    f"parameter {self._parameters[memory]} is written into at {caller()}; ranks without its layer have "
-                    "no memory for it: let the loop change it, behind the optimizer's step"
-                )
-            name = self._buffers.get(memory)
-            if name is not None and (here is None or not name.startswith(f"{here.path}.")):
-                raise UnsplittableError(
-                    f"buffer {name} is written into at {caller()}, outside of the layer or module that holds it; other "
-                    "ranks would not see it: let that module write it, or the loop behind the step"
-                )
-            if memory in self._inputs:
-                inputs.add(self._inputs[memory])
-        return inputs
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    @property
+    def values(self) -> set[Value]:
+        """Values of earlier calls that it read."""
+        return sources(self.labels, "value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class TracedRun:
     """Result of one run."""
 
-    calls: list[SeenCall]
+    calls: list[TracedCall]
     """In order."""
-    output: dict[str, Sources]
+    output: dict[str, Labels]
     """Sources of each returned tensor, by its place in the output."""
-    loss: SeenCall | None
+    loss: TracedCall | None
     """Reads of the loss; None without a loss."""
     is_drawn: Callable[[Any], bool]
     """Returns True if tensors in a container were drawn between calls."""
@@ -213,8 +85,214 @@ class Followed:
     """Tensors of the sample that were read between calls, by the module that holds the layers."""
 
 
+class Dataflow(Tracer[Labels]):
+    """Follows the tensors of one run from site to site; the outermost of nested sites counts.
+
+    With ``blank``, sites do not run.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        sample: Mapping[str, Any],
+        blank: BlankResults | None,
+    ) -> None:
+        super().__init__(_NOTHING)
+        self.calls: list[TracedCall] = []
+        self.scoped_inputs: dict[str, set[str]] = {}
+        self.written_inputs: set[str] = set()
+        self._here: TracedCall | None = None
+        self._scopes: list[str] = []
+        self._decided = _NOTHING  # of numbers that Python read between calls: all later results may depend on them
+        self._blank = blank
+        self._counts: Counter[str] = Counter()
+        self._buffers = {self.memory(buffer): name for name, buffer in buffers.items()}
+        owned = [(tensor, Label("parameter", name)) for name, tensor in parameters.items()]
+        owned += [(each, Label("input", name)) for name, value in sample.items() for each in tensors_in(value)]
+        self._owned = {self.memory(tensor): label for tensor, label in owned}
+        for tensor, label in owned:
+            self.mark(tensor, frozenset([label]))
+
+    # What an operator reads and writes.
+
+    def begin(self, operation: Operation) -> None:
+        for tensor in operation.written:
+            self._check_written(tensor)
+            if self._here is not None and Label("inside", self._here) not in self.labels([tensor]):
+                self._here.has_effects = True
+
+    def end(self, operation: Operation, labels: Labels) -> Labels:
+        self.note_read(labels)
+        if not operation.results:
+            self._note_decision(labels)
+        if self._here is not None:
+            return frozenset([Label("inside", self._here)])
+        if not isinstance(operation.operator, torch._ops.OpOverload):
+            return labels
+        if sources(self.labels(_deciding_rows(operation)), "value"):
+            return labels | {Label("rows", caller())}
+        if draws_random_numbers(operation.operator, operation.args, operation.kwargs):
+            return labels | {Label("random", caller())}
+        return labels
+
+    def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is torch.autograd.grad and self._here is None:
+            raise UnsplittableError(
+                f"gradients are computed between layers at {caller()}; other ranks have the layers that they would go "
+                "through: do it within one layer, or in the loss"
+            )
+        if name in NUMBER_READS:
+            labels = self.labels(tensors_in(args))
+            self.note_read(labels)
+            self._note_decision(labels)
+        return func(*args, **kwargs)
+
+    def note_read(self, labels: Labels) -> None:
+        """Records a read by the running call, and by the module around it."""
+        for call in sources(labels, "inside"):
+            if self._here is None or call.path != self._here.path:
+                raise kept_inside(call.path, caller())
+        if self._here is not None:
+            self._here.labels |= {label for label in labels if label.kind != "inside"}
+        if self._scopes:
+            self.scoped_inputs.setdefault(self._scopes[-1], set()).update(sources(labels, "input"))
+
+    def _note_decision(self, labels: Labels) -> None:
+        if self._here is None:
+            self._decided |= {label for label in labels if label.kind in ("value", "parameter")}
+
+    def _check_written(self, tensor: torch.Tensor) -> None:
+        """Raises UnsplittableError for a parameter, or a buffer that others may read.
+
+        A module may write into its own buffers, because it runs on one rank.
+        """
+        memory = self.memory(tensor)
+        owned = self._owned.get(memory, Label("inside", None))
+        if owned.kind == "parameter":
+            raise UnsplittableError(
+                f"parameter {owned.source} is written into at {caller()}; ranks without its layer have no memory for "
+                "it: let the loop change it, behind the optimizer's step"
+            )
+        buffer = self._buffers.get(memory)
+        if buffer is not None and (self._here is None or not buffer.startswith(f"{self._here.path}.")):
+            raise UnsplittableError(
+                f"buffer {buffer} is written into at {caller()}, outside of the layer or module that holds it; other "
+                "ranks would not see it: let that module write it, or the loop behind the step"
+            )
+        if owned.kind == "input":
+            self.written_inputs.add(owned.source)
+
+    # Calls.
+
+    def site(self, path: str, module: nn.Module) -> Forward:
+        """Returns the ``forward`` of a site."""
+        forward: Forward = module.forward
+        weights = [*map(id, module.parameters())]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._here is not None:
+                return forward(*args, **kwargs)
+            call = TracedCall(path=path, call=self._counts[path], line=caller(), labels={*self._decided})
+            if _is_checkpointed():
+                raise UnsplittableError(
+                    f"{path} is called within torch.utils.checkpoint, as {call.line} has it; parts choose themselves "
+                    "which layers are recomputed: call it directly and give strategies"
+                )
+            if [*map(id, module.parameters())] != weights:
+                raise UnsplittableError(
+                    f"{path} is called with other weights than its own at {call.line}, as functional_call does; "
+                    "a rank that makes its layer again would not find them: change weights within the layer"
+                )
+            self._counts[path] += 1
+            self.calls.append(call)
+            self._here = call
+            try:
+                if self._blank is None:
+                    before = python_state()
+                    result = forward(*args, **kwargs)
+                    call.has_effects |= not before.is_same(python_state())
+                else:
+                    result = self._blank_result(call, self._blank, ModuleCall(module, forward, args, kwargs))
+            finally:
+                self._here = None
+            self._returned(call, result, hidden_of(args, kwargs))
+            return result
+
+        return run
+
+    def scope(self, path: str, module: nn.Module) -> Forward:
+        """Returns the ``forward`` of a module that holds layers."""
+        forward: Forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._scopes.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._scopes.pop()
+
+        return run
+
+    def _blank_result(self, call: TracedCall, blank: BlankResults, module_call: ModuleCall) -> Any:
+        arguments = module_call.flat()[0]
+        self.note_read(self.labels(tensors_in((module_call.args, module_call.kwargs))))
+        with _disable_current_modes():
+            result = blank.of(module_call)
+            leaves, tree = blank.zeros(module_call)
+        call.has_effects = result.has_effects
+        for leaf, number in zip(leaves, result.passed, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                inside = frozenset([Label("inside", call)])
+                self.mark(leaf, inside if number is None else self.labels([arguments[number]]))
+        return pytree.tree_unflatten(leaves, tree)
+
+    def _returned(self, call: TracedCall, result: Any, hidden: torch.Tensor | None) -> None:
+        leaves, tree = pytree.tree_flatten(result)
+        index = len(self.calls) - 1
+        tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        before = {number: self.labels([leaf]) for number, leaf in tensors.items()}
+        for number, leaf in tensors.items():
+            if Label("inside", call) in before[number]:
+                self.mark(leaf, _NOTHING, anew=True)
+            else:  # an argument or its view, as from a dropout of rate 0
+                self._here = call
+                self.note_read(before[number])
+                self._here = None
+        rows = {label for label in call.labels if label.kind == "rows"}
+        for number, leaf in tensors.items():
+            self.mark(leaf, frozenset([Label("value", Value(index, number)), *rows]))
+        call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
+        first = leaves[0] if leaves else None
+        if isinstance(first, torch.Tensor) and hidden is not None:
+            call.keeps_shape = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+
+    # The output.
+
+    def output_of(self, result: Any) -> dict[str, Labels]:
+        """Returns the sources of the model's output, and marks its leaves."""
+        leaves = [
+            (pytree.keystr(path), leaf)
+            for path, leaf in pytree.tree_flatten_with_path(result)[0]
+            if isinstance(leaf, torch.Tensor)
+        ]
+        output = {name: self.labels([leaf]) for name, leaf in leaves}
+        for name, leaf in leaves:
+            self.mark(leaf, frozenset([Label("output", name)]))
+        return output
+
+    def loss_of(self, loss: Callable[[Any], Any], result: Any) -> TracedCall:
+        """Returns what the loss of an output reads."""
+        self._here = call = TracedCall(path="", call=0, line="")
+        try:
+            self.note_read(self.labels(tensors_in(loss(result))))
+        finally:
+            self._here = None
+        return call
+
+
 def kept_inside(path: str, reader: str) -> UnsplittableError:
-    """Returns the error of a tensor that a call makes, does not return, and somebody else reads."""
+    """Returns the error of a tensor that a call makes and does not return, and that is read elsewhere."""
     return UnsplittableError(
         f"a tensor made inside of {path} is used outside of it at {reader}, other than as its result (a hook or an "
         "attribute keeps it); on another rank it is not there: return it, or switch off what uses it, such as "
@@ -222,97 +300,12 @@ def kept_inside(path: str, reader: str) -> UnsplittableError:
     )
 
 
-class _Run:
-    """One run of the model; the outermost of nested sites counts."""
-
-    def __init__(self, provenance: Provenance, blank: BlankResults | None) -> None:
-        self.calls: list[SeenCall] = []
-        self.provenance = provenance
-        self._blank = blank
-        self._counts: Counter[str] = Counter()
-
-    def site(self, path: str, module: nn.Module) -> Forward:
-        forward: Forward = module.forward
-        weights = [*map(id, module.parameters())]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self.provenance.here is not None:
-                return forward(*args, **kwargs)
-            call = self._begin(path)
-            if [*map(id, module.parameters())] != weights:
-                raise UnsplittableError(
-                    f"{path} is called with other weights than its own at {call.line}, as functional_call does; "
-                    "a rank that makes its layer again would not find them: change weights within the layer"
-                )
-            try:
-                result = self._result(call, module, forward, args, kwargs)
-            finally:
-                self.provenance.here = None
-            self._end(call, result, hidden_of(args, kwargs))
-            return result
-
-        return run
-
-    def scope(self, path: str, module: nn.Module) -> Forward:
-        forward: Forward = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.provenance.scopes.append(path)
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                self.provenance.scopes.pop()
-
-        return run
-
-    def _begin(self, path: str) -> SeenCall:
-        call = SeenCall(path=path, call=self._counts[path], line=caller())
-        if is_checkpointed():
-            raise UnsplittableError(
-                f"{path} is called within torch.utils.checkpoint, as {call.line} has it; parts choose themselves which "
-                "layers are recomputed: call it directly and give strategies"
-            )
-        self._counts[path] += 1
-        call.read(self.provenance.decided)
-        self.provenance.here = call
-        self.calls.append(call)
-        return call
-
-    def _result(
-        self, call: SeenCall, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self._blank is None:
-            before = python_state()
-            result = forward(*args, **kwargs)
-            call.has_effects |= not before.is_same(python_state())
-            return result
-        self.provenance.note_read((args, kwargs))
-        with _disable_current_modes():
-            leaves, tree = self._blank.of(module, forward, args, kwargs)
-            passed = self._blank.passed_by(module, forward, args, kwargs)
-            call.has_effects = self._blank.has_effects(module, forward, args, kwargs)
-        for leaf, argument in zip(leaves, passed, strict=True):
-            if argument is not None:
-                self.provenance.mark(leaf, self.provenance.sources(argument))
-        return pytree.tree_unflatten(leaves, tree)
-
-    def _end(self, call: SeenCall, result: Any, hidden: torch.Tensor | None) -> None:
-        leaves, tree = pytree.tree_flatten(result)
-        index = len(self.calls) - 1
-        tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        sources = {number: self.provenance.sources(leaf) for number, leaf in tensors.items()}
-        for number, leaf in tensors.items():
-            if call in sources[number].inside:
-                self.provenance.mark(leaf, NOTHING, anew=True)
-            else:  # an argument or its view, as from a dropout of rate 0
-                call.read(sources[number])
-        for number, leaf in tensors.items():
-            own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
-            self.provenance.mark(leaf, own)
-        call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
-        first = leaves[0] if leaves else None
-        if isinstance(first, torch.Tensor) and hidden is not None:
-            call.keeps_shape = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+def _deciding_rows(operation: Operation) -> list[torch.Tensor]:
+    """Returns tensors whose values determine the number of rows of an operator's result."""
+    if torch.Tag.dynamic_output_shape not in operation.operator.tags:
+        return []
+    by_mask = operation.name in ("index", "masked_select")
+    return [tensor for tensor in tensors_in(operation.args) if not by_mask or tensor.dtype in (torch.bool, torch.uint8)]
 
 
 def follow(
@@ -324,53 +317,24 @@ def follow(
     parameters: Mapping[str, torch.Tensor],
     blank: BlankResults | None,
     loss: Callable[[Any], Any] | None,
-) -> Followed:
-    """Runs the model once and records the inputs and results of its sites.
-
-    Args:
-        model: The user's model.
-        sample: A microbatch.
-        sites: Watched modules by name.
-        scopes: Modules by name that hold them.
-        parameters: The model's parameters, or their stand-ins.
-        blank: Results of sites that cannot run; None: they run.
-        loss: Loss of the model's output.
-    """
-    provenance = Provenance(parameters, dict(model.named_buffers()), sample)
-    run = _Run(provenance, blank)
-    forwards = {module: run.site(path, module) for path, module in sites.items()}
-    forwards |= {module: run.scope(path, module) for path, module in scopes.items()}
-    with replaced_forwards(forwards), torch.no_grad(), NumbersRead(provenance), provenance:
+) -> TracedRun:
+    """Runs the model once and records what its sites read and return; ``scopes`` are the modules that hold them."""
+    flow = Dataflow(parameters, dict(model.named_buffers()), sample, blank)
+    forwards = {module: flow.site(path, module) for path, module in sites.items()}
+    forwards |= {module: flow.scope(path, module) for path, module in scopes.items()}
+    with replaced_forwards(forwards), torch.no_grad(), flow.following():
         with _errors_converted():
             result = model(**sample)
-        output = _output(result, provenance)
-        read = None if loss is None else _read_by(loss, result, provenance)
-    return Followed(
-        calls=run.calls,
+        output = flow.output_of(result)
+        loss_call = None if loss is None else flow.loss_of(loss, result)
+    return TracedRun(
+        calls=flow.calls,
         output=output,
-        loss=read,
-        is_drawn=lambda value: bool(provenance.sources(value).random),
-        written_inputs=frozenset(provenance.written_inputs),
-        scoped_inputs=provenance.scoped_inputs,
+        loss=loss_call,
+        is_drawn=lambda value: bool(sources(flow.labels(tensors_in(value)), "random")),
+        written_inputs=frozenset(flow.written_inputs),
+        scoped_inputs=flow.scoped_inputs,
     )
-
-
-def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
-    leaves = pytree.tree_flatten_with_path(result)[0]
-    sources = {pytree.keystr(path): provenance.sources(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-    for path, leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            provenance.mark(leaf, Sources(outputs=frozenset([pytree.keystr(path)])))
-    return sources
-
-
-def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) -> SeenCall:
-    provenance.here = call = SeenCall(path="", call=0, line="")
-    try:
-        provenance.note_read(loss(result))
-    finally:
-        provenance.here = None
-    return call
 
 
 @contextmanager
@@ -383,5 +347,22 @@ def _errors_converted() -> Iterator[None]:
     except Exception as error:  # of any kind: it is the user's code that runs
         raise UnsplittableError(
             f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} "
-            f"({line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain tensors"
+            f"({_line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain tensors"
         ) from error
+
+
+def _is_checkpointed() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns file and line of the user's code that raised an error."""
+    lines = [
+        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    own = [(file, line) for name, file, line in lines if not name.startswith(("mosaic.", "torch."))]
+    return ":".join(map(str, own[-1])) if own else "in torch"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.finding.seen_call import SeenCall
+from mosaic.parts.finding.follow import TracedCall
 
 LayerList = nn.ModuleList | nn.Sequential
 """Containers of layers."""
@@ -118,14 +118,14 @@ def _lists(model: nn.Module, *, alike: bool) -> dict[str, LayerList]:
     return lists
 
 
-def is_chain(calls: Sequence[tuple[int, SeenCall]]) -> bool:
+def is_chain(calls: Sequence[tuple[int, TracedCall]]) -> bool:
     """Returns True if most calls of a list's elements read the result of the previous call."""
     pairs = list(itertools.pairwise(calls))
     linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
     return len(pairs) > 0 and 2 * linked >= len(pairs)
 
 
-def check_chain(path: str, count: int, calls: Sequence[tuple[int, SeenCall]]) -> None:
+def check_chain(path: str, count: int, calls: Sequence[tuple[int, TracedCall]]) -> None:
     """Raises LayerListError unless a list's layers were each called once, in their order."""
     prefix = f"{path}." if path else ""
     order = [int(call.path.removeprefix(prefix)) for _, call in calls]

@@ -174,7 +174,7 @@ def _routed_modules(
             sample=(subject.args, subject.kwargs),
             template=template,
             learned=learned,
-            awaited=on.finding.late.get(subject.name),
+            awaited=on.finding.in_order.get(subject.name),
             compute=runs.compute(subject.name, slots[subject.name]),
             reducer=(
                 GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]), sparse=sparse)

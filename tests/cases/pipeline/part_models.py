@@ -82,7 +82,6 @@ DECODERS = {
     "llama": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "llama, tied": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM, tie_word_embeddings=True),
     "llama, dropout": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM, attention_dropout=0.3),
-    "mistral": decoder(transformers.MistralConfig, transformers.MistralForCausalLM, sliding_window=4),
 }
 
 
@@ -115,23 +114,12 @@ def sequential() -> nn.Module:
     )
 
 
-def image_batch() -> dict[str, Any]:
-    return {"pixel_values": torch.randn(3, 3, 8, 8), "labels": torch.tensor([0, 1, 1])}
-
-
 def square_sum(output: Any) -> torch.Tensor:
     found = output if isinstance(output, torch.Tensor) else output[0]
     return found.square().sum()
 
 
 ENCODERS = {
-    "vit": PartedCase(
-        make=lambda: transformers.ViTForImageClassification(
-            transformers.ViTConfig(**_VISION, hidden_dropout_prob=0.1, num_labels=2)
-        ),
-        batch=image_batch,
-        cuts=(("vit[0:3/3]",), ("vit[0:1/3]", "vit[1:2/3]", "vit[2:3/3]")),
-    ),
     "torch's encoder": PartedCase(
         make=lambda: OwnEncoder(0.2),
         batch=lambda: {"ids": tokens()},
@@ -234,20 +222,7 @@ def qwen3_vl_batch() -> dict[str, Any]:
     }
 
 
-def t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=1
-    )
-    return transformers.T5ForConditionalGeneration(config)
-
-
 SEVERAL_MODULES = {
-    "t5": PartedCase(
-        make=t5,
-        batch=lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(), "labels": tokens(), "use_cache": False},
-        cuts=(("encoder[0:1/2]", "encoder[1:2/2]", "decoder[0:1/2]", "decoder[1:2/2]"),),
-        feeds=(("encoder", "decoder"),),
-    ),
     "whisper": PartedCase(
         make=whisper,
         batch=lambda: {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": tokens(), "labels": tokens()},

@@ -15,7 +15,7 @@ from mosaic.parts.parted_model import PartedModel
 WITH_DROPOUT = {
     name: case
     for name, case in (DECODERS | ENCODERS | SEVERAL_MODULES).items()
-    if name in ("llama, dropout", "vit", "torch's encoder", "whisper", "t5")
+    if name in ("llama, dropout", "torch's encoder", "whisper")
 }
 
 

@@ -108,9 +108,9 @@ def write(path: Path, content: str) -> Path:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"traceEvents": [', "line 1: not valid JSON"),
-        ("[]", "is no trace of a rank; handle.write_trace"),
-        ('{"mosaic": {"schema_version": 1}, "traceEvents": [{"ph": "X", "ts": 1, "dur": -2}]}', "no length of time"),
+        ('{"traceEvents": [', "not valid JSON: .*cut short"),
+        ("[]", "this is not a rank trace of this version of Mosaic"),
+        ('{"mosaic": {"schema_version": 2, "rank": 0}, "traceEvents": []}', "run: Field required"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_the_reason(tmp_path: Path, content: str, says: str):

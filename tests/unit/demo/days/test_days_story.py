@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="needs the extra demo")
 
 from mosaic.artifact import parse_toml
 from mosaic.demo.days.node import Node, Run, with_setting
-from mosaic.demo.days.play import FIRST_DAY, MODALITIES, Stage, other_ranks
+from mosaic.demo.days.play import FIRST_DAY, MODALITIES, Today, other_ranks
 from mosaic.demo.days.starter import TEMPLATES, template
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import DayFolder
@@ -70,5 +70,5 @@ def test_two_ranks_train_on_cores_where_a_machine_has_one_gpu(tmp_path: Path, mo
         node = replace(node_with_template(folder), say=said.append)
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         with pytest.raises(MosaicError, match="before step 5"):
-            list(other_ranks(Stage(node, FIRST_DAY, steps=10)))
+            list(other_ranks(Today(node, FIRST_DAY, steps=10)))
         assert said[-1] == devices

@@ -8,7 +8,6 @@ from engine_cases import Glued, TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.errors import UnsupportedModelError
 
 
 class Layer(nn.Module):
@@ -73,11 +72,6 @@ def test_a_wrapper_is_looked_through_and_its_head_does_not_matter(head: nn.Modul
     assert [name for name in names if name != "head"] == ["model.vision", "model.audio", "model.language"]
 
 
-def test_a_tower_with_most_of_the_work_stays_a_tower():
-    model = Glued(lambda self, x, y: self.left(x) @ self.right(y).T, Stack(1), Stack(12))
-    assert found(model) == ("left", "right")
-
-
 def test_a_stack_stays_whole_in_a_wrapper_and_its_layers_are_all_that_a_model_has_to_offer():
     assert found(Within(Stack(6), nn.Linear(8, 40)), pair_batch()[0]) == ("model", "head")
     assert found(Stack(3), pair_batch()[0]) == ("layers.0", "layers.1", "layers.2")
@@ -116,36 +110,6 @@ class Hearing(nn.Module):
 def test_an_encoder_that_does_not_need_what_its_module_waits_for_is_placed_by_itself():
     model = Glued(lambda self, x, y: self.right(self.left(x), y), Stack(2), Hearing())
     assert found(model) == ("left", "right.audio", "right.language")
-
-
-class Deep(nn.Module):
-    """Layers whose results a module each looks at, as deep supervision does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.looks = nn.ModuleDict({"early": tower(8, 16), "late": tower(8, 16)})
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0](x)
-        return self.looks["early"](first) + self.looks["late"](self.layers[1](first))
-
-
-def test_a_tower_is_not_cut_for_what_branches_off_inside_of_it():
-    model = Glued(lambda self, x, y: self.left(x).sum() * self.right(y), Deep(), Stack(3))
-    assert found(model) == ("left", "right")
-
-
-def test_branches_in_a_list_are_no_stack():
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branches = nn.ModuleList([Stack(2), Stack(3)])
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.branches[0](x) + self.branches[1](y)
-
-    assert found(Within(Branches(), nn.Linear(8, 8))) == ("model.branches.0", "model.branches.1")
 
 
 def test_a_projection_beside_a_tower_is_not_placed():
@@ -203,10 +167,3 @@ def test_layers_are_placed_only_where_nothing_else_can_be():
     finding = find_modules(model, pair_batch())
     assert finding.graph.names == ("right",)
     assert finding.left_out.keys() == {"left"}
-
-
-def test_what_is_excluded_is_not_opened():
-    finding = find_modules(Modalities(3), pair_batch(), exclude=["language"])
-    assert finding.graph.names == ("vision", "audio")
-    with pytest.raises(UnsupportedModelError, match="language: excluded by the caller"):
-        find_modules(Modalities(3), pair_batch(), exclude=["language", "vision", "audio"])

@@ -73,18 +73,6 @@ def test_a_call_that_uses_the_table_inside_runs_in_place_and_says_so():
     assert "right ran in place" in described
 
 
-def test_several_uses_of_a_table_before_one_backward_are_summed_in_the_plain_order():
-    def several(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            losses = [model(*pair_batch(10 * step + index)).square().mean() for index in range(3)]
-            sum(losses).backward()
-            record.note(*losses)
-            record.note_model(model)
-
-    for tied in (False, True):
-        run_both(lambda tied=tied: Merging(tied=tied), pair_batch(), STAGES, several, **CHOICE)
-
-
 def test_gradients_asked_for_by_name_reach_the_table():
     def asking(model: nn.Module, record: Record) -> None:
         for step in range(4):

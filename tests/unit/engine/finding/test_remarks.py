@@ -99,9 +99,3 @@ def test_a_large_module_that_is_not_placed_and_what_matters_are_logged_once(capl
         pass
     (said,) = [record.getMessage() for record in caplog.records]
     assert "looks at a value of its result (item)" in said
-
-
-def test_what_its_user_leaves_out_is_not_missed():
-    finding = find_modules(one_called_twice(), pair_batch(), exclude=["middle"])
-    assert finding.left_out["middle"] == "excluded by the caller"
-    assert not finding.warnings

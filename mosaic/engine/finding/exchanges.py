@@ -1,0 +1,405 @@
+"""A traced run of candidates: which feeds which, and what each reads and writes beside arguments and results.
+
+This decides the lane. A module that reads a tensor which its parent left in an attribute, whose weights the parent
+updates while the model runs (a momentum encoder), or whose buffers the parent reads, has inputs and outputs that its
+calls do not show. On a stream it keeps to the order of the user's own. On the host, where a lane runs a module's Python
+later than its call, it runs where it is called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.engine.calls.hidden import Surroundings
+from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
+from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
+from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
+from mosaic.graph import Edge
+from mosaic.profiler import Subject
+
+UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
+_PASS = "pass it as an argument, and return what others read"
+_VALUE_READS = NUMBER_READS | {"nonzero", "is_nonzero"}
+_SHARED_IS_WRITTEN = Obstacle(
+    "one of its results is written to in place, and another tensor has the same memory", todo="write to a copy"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """An observation about a module that is placed nevertheless."""
+
+    module: str
+    what: str
+    where: str
+    """File, line and function of the user's code; empty where ``what`` has it."""
+    todo: str
+    """The remedy."""
+    matters: bool = False
+    """It costs speed or puts numbers at risk: it is logged."""
+
+    def __str__(self) -> str:
+        return f"{self.seen}; {self.todo}"
+
+    @property
+    def seen(self) -> str:
+        return f"{self.module}: {self.what}" + (f" ({self.where})" if self.where else "")
+
+
+@dataclass(slots=True)
+class _Weight:
+    """Parameters or buffers of the model in one memory, and their uses."""
+
+    is_buffer: bool
+    ids: set[int] = field(default_factory=set)
+    paths: dict[str, str] = field(default_factory=dict)
+    """By a candidate that has it, its name there."""
+    users: set[str | None] = field(default_factory=set)
+    """Candidates that use it; None for operations between them."""
+    used_outside: dict[str, str] = field(default_factory=dict)
+    """By a candidate that has it, the line that uses it with a gradient elsewhere."""
+    is_returned: bool = False
+    """A candidate returns it, as a result like others."""
+
+
+class Exchanges(Tracer[frozenset[str]]):
+    """Follows one run of a model; labels are candidates, and the maps below are by their names.
+
+    Args:
+        model: The model.
+        candidates: Modules that may be placed.
+
+    Attributes:
+        calls: The candidates' calls, in order.
+        edges: By source and target.
+        places: The line that calls each.
+        obstacles: The reason why a candidate cannot be placed.
+        in_order: What a module exchanges beside arguments and results.
+        aside: Obstacles of modules that read results of others in this way.
+        local: Those of ``in_order`` that read, or write into, what their caller holds: on another rank they would
+            compute something else.
+        hidden: Obstacles of modules whose attributes, or the variables that their code names, change while the model
+            runs.
+        remarks: Remarks about placed modules, in order of appearance.
+    """
+
+    def __init__(self, model: nn.Module, candidates: Mapping[str, nn.Module]) -> None:
+        super().__init__(frozenset())
+        self.calls: dict[str, Subject] = {}
+        self.edges: dict[tuple[str, str], Edge] = {}
+        self.places: dict[str, str] = {}
+        self.obstacles: dict[str, Obstacle] = {}
+        self.in_order: dict[str, Obstacle] = {}
+        self.aside: dict[str, Obstacle] = {}
+        self.local: dict[str, Obstacle] = {}
+        self.hidden: dict[str, Obstacle] = {}
+        self.remarks: list[Remark] = []
+        self._candidates = candidates
+        self._surroundings: dict[str, Surroundings] = {}
+        self._running: list[str] = []
+        self._arguments: dict[str, list[tuple[torch.Tensor, int | None]]] = {}  # with their versions at the call
+        self._before: dict[str, frozenset[str]] = {}  # all candidates that each one waits for
+        self._value_reads: dict[str, Remark] = {}  # these cost nothing unless another module is called afterwards
+        # By memory.
+        self._weights: dict[int, _Weight] = {}
+        self._passed: dict[int, str] = {}
+        self._views: dict[int, set[Any]] = {}  # of memory that the loop passed: regions of it that were returned
+        self._aliases: dict[int, set[int]] = {}  # ids of results of candidates and of functions between them
+        self._made_between: set[int] = set()
+        self._made_inside: dict[int, str] = {}
+        self._read: dict[int, str] = {}  # by a module that neither holds it nor takes it
+        self._uncounted: set[int] = set()  # written through ``.data``, which torch does not count
+        self._data: set[int] = set()  # ids of results of ``.data``
+        self._inside: dict[tuple[Any, ...], str] = {}  # by region of memory: made in a candidate and not returned
+        for is_buffer, tensors in ((False, model.parameters()), (True, model.buffers())):
+            for tensor in tensors:
+                self._weights.setdefault(self.memory(tensor), _Weight(is_buffer)).ids.add(id(tensor))
+        for name, module in candidates.items():
+            for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+                self._weights[self.memory(tensor)].paths[name] = path
+
+    # Calls.
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follows one run of the model in the block."""
+        handles = []
+        for name, module in self._candidates.items():
+            handles.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(self._leaving(name)))
+        try:
+            self._surroundings = {name: Surroundings(module) for name, module in self._candidates.items()}
+            with self.following():
+                yield
+            for name in self.calls:
+                self._compare_surroundings(name)
+            self._surroundings.clear()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.calls = _without_graph(self.calls)
+
+    def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                self._enter(name, module, args, kwargs)
+
+        return hook
+
+    def _leaving(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, result: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                self._leave(name, result)
+
+        return hook
+
+    def _compare_surroundings(self, name: str) -> None:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            changed = self._surroundings[name].changed() if name not in self.hidden else None
+        if changed is not None:
+            self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._compare_surroundings(name)
+        tensors = tensors_in((args, kwargs))
+        num_bytes: Counter[str] = Counter()
+        for tensor in tensors:
+            for source in self.labels([tensor]):
+                num_bytes[source] += tensor.numel() * tensor.element_size()
+        for source, count in sorted(num_bytes.items()):
+            self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=count))
+        self.places[name] = caller()
+        self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
+        self._note_opaque(name, "takes", (args, kwargs))
+        self._running.append(name)
+        self._arguments[name] = [(tensor, version_of(tensor)) for tensor in tensors]
+        memories = set(map(self.memory, tensors))
+        if memories & self._uncounted:
+            self._note_exchange(name, "its arguments are written to through .data before it is called")
+        self._passed |= dict.fromkeys(memories, name)
+        self._before[name] = frozenset(num_bytes).union(*(self._before[source] for source in num_bytes))
+        for source in [source for source in self._value_reads if source not in self._before[name]]:
+            self.remarks.append(self._value_reads.pop(source))
+        compiled = next((path for path, part in module.named_modules() if _is_compiled(part)), None)
+        if compiled is not None:
+            what = f"{compiled or 'it'} is compiled; it compiles on its lane"
+            todo = "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model"
+            self.remarks.append(Remark(module=name, what=what, where=caller(), todo=todo))
+
+    def _leave(self, name: str, result: Any) -> None:
+        self._note_opaque(name, "returns", result)
+        self._running.remove(name)
+        self._compare_surroundings(name)
+        arguments = self._arguments.pop(name)
+        passed = {self.memory(tensor) for tensor, _ in arguments if not self.labels([tensor])}
+        if any(version_of(tensor) != version for tensor, version in arguments):
+            self._note_exchange(name, "it writes into its arguments", todo="let it write to a copy", is_local=True)
+        for tensor in tensors_in(result):
+            self._inside.pop(self._region(tensor), None)
+            if self.memory(tensor) in self._weights:
+                self._weights[self.memory(tensor)].is_returned = True
+            self._note_alias(tensor)
+            if self.memory(tensor) in passed:
+                self._views.setdefault(self.memory(tensor), set()).add(self._region(tensor))
+            self.mark(tensor, frozenset({name}), anew=True)
+
+    def _note_opaque(self, name: str, verb: str, value: Any) -> None:
+        opaque = next((leaf for leaf in flatten(value)[0] if is_opaque(leaf)), None)
+        if opaque is not None:
+            self.obstacles[name] = hides_tensors(verb, opaque)
+
+    # Functions and operators.
+
+    def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function, and notes what no operator shows."""
+        here = self._running[-1] if self._running else None
+        if name == "__set__:data":
+            self._note_write(here, [args[0]], name)
+            weight = self._weights.get(self.memory(args[0]))
+            if weight is not None:
+                self._weights[self.memory(args[1])] = weight
+        result = func(*args, **kwargs)
+        if name in _VALUE_READS and here is None:
+            what = f"the code between modules looks at a value of its result ({name}), and waits for its lane there"
+            todo = "move that behind the last module's call, or stay on tensors (torch.where)"
+            for source in self.labels(tensors_in(args)):
+                remark = Remark(module=source, what=what, where=caller(), todo=todo, matters=True)
+                self._value_reads.setdefault(source, remark)
+        elif name == "__get__:data":
+            self._data.add(id(result))
+            self._alive.append(result)
+        elif here is None and isinstance(result, (torch.Tensor, tuple, list)):
+            for tensor in tensors_in(result):
+                if self.labels([tensor]):
+                    self._note_alias(tensor)
+        return result
+
+    def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
+        """Notes what an operator reads and writes."""
+        here = self._running[-1] if self._running else None
+        if operation.name == "_to_copy" and self.memory(operation.inputs[0]) in self._weights:
+            for tensor in operation.created:  # autocast keeps what it casts for other uses
+                self._weights[self.memory(tensor)] = self._weights[self.memory(operation.inputs[0])]
+        self._note_uses(here, operation)
+        self._uncounted |= {self.memory(tensor) for tensor in operation.written if id(tensor) in self._data}
+        if here is None:
+            for tensor in operation.written:
+                if len(self._aliases.get(self.memory(tensor), ())) > 1:
+                    self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), _SHARED_IS_WRITTEN)
+            self._made_between |= set(map(self.memory, (*operation.created, *operation.written)))
+        else:
+            self._note_foreign_reads(here, operation.inputs)
+            self._made_inside |= dict.fromkeys(map(self.memory, operation.created), here)
+        for tensor in operation.results:
+            self._inside.pop(self._region(tensor), None)
+            if here is not None and self._made_inside.get(self.memory(tensor)) == here:
+                self._inside[self._region(tensor)] = here
+        if operation.written:
+            of_lane = self.labels([tensor for tensor in operation.inputs if not self._is_beside_view(tensor)])
+            self._note_write(here, operation.written, operation.name, is_of_lane=bool(of_lane))
+        return labels
+
+    def _note_uses(self, here: str | None, operation: Operation) -> None:
+        """Notes uses of parameters and buffers, and of tensors that a module made and did not return."""
+        passed = {self.memory(tensor) for tensor, _ in self._arguments[here]} if here is not None else set()
+        has_gradient = torch.is_grad_enabled() and any(tensor.is_floating_point() for tensor in operation.results)
+        for tensor in operation.inputs:
+            name = self._inside.get(self._region(tensor), here)
+            if name is not None and name != here:
+                self.obstacles[name] = Obstacle(
+                    f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it",
+                    todo="let the module return it",
+                )
+            weight = self._weights.get(self.memory(tensor))
+            if weight is None:
+                continue
+            if self.memory(tensor) not in passed:
+                weight.users.add(here)
+            for owner in weight.paths.keys() - {here}:
+                if weight.is_buffer:
+                    self._note_exchange(owner, "its buffers are used outside of it while the model runs")
+                elif has_gradient and tensor.requires_grad and operation.name != "detach" and not weight.is_returned:
+                    weight.used_outside.setdefault(owner, caller())
+
+    def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:
+        """Notes the memory that a module reads and does not hold, and how much of it was written between modules."""
+        own = {self.memory(tensor) for tensor, _ in self._arguments[here]}
+        known = self._weights, self._made_inside, own
+        read = {key for key in map(self.memory, inputs) if not any(key in each for each in known)}
+        self._read |= dict.fromkeys(read, here)
+        foreign = read & self._made_between
+        if foreign:
+            self._note_read_between(here)
+        if any(self.labels([tensor]) for tensor in inputs if self.memory(tensor) in foreign):
+            reason = "it reads a result of another module that is not among its arguments"
+            self.aside[here] = Obstacle(reason, todo="pass it as an argument")
+
+    def _note_write(
+        self, here: str | None, tensors: Sequence[torch.Tensor], function: str, *, is_of_lane: bool = False
+    ) -> None:
+        """Notes a write into parameters or arguments of other modules, or into what they read.
+
+        Writes of values from a lane (``is_of_lane``) into arguments are ordered behind all lanes.
+        """
+        for memory in map(self.memory, tensors):
+            weight = self._weights.get(memory)
+            if weight is not None and not weight.is_buffer:
+                for owner in weight.paths.keys() - {here}:
+                    self._note_exchange(owner, "its parameters are written to while the model runs")
+            if here is None and memory in self._read:
+                self._note_read_between(self._read[memory])
+            owner = self._passed.get(memory, here) or ""
+            if owner != (here or "") and not is_of_lane:
+                self.obstacles[owner] = Obstacle(
+                    f"its input is written to in place ({function}, {caller()}) after it was called; write to a copy",
+                    todo="write to a copy: x = x + 1 instead of x += 1",
+                )
+
+    def _note_read_between(self, name: str) -> None:
+        what = "it reads what was made between modules and is not among its arguments"
+        self._note_exchange(name, what, todo="pass it as an argument", is_local=True)
+
+    def _note_exchange(self, name: str, what: str, *, todo: str = _PASS, is_local: bool = False) -> None:
+        self.in_order[name] = Obstacle(what, todo=todo)
+        if is_local:
+            self.local[name] = self.in_order[name]
+
+    def _note_alias(self, tensor: torch.Tensor) -> None:
+        self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
+        self._alive.append(tensor)
+
+    def _is_beside_view(self, tensor: torch.Tensor) -> bool:
+        """Returns True for the loop's own tensor of which a module returned a view."""
+        views = self._views.get(self.memory(tensor))
+        return views is not None and self._region(tensor) not in views
+
+    def _region(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        memory = self.memory(tensor)
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return (memory,)
+        return memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+    # After the run.
+
+    @property
+    def users(self) -> dict[int, frozenset[str | None]]:
+        """By the id of a parameter or buffer of the model, the candidates that use it; None for uses between them."""
+        weights = {id(weight): weight for weight in self._weights.values() if weight.users}.values()
+        return {key: frozenset(weight.users) for weight in weights for key in weight.ids}
+
+    def parted(self, shared: Mapping[str, Collection[int]], *, may_share: bool) -> dict[str, frozenset[int]]:
+        """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
+
+        Args:
+            shared: For each candidate the ids of parameters that belong to a module outside of it as well.
+            may_share: Whether the use of such a parameter is no obstacle.
+        """
+        ids = {name: set(keys) for name, keys in shared.items()}
+        for weight in self._weights.values():
+            for name, path in weight.paths.items() if not weight.is_buffer else ():
+                place = f" ({weight.used_outside[name]})" if name in weight.used_outside else ""
+                if place:
+                    ids[name] |= weight.ids
+                if may_share or weight.is_returned or name not in weight.users:
+                    continue
+                if weight.ids & set(shared.get(name, ())):
+                    what, todo = f"shares {path} with the rest of the model{place}", UNTIE
+                elif place:
+                    what = f"its parameter {path} is used outside of it too{place}"
+                    todo = "move that use into the module, or leave it where it is"
+                else:
+                    continue
+                self.obstacles[name] = Obstacle(what, todo=todo, is_of_a_part=True)
+        return {name: frozenset(keys) for name, keys in ids.items()}
+
+
+def _without_graph(calls: Mapping[str, Subject]) -> dict[str, Subject]:
+    """Returns the calls with arguments that hold nothing of the run's autograd graph, such as activations.
+
+    A leaf's ``AccumulateGrad`` node adds gradients on the stream that made it, as long as any graph holds it.
+    """
+    cuts: dict[int, torch.Tensor] = {}
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_leaf:
+            return tensor
+        if id(tensor) not in cuts:
+            cuts[id(tensor)] = tensor.detach().requires_grad_()
+        return cuts[id(tensor)]
+
+    return {
+        name: replace(call, args=map_tensors(cut, call.args), kwargs=map_tensors(cut, call.kwargs))
+        for name, call in calls.items()
+    }
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"

@@ -1,0 +1,189 @@
+"""The tracer: one run of a model, followed from operator to operator through the memory of its tensors.
+
+Memory has labels, which say what its values stem from: modules, weights, inputs. The results of an operator have the
+labels of its inputs, and so has what it writes into. This sees frozen modules and every edge; autograd walks, fx,
+export and dynamo each fail on some models. ``mosaic.engine.finding`` and ``mosaic.parts.finding`` subclass the tracer.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NUMBER_READS = frozenset(["tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__"])
+"""Functions that make Python's numbers of values; some run no operator."""
+_SHAPE_READS = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_OWN_FILES = ("mosaic.engine", "mosaic.find", "mosaic.parts", "mosaic.ranks", "torch.")
+
+Labels = TypeVar("Labels")
+"""A set of labels, joined by ``|``: a frozenset, or the bits of an integer where there are many."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operator in a run."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[torch.Tensor]
+    written: list[torch.Tensor]
+    """The inputs that it writes into."""
+    results: list[torch.Tensor] = field(default_factory=list)
+    created: list[torch.Tensor] = field(default_factory=list)
+    """The results with memory of their own; views share that of an input."""
+
+    @property
+    def name(self) -> str:
+        return getattr(self.operator, "overloadpacket", self.operator).__name__  # type: ignore[no-any-return]
+
+
+class Tracer(TorchDispatchMode, Generic[Labels]):
+    """Follows the operators of one run.
+
+    Args:
+        nothing: The labels of memory that stems from nothing.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, nothing: Labels) -> None:
+        super().__init__()
+        self._nothing = nothing
+        self._labels: dict[int, Any] = {}
+        self._storages: dict[int, StorageWeakRef] = {}  # keep addresses unique
+        self._alive: list[torch.Tensor] = []  # tensors without storage, or known by their ids
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets what the model compiles itself be compiled."""
+        return True
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows what this thread runs in the block."""
+        with _Functions(self), self:
+            yield
+
+    # A subclass notes what it needs in these.
+
+    def begin(self, operation: Operation) -> None:
+        """An operator is about to run."""
+
+    def end(self, operation: Operation, labels: Labels) -> Labels:
+        """An operator has run; returns the labels of its results and of what it wrote.
+
+        Args:
+            operation: The operator.
+            labels: Those of its inputs; none for an operator that reads only their shapes.
+        """
+        return labels
+
+    def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function of torch, which may be several operators or none.
+
+        The name of an attribute's getter or setter is ``__get__:`` or ``__set__:`` and the attribute's.
+        """
+        return func(*args, **kwargs)
+
+    def memory(self, tensor: torch.Tensor) -> int:
+        """Returns the identity of a tensor's memory, which its views share."""
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
+            self._alive.append(tensor)
+            return -id(tensor)
+        key = int(storage._cdata)
+        if key not in self._storages:
+            self._storages[key] = StorageWeakRef(storage)
+        return key
+
+    def labels(self, tensors: Sequence[torch.Tensor]) -> Labels:
+        """Returns the labels of all memory of some tensors."""
+        labels: Any = self._nothing
+        for tensor in tensors:
+            labels = labels | self._labels.get(self.memory(tensor), self._nothing)
+        return labels  # type: ignore[no-any-return]
+
+    def mark(self, tensor: torch.Tensor, labels: Labels, *, anew: bool = False) -> None:
+        """Adds labels to a tensor's memory; with ``anew``, replaces them."""
+        key = self.memory(tensor)
+        self._labels[key] = labels if anew else self._labels.get(key, self._nothing) | labels
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, and marks its results."""
+        kwargs = kwargs or {}
+        is_plain = isinstance(func, torch._ops.OpOverload)
+        if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            with self:  # elsewhere autograd has taken it apart before it comes here
+                return func.decompose(*args, **kwargs)
+        written = []
+        for index, name in _written_arguments(func) if is_plain else ():
+            written += _leaves([args[index] if index < len(args) else kwargs.get(name)])
+        operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
+        self.begin(operation)
+        result = func(*args, **kwargs)
+        operation.results = _leaves([result])
+        old = set(map(self.memory, operation.inputs))
+        operation.created = [tensor for tensor in operation.results if self.memory(tensor) not in old]
+        reads_shapes = operation.name in _SHAPE_READS or operation.name.startswith("new_")
+        labels = self.end(operation, self._nothing if reads_shapes else self.labels(operation.inputs))
+        if labels:
+            for tensor in (*operation.created, *written):
+                self.mark(tensor, labels)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, tracer: Tracer[Any]) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name: str = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            owner = func.__self__
+            name = f"{name}:{getattr(owner, '__name__', None) or owner.fget.__name__}"
+        return self._tracer.function(name, func, args, kwargs or {})
+
+
+@functools.cache
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Returns position and name of the arguments that an operator writes into."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+
+
+def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among an operator's arguments or results, which nest in lists and tuples alone."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += _leaves(value)
+    return tensors
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in nested lists, tuples, dicts and registered containers."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def caller() -> str:
+    """Returns file, line and function of the user's code that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN_FILES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
