@@ -68,13 +68,11 @@ class Child:
         return json.loads(answer)
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if error is not None:

@@ -29,7 +29,6 @@ class Part:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
-    """Name in the graph."""
     first: Annotated[int, Ge(0)] = 0
     """Index of its first layer."""
     count: Annotated[int, Ge(1)] = 1

@@ -58,7 +58,6 @@ class Placement:
     slots: tuple[int, ...]
     """Slot indices, rising; their number is the quota. Those of its first device, if devices differ."""
     grid: Grid = Grid()
-    """Its ranks."""
     slots_by_device: tuple[tuple[int, ...], ...] = ()
     """Slot indices on each of ``devices`` if these differ; empty if all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
@@ -110,7 +109,6 @@ class Stage:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     placements: tuple[Placement, ...]
-    """The stage's parts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,11 +166,9 @@ class Plan:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 2
-    """Version of this file's layout."""
     device: Device
     """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
-    """Number of devices."""
     stages: tuple[Stage, ...]
     """In the order of their forward pass."""
     graph: str

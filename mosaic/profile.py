@@ -33,9 +33,7 @@ class Sample:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
-    """Name in the graph."""
     phase: Phase
-    """Forward or backward."""
     quota: Annotated[int, Ge(1)]
     """Slots it ran on."""
     degree: Annotated[int, Ge(1)] = 1
@@ -126,7 +124,6 @@ class ModuleMemory:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
-    """Name in the graph."""
     resident_bytes: Annotated[int, Ge(0)]
     """Parameters, buffers and gradients."""
     activation_bytes: Annotated[int, Ge(0)]
@@ -144,9 +141,7 @@ class Environment:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     torch_version: str
-    """Version of torch."""
     python_version: str
-    """Version of Python."""
     driver_version: str = ""
     """Version of the CUDA driver; empty on the host."""
     driver: str = ""
@@ -156,7 +151,6 @@ class Environment:
     memory_clock_mhz: Annotated[int, Ge(0)] = 0
     """Memory clock while measuring, in MHz; 0 where unknown."""
     created: str
-    """Date and time, ISO 8601, UTC."""
     began: str = ""
     """Beginning of the measurements, ISO 8601, UTC: older samples were reused; empty if unknown."""
     foreign_cpu_share: float
@@ -192,7 +186,6 @@ class ModuleStructure:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
-    """Name in the graph."""
     digest: str
     """Hash of its classes, settings, and parameters' shapes and dtypes."""
 
@@ -206,7 +199,6 @@ class HeldOutError:
     subject: str
     """Module whose surface it was."""
     phase: Phase
-    """Forward or backward."""
     median: float
     """Median relative error of a time; 0.05 is five percent."""
     largest: float
@@ -228,11 +220,8 @@ class Profile:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 4
-    """Version of this file's layout."""
     device: Device
-    """The measured device."""
     graph: ModuleGraph
-    """The measured modules."""
     samples: tuple[Sample, ...]
     """Each module alone."""
     pairs: tuple[PairSample, ...] = ()

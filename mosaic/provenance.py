@@ -18,11 +18,9 @@ class Provenance:
     command: str
     """The command line as it may be published: of an absolute path, its last part."""
     created: str
-    """Date and time, ISO 8601, UTC."""
     commit: str
     """Commit of the code with ``+`` behind it if files had been changed; empty outside of a clone."""
     python_version: str
-    """Version of Python."""
 
     @staticmethod
     def here() -> Provenance:

@@ -54,7 +54,6 @@ class RankTrace:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 2
-    """Version of this file's layout."""
     run: str
     """Equal for all ranks of one start."""
     rank: int

@@ -15,7 +15,6 @@ class Span:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
-    """Module that ran."""
     phase: Literal["forward", "backward", "glue"]
     """Half of the step; ``glue`` is an operation between modules that followed its branch."""
     slots: tuple[int, ...]
@@ -39,7 +38,6 @@ class Timeline:
     num_slots: int
     """Slots of the device."""
     spans: tuple[Span, ...]
-    """All spans."""
 
     @property
     def overlap(self) -> float:

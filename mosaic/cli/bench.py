@@ -53,7 +53,6 @@ class Bench:
     json: Json = None
 
     def execute(self) -> None:
-        """Measures, prints the table and writes the files."""
         from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Setup
 
         question = QUESTIONS[self.question]

@@ -36,7 +36,6 @@ class Checkpoints:
     json: Json = None
 
     def execute(self) -> None:
-        """Lists, verifies or exports; raises for damaged checkpoints."""
         from mosaic.checkpoint.folder import choose
 
         checkpoints = choose(self.folder, self.step)

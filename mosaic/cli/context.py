@@ -45,7 +45,6 @@ class ContextCommand:
     json: Json = None
 
     def execute(self) -> int:
-        """Plans by every method and prints them; returns the exit code."""
         mask = mask_function(self.mask)(self.tokens, self.seed)
         names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         plans = [self._plan(mask, name) for name in names]

@@ -37,7 +37,6 @@ class Counted:
     """Counts of a workload's modules at each degree."""
 
     graph: ModuleGraph
-    """The modules."""
     counts: Mapping[str, Mapping[int, ModuleCounts]]
     """By module and data-parallel degree."""
     traffic: Mapping[str, ModuleTraffic]

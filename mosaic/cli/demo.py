@@ -27,7 +27,6 @@ class Demo:
     json: Json = None
 
     def execute(self) -> None:
-        """Runs the demo and prints its results."""
         from mosaic.demo.loop import DemoSettings
         from mosaic.demo.record import summary_table
         from mosaic.demo.run import run_demo

@@ -104,7 +104,6 @@ class Doctor:
     json: Json = None
 
     def execute(self) -> None:
-        """Diagnoses, and prints the findings."""
         if self.model is not None:
             diagnosis = examine_model(self.model)
         elif self.trace:

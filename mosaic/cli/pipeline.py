@@ -93,7 +93,6 @@ class PipelineCommand:
     json: Json = None
 
     def execute(self) -> int:
-        """Plans the step, writes its schedule, and prints it beside baselines; returns the exit code."""
         if self.method not in METHODS:
             raise ValueError(unknown("method", self.method, METHODS))
         request, microbatches, machine, space = self._job()

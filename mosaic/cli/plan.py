@@ -89,7 +89,6 @@ class PlanCommand:
     json: Json = None
 
     def execute(self) -> int:
-        """Plans or checks, writes the plan and prints it; returns the exit code."""
         method_of(self.method)
         basis = find_basis(self)
         if self.check is not None:
@@ -156,13 +155,10 @@ class Basis:
     """Modules, times and machine to plan for."""
 
     graph: ModuleGraph
-    """The modules."""
     cost: Cost
-    """Their times."""
     device: Device
     """One of the devices."""
     num_devices: int
-    """Number of devices."""
     notes: tuple[str, ...] = ()
     """Remarks about the times, one sentence each."""
     foreign_cpu_share: float = 0.0

@@ -56,7 +56,6 @@ class ProfileCommand:
     json: Json = None
 
     def execute(self) -> None:
-        """Measures, writes the profile and prints it; under torchrun only on rank 0."""
         links = measure_links(self.backend, self.cluster)
         if links is not None and links.rank > 0:
             return  # all ranks measure their links, the first one the modules

@@ -22,7 +22,6 @@ class Init:
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Writes the files and prints the next steps."""
         from mosaic.demo.days.starter import write_starter
 
         print(*(f"wrote {path}" for path in write_starter(self.folder)), sep="\n")
@@ -36,7 +35,6 @@ class Check:
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Prints the results; raises errors of the rehearsal."""
         _aside(self.folder, None, "check")
         print("nothing is wrong")
 
@@ -54,7 +52,6 @@ class RunDay:
     """Use this time, such as 2026-11-22T01:00Z, to rehearse a night."""
 
     def execute(self) -> int:
-        """Runs; returns the exit code."""
         from mosaic.retrain.day import Clock, run
         from mosaic.retrain.folder import named_remedy
 
@@ -72,7 +69,6 @@ class Status:
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Prints the status."""
         from mosaic.retrain.folder import named_remedy
         from mosaic.retrain.steering import status_of
 
@@ -89,7 +85,6 @@ class Report:
     json: Json = None
 
     def execute(self) -> None:
-        """Writes report.json and report.html."""
         from mosaic.retrain.folder import Folder
         from mosaic.retrain.report import find_day, report_of, write_page
 
@@ -110,7 +105,6 @@ class Promote:
     version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
 
     def execute(self) -> None:
-        """Sets the links and runs the hooks."""
         from mosaic.retrain.steering import promote
 
         print(promote(self.folder, self.version))
@@ -123,7 +117,6 @@ class Rollback:
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Sets the link and runs the hooks."""
         from mosaic.retrain.steering import rollback
 
         print(rollback(self.folder))
@@ -138,7 +131,6 @@ class Hold:
     """Allow promotions again."""
 
     def execute(self) -> None:
-        """Sets the mark, or removes it."""
         from mosaic.retrain.steering import hold
 
         print(hold(self.folder, off=self.off))
@@ -154,7 +146,6 @@ class Verify:
     """Most steps to repeat."""
 
     def execute(self) -> None:
-        """Prints the result; raises for a difference."""
         _aside(self.folder, self.day, "verify", "--steps", str(self.steps))
 
 
@@ -170,7 +161,6 @@ class Demo:
     )
 
     def execute(self) -> int:
-        """Plays the days; prints their outcomes, and the path of the last page."""
         from rich.console import Console
 
         from mosaic.demo.days.play import play, played_table
@@ -201,7 +191,6 @@ class Retrain:
     )
 
     def execute(self) -> int | None:
-        """Runs the subcommand; returns an exit code other than 0."""
         execute: Callable[[], int | None] = self.action.execute
         return execute()
 

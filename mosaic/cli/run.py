@@ -54,7 +54,6 @@ class Run:
     json: Json = None
 
     def execute(self) -> None:
-        """Trains; under torchrun on all ranks."""
         from mosaic.profiler import ProfileSettings
         from mosaic.ranks.compare import COMPARED
         from mosaic.ranks.world.world import World

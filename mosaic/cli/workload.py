@@ -27,7 +27,6 @@ class Workload:
     """Result of a factory."""
 
     model: nn.Module
-    """The model."""
     sample: Any
     """One batch: keywords, positions or a tensor."""
     loss: Callable[[Any], torch.Tensor]

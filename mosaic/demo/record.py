@@ -22,23 +22,16 @@ class RunRecord:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
-    """Version of this file's layout."""
     command: str
-    """The command line."""
     created: str
-    """Date and time, ISO 8601, UTC."""
     commit: str
     """Commit of the code; empty outside of a clone."""
     mosaic_version: str
-    """Version of Mosaic."""
     torch_version: str
-    """Version of torch."""
     python_version: str
-    """Version of Python."""
     driver: str = ""
     """The GPU's driver; empty on the host."""
     machine: Device
-    """Device of the run."""
     seed: int
     """Seed of model, batches and dropout."""
     bitwise_equal: bool

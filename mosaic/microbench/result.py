@@ -84,7 +84,6 @@ class Result:
 
     SCHEMA_VERSION: ClassVar[int] = 2
     schema_version: int = 2
-    """Version of this file's layout."""
     question: str
     backend: str
     """``host`` or ``cuda``."""

@@ -1,4 +1,4 @@
-"""Schedules of other systems, to compare ours with: GPipe, 1F1B, interleaved 1F1B, ZB-V, and 1F1B beside lanes.
+"""Schedules of other systems, to compare ours with: GPipe, 1F1B, interleaved 1F1B and ZB-V.
 
 A baseline cuts a model and orders its tasks. Orders are written as slots, in torch's form: ``0F1`` is chunk 0's forward
 of microbatch 1. Chunk c is on rank c mod P, or in a V, down all ranks and back up. To add a baseline, write a function
@@ -127,48 +127,28 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
     count = max(2 * num_ranks - 1, num_microbatches)
     rows = []
     for rank in range(num_ranks):
-        row = Row(down=rank, up=2 * num_ranks - 1 - rank)
-        row.repeat(2 * (num_ranks - rank) - 1, "F0")
-        row.repeat(rank, "F1 F0")
-        row.repeat(num_ranks - rank, "F1 B1 W1")
-        for _ in range(count - row.done(F, row.down)):
-            row.repeat(1, "F0 B0 W0 F1 B1 W1")
-        row.repeat(count - row.done(F, row.up), "B0 W0 F1 B1 W1")
-        row.repeat(rank, "B0 B1")
-        row.repeat(num_ranks - rank, "B0 W0")
-        row.repeat(row.done(B, row.up) - row.done(W, row.up), "W1")
-        row.repeat(row.done(B, row.down) - row.done(W, row.down), "W0")
-        rows.append([slot for slot in row.slots if slot.microbatch < num_microbatches])
+        row: list[Slot] = []
+        following = Counter[tuple[ActionKind, int]]()
+        down, up = rank, 2 * num_ranks - 1 - rank
+
+        def repeat(times: int, phases: str) -> None:
+            """Writes phases such as ``F0 B1``: 0 is the chunk on the way down, 1 that on the way up."""
+            for phase in phases.split() * times:
+                key = ActionKind(phase[0]), up if phase[1] == "1" else down  # noqa: B023  # called in this round alone
+                row.append(Slot(key[1], key[0], following[key]))  # noqa: B023
+                following[key] += 1  # noqa: B023
+
+        repeat(2 * (num_ranks - rank) - 1, "F0")
+        repeat(rank, "F1 F0")
+        repeat(num_ranks - rank, "F1 B1 W1")
+        repeat(count - following[F, down], "F0 B0 W0 F1 B1 W1")
+        repeat(count - following[F, up], "B0 W0 F1 B1 W1")
+        repeat(rank, "B0 B1")
+        repeat(num_ranks - rank, "B0 W0")
+        repeat(following[B, up] - following[W, up], "W1")
+        repeat(following[B, down] - following[W, down], "W0")
+        rows.append([slot for slot in row if slot.microbatch < num_microbatches])
     return rows
-
-
-class Row:
-    """A rank's slots under construction, with the next microbatch of each phase of its two chunks."""
-
-    def __init__(self, *, down: int, up: int) -> None:
-        self.down, self.up = down, up
-        self.slots: list[Slot] = []
-        self._next = Counter[tuple[ActionKind, int]]()
-
-    def done(self, kind: ActionKind, chunk: int) -> int:
-        """Returns the number of microbatches after that phase of that chunk."""
-        return self._next[kind, chunk]
-
-    def repeat(self, times: int, phases: str) -> None:
-        """Writes phases such as ``F0 B1`` that many times."""
-        for _ in range(times):
-            for phase in phases.split():
-                self.write(phase)
-
-    def write(self, phase: str) -> None:
-        """Writes one phase: ``0`` is the chunk on the way down, ``1`` that on the way up."""
-        self.put(ActionKind(phase[0]), self.up if phase[1] == "1" else self.down)
-
-    def put(self, kind: ActionKind, chunk: int) -> Slot:
-        """Writes the next microbatch's phase of a chunk."""
-        self.slots.append(Slot(chunk, kind, self._next[kind, chunk]))
-        self._next[kind, chunk] += 1
-        return self.slots[-1]
 
 
 def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[Slot]:
@@ -297,12 +277,6 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
                 cut=cut_by("mixed-v"),
                 order=chain_of(lambda num_ranks, count, _: zero_bubble_v(num_ranks, count)),
                 weights_apart=True,
-            ),
-            Baseline(
-                name="lanes",
-                description="encoders on lanes of the same ranks, by 1F1B; no paper's",
-                cut=cut_by("lanes"),
-                order=one_f_one_b,
             ),
         )
     }

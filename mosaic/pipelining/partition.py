@@ -1,12 +1,9 @@
-"""Times of a layer's phases by the trained weights (Cornstarch, section 4.2), from the layers' own times.
+"""Chunks of layers on ranks, the request for them, and the times of layers that they balance.
 
 A layer computes gradients for its weights if they train, and for its inputs if anything before it trains: earlier
-layers of its module, or of a module whose data reach it. Without gradients it has no backward, and recomputes nothing.
-This depends on the microbatch: a frozen backbone behind a trained projector has no backward with text alone.
-
-The result of partitioning: chunks of layers on ranks, and sizes of sub-microbatches.
-
-The request for a partition, and the times of layers that it balances.
+layers of its module, or of a module whose data reach it (Cornstarch, section 4.2). Without gradients it has no
+backward, and recomputes nothing. This depends on the microbatch: a frozen backbone behind a trained projector has no
+backward with text alone.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mosaic.graph import Part
-from mosaic.pipelining.layers import Layer, LayeredModule, Microbatch, PipelineModel, Strategy
+from mosaic.pipelining.layers import Layer, Microbatch, PipelineModel, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +236,7 @@ def parts_of(module: str, ends: Sequence[int]) -> tuple[Part, ...]:
 
 
 MIN_EFFICIENCY = 0.95
-"""Share of the best efficiency that a size must reach."""
+"""Share of the best throughput that a size of pieces must reach."""
 
 
 def even_pieces(units: int, size: int) -> tuple[int, ...]:
@@ -248,27 +245,24 @@ def even_pieces(units: int, size: int) -> tuple[int, ...]:
     return tuple(units // count + (index < units % count) for index in range(count)) if count else ()
 
 
-def smallest_efficient(module: LayeredModule, microbatch: Microbatch, min_efficiency: float = MIN_EFFICIENCY) -> int:
-    """Returns the smallest size of a piece with 95 % of the best throughput of any size in the microbatch.
-
-    The time covers all phases of all layers, frozen or not; the paper measures it, here it comes from the layers.
-    """
-    units = module.units(microbatch)
-    rates = []
-    for size in range(1, units + 1):
-        layers = module.layers(microbatch, size)
-        time_ms = math.fsum(layer.forward_ms + layer.backward_ms + layer.weights_ms for layer in layers)
-        rates.append(size / time_ms if time_ms > 0 else math.inf)
-    return next((size for size, rate in enumerate(rates, 1) if rate >= min_efficiency * max(rates)), 1)
-
-
 def efficient_sizes(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Mapping[str, int]:
-    """Returns the size for each module with several units in a microbatch, by its largest microbatch."""
+    """Returns the smallest efficient size of a piece for each module with several units in a microbatch.
+
+    It has 95 % of the best throughput of any size in the module's largest microbatch. The time covers all phases of all
+    layers, frozen or not; the paper measures it, here it comes from the layers.
+    """
     sizes: dict[str, int] = {}
     for module in model.modules:
         largest = max(microbatches, key=module.units)
-        if module.units(largest) > 1:
-            sizes[module.name] = smallest_efficient(module, largest)
+        rates = []
+        for size in range(1, module.units(largest) + 1):
+            layers = module.layers(largest, size)
+            time_ms = math.fsum(layer.forward_ms + layer.backward_ms + layer.weights_ms for layer in layers)
+            rates.append(size / time_ms if time_ms > 0 else math.inf)
+        if len(rates) > 1:
+            sizes[module.name] = next(
+                (size for size, rate in enumerate(rates, 1) if rate >= MIN_EFFICIENCY * max(rates)), 1
+            )
     return sizes
 
 
@@ -327,11 +321,12 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
             pieces = even_pieces(units, (sizes or {}).get(module.name, max(units, 1)))
             counts[module.name] += max(len(pieces), sizes is None)
             for piece in pieces:
+                layers = module.layers(microbatch, piece)
+                if len(layers) != len(module.trains):
+                    raise ValueError(f"{module.name!r} has {len(layers)} layers, and trains has {len(module.trains)}")
                 own = gradients[module.name]
-                for index, layer in enumerate(_layers(module, microbatch, piece)):
-                    sums[module.name][index] += _time_ms(
-                        request, layer, inputs=own.inputs[index], weights=own.weights[index]
-                    )
+                for index, (layer, inputs, weights) in enumerate(zip(layers, own.inputs, own.weights, strict=True)):
+                    sums[module.name][index] += _time_ms(request, layer, inputs=inputs, weights=weights)
     return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}
 
 
@@ -351,15 +346,6 @@ def backbone_of(model: PipelineModel) -> str:
         if before[name] and all(other in before[name] or name in before[other] for other in sources if other != name)
     ]
     return max(reversed(joints or tuple(sources)), key=lambda name: sizes[name])
-
-
-def _layers(module: LayeredModule, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-    layers = module.layers(microbatch, units)
-    if len(layers) != len(module.trains):
-        raise ValueError(
-            f"{module.name!r} gives {len(layers)} layers and says of {len(module.trains)} whether they train"
-        )
-    return layers
 
 
 def _time_ms(request: Request, layer: Layer, *, inputs: bool, weights: bool) -> float:

@@ -178,10 +178,9 @@ def plan_baseline(
     microbatches: Sequence[Microbatch],
     *,
     space: RankSpace | None = None,
-    strategies: Sequence[str] = UNIFORM_STRATEGIES,
     table: Mapping[str, Baseline] = BASELINES,
 ) -> PlannedStep:
-    """Plans one step by a baseline: its fastest order that fits, with the first of ``strategies`` that fits.
+    """Plans one step by a baseline: its fastest order that fits, with the first of ``UNIFORM_STRATEGIES`` that fits.
 
     Raises:
         InfeasibleError: It cannot run the step; has the reason.
@@ -195,7 +194,7 @@ def plan_baseline(
         apart = baseline.weights_apart
         return task_graph(request.model, partition, microbatches, space, strategies=strategy, weights_apart=apart)
 
-    for strategy in strategies:
+    for strategy in UNIFORM_STRATEGIES:
         try:
             partition, graph, candidates = draw_baseline(baseline, request, partial(graph_of, strategy=strategy))
         except ValueError as error:
@@ -214,7 +213,7 @@ def plan_baseline(
                 training=training_chunks(request.model, partition),
                 origin=name,
             )
-    reason = f"its memory does not hold with {' or '.join(strategies)}"
+    reason = f"its memory does not hold with {' or '.join(UNIFORM_STRATEGIES)}"
     raise InfeasibleError(f"{name} cannot run this step", reasons=[reason])
 
 

@@ -1,24 +1,10 @@
-"""One action of a row of a pipeline, and its text.
+"""A schedule that ranks of a pipeline execute, and its lowering from orders of tasks.
 
-``2F0.1`` is chunk 2's forward of microbatch 0, piece 1; the first piece is left out, ``2F0``. Messages go from one task
-to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both sides, ``SENT(2F0.1>5F0)`` waits until its
-buffer is free again, and ``GOT(2F0.1>5F0)`` until it arrives. ``FREE(2F0.1)`` frees the activations of a forward, and
-``REDUCE(2)`` sums a chunk's gradients over its data-parallel ranks.
-
-A schedule that ranks of a pipeline execute: the actions of each row, and their data beside the model.
-
-Every message is an action, because with pieces, skipped modules and any order a rank cannot infer the next message of
-others.
-
-The partition of a schedule, from its chunks and rows.
-
-Lowering of orders of tasks to actions of rows: messages, waits and frees.
-
-One walk runs all rows in causal order, by the tasks' times. At a task that sends, it writes the sender's ``SEND`` and
-the receiver's ``RECV`` at the same point. So both ends of each pair of rows see one order of messages, and a waiting
-action comes after its cause in the walk: with a first-in first-out channel for each pair and direction a deadlock is
-impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
-https://arxiv.org/abs/2311.10418); the walk is by causes.
+An action of a row is a text. ``2F0.1`` is chunk 2's forward of microbatch 0, piece 1; the first piece is left out,
+``2F0``. Messages go from one task to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both sides,
+``SENT(2F0.1>5F0)`` waits until its buffer is free again, and ``GOT(2F0.1>5F0)`` until it arrives. ``FREE(2F0.1)`` frees
+the activations of a forward, and ``REDUCE(2)`` sums a chunk's gradients over its data-parallel ranks. Every message is
+an action, because with pieces, skipped modules and any order a rank cannot infer the next message of others.
 """
 
 from __future__ import annotations
@@ -26,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -37,7 +23,7 @@ from mosaic.errors import InvalidScheduleError
 from mosaic.graph import Part
 from mosaic.pipelining.partition import Chunk, Partition, Request
 from mosaic.pipelining.task_graph import Strategies
-from mosaic.pipelining.tasks import ActionKind, Orders, Task, TaskGraph
+from mosaic.pipelining.tasks import ActionKind, Orders, PairKey, Task, TaskGraph
 
 
 class Verb(StrEnum):
@@ -53,8 +39,8 @@ class Verb(StrEnum):
 
 _NUMBER = r"(?:0|[1-9]\d*)"
 _TASK = re.compile(rf"({_NUMBER})([FBW])({_NUMBER})(?:\.([1-9]\d*))?")
-_ONE = rf"{_NUMBER}[FBW]{_NUMBER}(?:\.[1-9]\d*)?"
-_CELL = re.compile(rf"{_ONE}|(?:SEND|RECV|SENT|GOT)\({_ONE}>{_ONE}\)|FREE\({_ONE}\)|REDUCE\({_NUMBER}\)")
+_NAME = rf"{_NUMBER}[FBW]{_NUMBER}(?:\.[1-9]\d*)?"
+_CELL = re.compile(rf"{_NAME}|(?:SEND|RECV|SENT|GOT)\({_NAME}>{_NAME}\)|FREE\({_NAME}\)|REDUCE\({_NUMBER}\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,49 +77,6 @@ class TaskName:
     def __str__(self) -> str:
         piece = f".{self.piece}" if self.piece else ""
         return f"{self.chunk}{self.kind.value}{self.microbatch}{piece}"
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineAction:
-    """One action of a row; ``str`` and ``parse`` convert it to text and back."""
-
-    verb: Verb | None = None
-    """None: computes ``task``."""
-    task: TaskName | None = None
-    """The computed task, the sender, or the forward whose activations are freed."""
-    target: TaskName | None = None
-    """The receiver of a message."""
-    chunk: int | None = None
-    """The chunk whose gradients are reduced."""
-
-    def __str__(self) -> str:
-        if self.verb is None:
-            return str(self.task)
-        if self.verb is Verb.REDUCE:
-            return f"{self.verb}({self.chunk})"
-        return f"{self.verb}({self.task}>{self.target})" if self.target else f"{self.verb}({self.task})"
-
-    @classmethod
-    def parse(cls, text: str) -> PipelineAction:
-        """Reads the text of ``str``.
-
-        Raises:
-            InvalidScheduleError: It is not an action.
-        """
-        check_cell(text)
-        verb, parenthesis, inner = text.rstrip(")").partition("(")
-        if not parenthesis:
-            return cls(task=TaskName.parse(text))
-        if verb == Verb.REDUCE:
-            return cls(Verb.REDUCE, chunk=int(inner))
-        task, arrow, target = inner.partition(">")
-        return cls(Verb(verb), TaskName.parse(task), TaskName.parse(target) if arrow else None)
-
-
-def check_cell(text: str) -> None:
-    """Raises InvalidScheduleError unless a text is an action in its canonical form."""
-    if _CELL.fullmatch(text) is None:
-        raise _no_action(text)
 
 
 def _no_action(text: str) -> InvalidScheduleError:
@@ -194,10 +137,8 @@ class PipelineSchedule:
             )
         for row, cells in enumerate(self.rows):
             for place, cell in enumerate(cells):
-                try:
-                    check_cell(cell)
-                except InvalidScheduleError as error:
-                    raise wrong_cell(self, row, place, str(error)) from None
+                if _CELL.fullmatch(cell) is None:
+                    raise wrong_cell(self, row, place, str(_no_action(cell)))
         sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies))
         content_hash = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
         if self.hash not in ("", content_hash):
@@ -213,29 +154,10 @@ class PipelineSchedule:
         """Actions of all rows."""
         return sum(map(len, self.rows))
 
-    def actions(self, row: int) -> Iterable[PipelineAction]:
-        """Returns the actions of a row, in order."""
-        return map(PipelineAction.parse, self.rows[row])
-
     @property
     def text(self) -> str:
-        """All rows, one line each, for ``rows_of``."""
+        """All rows, one line each."""
         return "\n".join(f"rank {rank}: {' '.join(row)}" for rank, row in zip(self.rank_of, self.rows, strict=True))
-
-
-def rows_of(text: str) -> tuple[tuple[str, ...], ...]:
-    """Reads rows in the form of ``text``.
-
-    Raises:
-        InvalidScheduleError: A line does not begin with its rank.
-    """
-    rows = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        head, colon, cells = line.partition(":")
-        if not colon or head.split()[:1] != ["rank"] or not head.split()[-1].isdecimal():
-            raise InvalidScheduleError(f"line {number}, {line[:40]!r}, names no rank; begin it with 'rank 0:'")
-        rows.append(tuple(cells.split()))
-    return tuple(rows)
 
 
 def plan_of(graph: TaskGraph, chunks: Sequence[str]) -> str:
@@ -335,6 +257,12 @@ def lower(
 ) -> PipelineSchedule:
     """Returns the schedule that runs a step's tasks in these orders.
 
+    One walk runs all rows in causal order, by the tasks' times. At a task that sends, it writes the sender's ``SEND``
+    and the receiver's ``RECV`` at the same point. So both ends of each pair of rows see one order of messages, and a
+    waiting action comes after its cause in the walk: with a first-in first-out channel for each pair and direction a
+    deadlock is impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
+    https://arxiv.org/abs/2311.10418); the walk is by causes.
+
     Args:
         partition: The partition of the tasks.
         graph: The step's tasks.
@@ -374,34 +302,42 @@ class _Walk:
         self.names = [str(TaskName.of(task)) for task in graph.tasks]
         self.rows: list[list[str]] = [[] for _ in orders]
         self.kept: dict[str, int] = {}
-        self._check_rows()
         self._inputs: list[list[int]] = [[] for _ in graph.tasks]
         self._outputs: list[list[int]] = [[] for _ in graph.tasks]
         for index, wait in enumerate(graph.waits):
             self._inputs[wait.target].append(index)
             self._outputs[wait.source].append(index)
-        self._missing = [len(inputs) for inputs in self._inputs]
-        self._end = [0] * len(graph.tasks)
-        self._forward: dict[tuple[int, int, int], str] = {}
-        self._last: dict[tuple[int, int, int], int] = {}
+        self._forward: dict[PairKey, str] = {}
+        self._last: dict[PairKey, int] = {}
+        """Last phase of each pair."""
         self._reduced_by: dict[int, int] = {}
-        self._find_last(training)
+        """Last backward of each training chunk."""
         self._unsent: dict[str, list[str]] = defaultdict(list)
         """Messages of a forward, whose buffers its last phase awaits."""
         self._open: dict[tuple[int, int, bool], tuple[int, list[str]]] = {}
         """Last sender of each channel, and its messages, whose buffers the next sender awaits."""
+        self._check_rows()
+        for index in (index for order in orders for index in order):
+            task = graph.tasks[index]
+            key = task.chunk, task.microbatch, task.piece
+            self._last[key] = index
+            if task.kind is ActionKind.FORWARD:
+                self._forward[key] = self.names[index]
+                if task.takes_bytes > task.frees_bytes:
+                    self.kept[self.names[index]] = task.takes_bytes - task.frees_bytes
+            elif task.chunk in training:
+                self._reduced_by[task.chunk] = index
 
     def run(self) -> None:
         """Runs every task, the earliest start first."""
-        at = [0] * len(self.orders)
-        free = [0] * len(self.orders)
+        at, free = [0] * len(self.orders), [0] * len(self.orders)
+        missing, end = [len(inputs) for inputs in self._inputs], [0] * len(self.names)
         ready: list[tuple[int, int]] = []
 
         def offer(row: int) -> None:
-            if at[row] < len(self.orders[row]) and not self._missing[self.orders[row][at[row]]]:
-                task = self.orders[row][at[row]]
-                waits = (self.graph.waits[index] for index in self._inputs[task])
-                start = max((self._end[wait.source] + wait.lag_ns for wait in waits), default=0)
+            if at[row] < len(self.orders[row]) and not missing[self.orders[row][at[row]]]:
+                waits = (self.graph.waits[index] for index in self._inputs[self.orders[row][at[row]]])
+                start = max((end[wait.source] + wait.lag_ns for wait in waits), default=0)
                 heapq.heappush(ready, (max(start, free[row]), row))
 
         for row in range(len(self.orders)):
@@ -410,13 +346,13 @@ class _Walk:
             start, row = heapq.heappop(ready)
             task = self.orders[row][at[row]]
             at[row] += 1
-            free[row] = self._end[task] = start + self.graph.tasks[task].time_ns
+            free[row] = end[task] = start + self.graph.tasks[task].time_ns
             self._write(task)
             for index in self._outputs[task]:
                 target = self.graph.waits[index].target
-                self._missing[target] -= 1
+                missing[target] -= 1
                 other = self.graph.tasks[target].row
-                if other != row and not self._missing[target] and self.orders[other][at[other]] == target:
+                if other != row and not missing[target] and self.orders[other][at[other]] == target:
                     offer(other)
             offer(row)
         self._check_end(at)
@@ -464,20 +400,6 @@ class _Walk:
         tasks, ranks = self.graph.tasks, self.graph.rank_of
         source, target = self.graph.waits[wait].source, self.graph.waits[wait].target
         return ranks[tasks[source].row] != ranks[tasks[target].row]
-
-    def _find_last(self, training: set[int]) -> None:
-        """Finds the last phase of each pair, kept bytes of forwards, and each chunk's last training backward."""
-        for order in self.orders:
-            for index in order:
-                task = self.graph.tasks[index]
-                key = task.chunk, task.microbatch, task.piece
-                self._last[key] = index
-                if task.kind is ActionKind.FORWARD:
-                    self._forward[key] = self.names[index]
-                    if task.takes_bytes > task.frees_bytes:
-                        self.kept[self.names[index]] = task.takes_bytes - task.frees_bytes
-                elif task.chunk in training:
-                    self._reduced_by[task.chunk] = index
 
     def _check_rows(self) -> None:
         seen: set[int] = set()

@@ -53,7 +53,6 @@ class Progress:
         self._done = 0
 
     def __enter__(self) -> Self:
-        """Starts the clock and, on a terminal, the bar."""
         self._begun_s = self._clock()
         if self._bar is not None:
             self._bar.start()
@@ -62,7 +61,6 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restores the terminal."""
         if self._bar is not None:
             self._bar.stop()
 

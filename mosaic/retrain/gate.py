@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.artifact import Ge
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import MosaicError
 from mosaic.retrain.records import Comparison, Finding, GateResult
 
@@ -40,10 +40,8 @@ MAX_WEIGHTS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateSettings:
+class GateSettings(StrictFile):
     """The ``[gate]`` table of a recipe. Margins are in units of the score, where larger is better."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     margin: float = 0.01
     """Loss against the champion that a challenger may have on the frozen rows; above 0."""
@@ -441,7 +439,9 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
     if fresh is not None and len(fresh.old):
         counts = len(fresh.old) >= settings.min_fresh_rows
         yield compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
-    for column in settings.slices if frozen is not None else ():
+    if frozen is None:
+        return
+    for column in settings.slices:
         if column not in frozen.columns:
             raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
         for value in np.unique(frozen.columns[column]):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from scipy.ndimage import map_coordinates
 
 from mosaic.demo.data import load_scans
 from mosaic.demo.speech import MAX_FRAMES, NUM_MELS, Levels, speak
@@ -153,22 +154,8 @@ def _write_digit(scan: NDArray[np.float64], hand: Hand, dirt: float, random: _Ra
     middle = (SIDE - 1) / 2
     grid = np.indices((SIDE, SIDE)).reshape(2, -1) - middle
     rows, columns = bending @ grid + middle + random.normal(0, 0.4, (2, 1))
-    ink = hand.contrast * _interpolate(scan, rows, columns) ** hand.ink + random.normal(0, dirt, (SIDE, SIDE))
-    return _levels(255 * ink)[None]
-
-
-def _interpolate(
-    scan: NDArray[np.float64], rows: NDArray[np.float64], columns: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Interpolates bilinearly; outside is paper."""
-    padded = np.pad(scan, 2)
-    rows, columns = np.clip(rows + 2, 0, SIDE + 2.99), np.clip(columns + 2, 0, SIDE + 2.99)
-    top, left = rows.astype(int), columns.astype(int)
-    down, right = rows - top, columns - left
-    upper = padded[top, left] * (1 - right) + padded[top, left + 1] * right
-    lower = padded[top + 1, left] * (1 - right) + padded[top + 1, left + 1] * right
-    ink: NDArray[np.float64] = (upper * (1 - down) + lower * down).reshape(SIDE, SIDE)
-    return ink
+    warped = map_coordinates(scan, (rows, columns), order=1, mode="grid-constant").reshape(SIDE, SIDE)
+    return _levels(255 * (hand.contrast * warped**hand.ink + random.normal(0, dirt, (SIDE, SIDE))))[None]
 
 
 def _in_room(word: Levels, noise: float, random: _Random) -> Levels:

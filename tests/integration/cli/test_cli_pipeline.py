@@ -46,21 +46,6 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
     )
 
 
-def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "torch_model.py").write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "def make():\n"
-        "    layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)]\n"
-        "    return nn.Sequential(*layers), {'input': torch.randn(64, 256)}\n"
-    )
-    made, output = f"{tmp_path / 'torch_model.py'}:make", tmp_path / "s.json"
-    assert (
-        run(["plan", "--pipeline", "3", "--model", made, "--microbatches", "4", *QUICK, "--output", str(output)]) == 0
-    )
-    assert load(PipelineSchedule, output).num_microbatches == 4
-
-
 def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

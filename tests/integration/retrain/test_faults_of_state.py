@@ -100,15 +100,6 @@ def test_a_program_that_changed_within_a_day_is_told(make_node: Make):
     assert "program was" in run.differs_because
 
 
-def test_days_whose_data_came_late_are_finished_too(make_node: Make):
-    node = make_node(SECOND)
-    assert node.run() == 0
-    write_day(node.folder.path, FIRST)
-    assert node.run(at_step=3, fault=node.stop) == 75
-    assert node.run() == 0
-    assert node.folder.day(FIRST).state.outcome == "promoted"
-
-
 def test_a_torn_history_and_torn_metrics_hinder_nothing(make_node: Make, quiet: dict[str, object]):
     node = stopped(make_node)
     node.folder.history.write_text('{"at": "2026-')

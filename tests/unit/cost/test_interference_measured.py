@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import flat, linear, pair, profile_of
+from planning_cases import flat, pair, profile_of
 
 from mosaic.cost import CostModel, MeasuredInterference
 from mosaic.graph import ModuleGraph, ModuleNode
@@ -24,23 +24,9 @@ def test_a_measured_pair_loses_its_share_in_its_phase_only() -> None:
     assert measured.extra_ms("a", B, quota=1, alone_ms=4.0, beside=[("b", 1)]) == pytest.approx(0.4)
 
 
-def test_shares_of_several_neighbours_add_up() -> None:
-    measured = MeasuredInterference([pair("a", "b", 1.5, phase=F), pair("a", "c", 1.25, phase=F)])
-    assert extra_share(measured, "a", [("b", 1), ("c", 1)], quota=1) == pytest.approx(0.75)
-
-
 def test_an_unmeasured_pair_takes_the_median_of_its_phase() -> None:
     pairs = [pair("a", "b", 1.2, phase=F), pair("b", "a", 1.4, phase=F), pair("a", "b", 1.0, phase=B)]
     assert extra_share(MeasuredInterference(pairs), "b", [("c", 1)]) == pytest.approx(0.3)
-
-
-def test_cost_model_adds_interference_to_the_time_alone() -> None:
-    profile = profile_of({"a": linear(8), "b": flat(1)}, num_slots=4, pairs=[pair("a", "b", 1.5, phase=F)])
-    cost = CostModel.from_profile(profile)
-    assert cost.time_ms("a", F, 1, 2) == 4.0
-    assert cost.placed_ms("a", F, 1, 2) == 4.0
-    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(6.0)
-    assert cost.profile_fingerprint == profile.fingerprint
 
 
 def test_cost_model_counts_resident_kept_and_peak_memory() -> None:

@@ -32,13 +32,6 @@ def test_arithmetic_runs_at_the_peak_of_its_dtype():
     assert operator_ms(single, PERFECT, 132) == pytest.approx(989.4 / 66.9)
 
 
-def test_traffic_runs_at_the_bandwidth_until_few_sms_are_left():
-    copy = operator(read_bytes=1_675_000_000, written_bytes=1_675_000_000)
-    assert operator_ms(copy, PERFECT, 132) == pytest.approx(1.0)
-    assert operator_ms(copy, PERFECT, 66) == pytest.approx(1.0, rel=0.01)
-    assert operator_ms(copy, PERFECT, 8) == pytest.approx(3350 / (8 * PERFECT.sm_gb_per_s))
-
-
 def test_the_slowest_part_counts_and_beginning_kernels_comes_on_top():
     both = operator(OperatorKind.MATMUL, flops=989_400_000_000, read_bytes=6_700_000_000, kernels=2)
     hardware = dataclasses.replace(PERFECT, kernel_us=5.0)

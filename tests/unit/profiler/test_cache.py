@@ -25,8 +25,6 @@ from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
-    environment_of,
-    key_of,
     profile_modules,
 )
 from mosaic.profiler.cache import MeasuredPoint, ModuleKey, PairKey
@@ -86,15 +84,6 @@ def test_equal_modules_are_measured_once(cache: ProfileCache):
     assert len(list(cache.folder.glob("module-*"))) == 1
 
 
-def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache: ProfileCache):
-    profile, _ = profiled(unequal(), cache, quotas=[2])
-    model, backend = unequal(), HostBackend(num_slots=2)
-    key = key_of(find_modules(model, pair_batch()).subjects[0], backend, environment_of(backend))
-    assert cache.module(key, "left").points
-    cache.add_module(key, [MeasuredPoint(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
-    assert profiled(model, cache, quotas=[2])[1]
-
-
 CHOOSES = """
 from torch import nn
 from mosaic.profiler.identity import digest_of
@@ -130,15 +119,6 @@ def test_a_run_that_is_ended_goes_on_where_it_was(cache: ProfileCache):
         profiled(unequal(), cache, progress=end)
     profile, runs = profiled(unequal(), cache, settings=dataclasses.replace(FAST, pairs=False))
     assert set(runs) == {"right"}
-    assert len(profile.samples) == 8
-
-
-def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_profile(tmp_path: Path):
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    with pytest.warns(UserWarning, match="measurements are not kept") as caught:
-        profile, _ = profiled(unequal(), ProfileCache(blocker / "cache"))
-    assert len(caught) == 1
     assert len(profile.samples) == 8
 
 
@@ -207,26 +187,6 @@ def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(user
 
 
 # Keys.
-
-
-def test_threads_and_sm_settings_make_other_keys_and_memory_does_not(monkeypatch: pytest.MonkeyPatch):
-    subject = find_modules(TwoTowers(), pair_batch()).subjects[0]
-
-    def now() -> ModuleKey:
-        backend = HostBackend(num_slots=2)
-        return key_of(subject, backend, environment_of(backend))
-
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    keys = [now()]
-    monkeypatch.setattr("mosaic.backends.host.backend._memory_bytes", lambda: 8 << 30)  # as a kernel brings up late
-    assert now() == keys[0]
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    keys.append(now())
-    monkeypatch.setattr("mosaic.profiler.identity.available_cores", lambda: (0, 1, 2, 3, 4))
-    keys.append(now())
-    monkeypatch.setattr(HostBackend, "sm_settings", "SM targets")
-    keys.append(now())
-    assert len(set(keys)) == 4
 
 
 def test_a_digest_sees_structure_mode_and_code_and_not_values():

@@ -1,12 +1,8 @@
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from mosaic.errors import MosaicError
-from mosaic.report.trace import chrome_trace, write_trace
+from mosaic.report.trace import chrome_trace
 from mosaic.timeline import Span, Timeline
 
 
@@ -57,11 +53,3 @@ def test_events_of_one_thread_never_overlap() -> None:
     for thread in {event["tid"] for event in found}:
         row = sorted((e["ts"], e["ts"] + e["dur"]) for e in found if e["tid"] == thread)
         assert all(first[1] <= second[0] for first, second in pairwise(row))
-
-
-def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_trace([RUN], tmp_path / "out" / "trace.json")
-    assert json.loads((tmp_path / "out" / "trace.json").read_text())["displayTimeUnit"] == "ms"
-    with pytest.raises(MosaicError, match="cannot write"):
-        write_trace([RUN], tmp_path / "out" / "trace.json" / "trace.json")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["trace.json"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from planning_cases import Time, flat, linear, pair, profile_of
 
-from mosaic.cost import CostModel, NoInterference
+from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
@@ -57,15 +57,6 @@ def test_a_merge_that_wins_by_the_sum_and_loses_by_phase_is_undone() -> None:
     assert plan.predicted_ms == plan.sequential_ms == 20.0
 
 
-def test_spare_slots_go_to_modules_that_gain_from_them() -> None:
-    profile = profile_of({"slow": flat(10), "fast": linear(8)}, num_slots=8)
-    narrow = plan_of(profile, search=SearchOptions(use_spare_slots=False))
-    wide = plan_of(profile)
-    assert narrow.placement("fast").quota == 1
-    assert wide.placement("fast").quota == 7
-    assert wide.predicted_ms == narrow.predicted_ms
-
-
 def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there_is() -> None:
     memory = [ModuleMemory(module=name, resident_bytes=5000, activation_bytes=0) for name in "ab"]
     profile = profile_of(dict.fromkeys("abc", flat(1)), num_slots=1, memory=memory, memory_bytes=100)
@@ -76,13 +67,6 @@ def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there
     assert len(caught.value.reasons) == 2
 
 
-class TwoBesideEachOther(NoInterference):
-    """Something that is no sum over pairs."""
-
-    is_zero = False
-    is_pairwise = False
-
-
 def test_the_default_is_the_exact_search_and_its_proof_is_in_the_plan() -> None:
     profile = profile_of({"a": linear(9), "b": flat(5), "c": linear(7)}, num_slots=4)
     plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
@@ -91,18 +75,6 @@ def test_the_default_is_the_exact_search_and_its_proof_is_in_the_plan() -> None:
     assert plan.gap == 0.0
     assert plan.search.bound_ms == pytest.approx(plan.predicted_ms)
     assert plan.search.bound_ms <= plan.predicted_ms
-
-
-def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixture) -> None:
-    profile = profile_of({"a": flat(4), "b": flat(4)}, num_slots=2)
-    cost = CostModel.from_profile(profile)
-    cost.interference = TwoBesideEachOther()
-    plan = solve(profile.graph, cost, profile.device)
-    assert plan.search.method == "gahc"
-    assert plan.gap is None
-    assert "TwoBesideEachOther is neither a sum over pairs" in caplog.text
-    with pytest.raises(ValueError, match="TwoBesideEachOther is neither a sum over pairs"):
-        solve(profile.graph, cost, profile.device, method="exact")
 
 
 @pytest.mark.parametrize("method", ["auto", "distmm"])

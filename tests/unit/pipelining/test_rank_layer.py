@@ -1,18 +1,41 @@
-"""Sequences that context ranks share: work, bytes, memory, and times of layers."""
+"""Layers on one rank of a described job: collectives, and sequences that context ranks share."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from bench.papers.masks import DRAWN
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
-from mosaic.context import plan_context
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.layers import Layer, Microbatch
-from mosaic.pipelining.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.rank_hardware import Collective, Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
+
+
+def machine(**degrees: int) -> RankHardware:
+    return RankHardware(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
+
+
+def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
+    whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
+    gather = Collective(name="gather", num_bytes=2**26, axis="tensor")
+    assert machine(tensor=4).collective_ns(gather) == round(whole * 1e6 / 2)
+    assert machine(tensor=4).collective_ns(dataclasses.replace(gather, is_reduce=True)) == round(whole * 1e6)
+
+
+def test_a_share_of_the_sms_and_bad_degrees_are_checked() -> None:
+    assert dataclasses.replace(machine(), share=0.5).num_sms == 66
+    for share in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            dataclasses.replace(machine(), share=share)
+    with pytest.raises(ValueError, match="tensor=0"):
+        Degrees(tensor=0)
+    with pytest.raises(ValueError, match="need 128 devices; the cluster has 64"):
+        machine(tensor=8, pipeline=16)
+
 
 CAUSAL = TransformerShape(layers=3, hidden=1024, ffn=4096, heads=16, groups=8, causal=True)
 
@@ -52,18 +75,6 @@ def test_small_shares_are_those_worked_out_by_hand() -> None:
     row = shared(512, 2, method="ring", exchange="needed")  # the first rank reads nothing of the second
     assert row.sent_tokens == ((0, 256), (0, 0))
     assert (row.fetched_tokens, row.received_tokens) == (512, 256)
-
-
-@pytest.mark.parametrize("kind", DRAWN)
-@pytest.mark.parametrize("method", ["lpt", "ring"])
-def test_shares_agree_with_the_plan_of_the_sequence(kind: str, method: str) -> None:
-    plan = plan_context(DRAWN[kind](4096, 0), 4, method=method)
-    for exchange, needed in (("gather", None), ("needed", plan.needed())):
-        share = shared(4096, 4, mask=DRAWN[kind], method=method, exchange=exchange)
-        assert (share.pairs, share.imbalance) == (plan.loads.max(), plan.imbalance)
-        assert share.received_tokens == plan.received_blocks(needed).max() * 128
-        if needed is not None:
-            assert max(map(sum, zip(*share.sent_tokens, strict=True))) == share.received_tokens
 
 
 @pytest.mark.parametrize("sharing", [{}, {"mask": DRAWN["mp"], "exchange": "needed"}, {"method": "ring"}])

@@ -1,4 +1,4 @@
-"""Partitions: what they refuse, which chunks their methods make, and what those balance."""
+"""Partitions: refused chunks, the methods' chunks, and what those balance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline_cases import chain, images, models, plain, steps, two_encoders, vi
 
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
-from mosaic.pipelining.layers import Feed, PipelineModel
-from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of, layer_times
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of
 
 
 def of(module: str, first: int, count: int, total: int = 4) -> Part:
@@ -92,24 +92,6 @@ def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list
     assert backbone_of(model) == backbone
 
 
-def test_frozen_layers_count_by_what_they_compute():
-    vision = plain("vision", 2, trains=False)
-    projector = plain("projector", 1)
-    text = plain("text", 2, trains=False, counts="all")
-    model = PipelineModel(
-        modules=(vision, projector, text),
-        feeds=(Feed(source="vision", target="projector"), Feed(source="projector", target="text")),
-    )
-    aware = layer_times(Request(model=model, num_ranks=1, microbatches=images(1)))
-    assert aware == {"vision": (1.0, 1.0), "projector": (2.0,), "text": (2.0, 2.0)}
-    again = layer_times(Request(model=model, num_ranks=1, microbatches=images(1), strategy="recompute"))
-    assert again == {"vision": (1.0, 1.0), "projector": (3.0,), "text": (3.0, 3.0)}
-    unaware = layer_times(Request(model=model, num_ranks=1, microbatches=images(1), frozen_aware=False))
-    assert set(itertools.chain.from_iterable(unaware.values())) == {3.0}
-    skipped = layer_times(Request(model=model, num_ranks=1, microbatches=images(0)))
-    assert skipped["text"] == (1.0, 1.0)  # nothing before it trains in a microbatch of text alone
-
-
 @pytest.mark.parametrize(
     ("name", "model", "num_ranks", "message"),
     [
@@ -134,3 +116,37 @@ def test_every_method_covers_the_model_or_says_why_not(model, microbatches, name
     except ValueError:
         if name not in ("parallel", "lanes", "colocated", "mixed-v"):
             raise
+
+
+BOTH = tuple(Microbatch(text_tokens=1, images=count, audio_s=4.0) for count in (2, 4, 1, 3))
+
+
+def test_the_backbone_has_lane_0_of_every_rank_and_encoders_the_others():
+    partition = partition_by(
+        "colocated", Request(model=two_encoders(), num_ranks=2, microbatches=BOTH, slots_per_rank=8)
+    )
+    lanes = {
+        part.module: {c.lane for c in partition.chunks if part in c.parts} for c in partition.chunks for part in c.parts
+    }
+    assert lanes["text"] == {0}
+    assert 0 not in lanes["vision"] | lanes["audio"]
+    for rank in (0, 1):
+        shares = {chunk.lane: chunk.share for chunk in partition.chunks if chunk.rank == rank}
+        assert sum(shares.values()) == 1
+        assert all((8 * share).is_integer() for share in shares.values())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(model=two_encoders(), num_ranks=1, microbatches=BOTH), "ranks have one slot each"),
+        (Request(model=chain(4), num_ranks=1, microbatches=BOTH, slots_per_rank=2), "nothing beside the backbone"),
+        (
+            Request(model=vision_and_text(4, 3), num_ranks=4, microbatches=images(1), slots_per_rank=2),
+            "'text' has 3 layers for 4 ranks",
+        ),
+    ],
+)
+def test_where_no_lanes_can_be_is_said(request_: Request, message: str):
+    with pytest.raises(ValueError, match=message):
+        partition_by("colocated", request_)

@@ -1,15 +1,90 @@
-"""Orders played, and rankings rolled out, against times and deadlocks worked out by hand."""
+"""Orders: simulated, rolled out from rankings, and searched; their lower bound."""
 
 from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.pipeline_proof import prove
 from task_graph_cases import BACKWARD, FORWARD, StepBuilder, limited, random_step
 
 from mosaic.graph import Part
-from mosaic.pipelining.tasks import Admission, Deadlock, Task, TaskGraph, Timed, Wait, roll_out, simulate
+from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
+from mosaic.pipelining.tasks import (
+    Admission,
+    Deadlock,
+    Task,
+    TaskGraph,
+    Timed,
+    Wait,
+    lower_bound_ns,
+    roll_out,
+    simulate,
+)
+
+
+def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
+    method = given.pop("method", "shifts")
+    found = search_orders(step, method=method, limits=OrderLimits(rollouts=rollouts, **given))
+    assert isinstance(found, Searched)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), method=st.sampled_from(sorted(METHODS)), room=st.sampled_from((None, 0.3, 0.6)))
+def test_bound_is_at_most_the_best_and_the_best_at_most_the_natural_order(seed: int, method: str, room: float | None):
+    step = random_step(seed, ranks=3, microbatches=4, segments=2, room=room)
+    found = search(step, method=method)
+    natural = roll_out(step)
+    assert not isinstance(natural, Deadlock)
+    assert lower_bound_ns(step) <= found.makespan_ns <= natural[1].makespan_ns
+    assert simulate(step, found.orders) == found.timed
+    assert all(peak <= limit for peak, limit in zip(found.timed.peak_bytes, step.limit_bytes, strict=False))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_seed_gives_the_same_answer(method: str, threads: int):
+    step = random_step(5, ranks=3, microbatches=4, room=0.5)
+    first, second = (search(step, method=method, threads=threads, seed=7) for _ in range(2))
+    assert (first.orders, first.timed, first.num_rollouts) == (second.orders, second.timed, second.num_rollouts)
+
+
+def test_memory_too_small_for_one_microbatch_is_a_deadlock():
+    step = random_step(5, ranks=2, microbatches=2)
+    tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
+    found = search_orders(tight, limits=OrderLimits(rollouts=200))
+    assert isinstance(found, Deadlock)
+    assert max(found.short_bytes) > 0
+
+
+SHAPES = (
+    {"ranks": 2, "microbatches": 2, "segments": 2},
+    {"ranks": 2, "microbatches": 3, "lag_ns": 2},
+    {"ranks": 3, "microbatches": 2, "max_pieces": 2},
+    {"ranks": 4, "microbatches": 2, "max_pieces": 1},
+    {"ranks": 2, "microbatches": 2, "apart": True},
+)
+
+
+@pytest.mark.parametrize("room", [None, 0.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(shape: dict, room: float | None):
+    for seed in range(2):
+        step = random_step(seed, **shape, room=room)
+        assert len(step.tasks) <= 60
+        first = search_orders(step, limits=OrderLimits(rollouts=10_000))
+        assert isinstance(first, Searched)
+        proven = prove(step, hint=first.timed.start_ns, seconds=30, effort=0.5)
+        assert lower_bound_ns(step) <= proven.bound_ns
+        if not proven.is_optimal:
+            continue
+        found = search_orders(step, limits=OrderLimits(rollouts=2_000_000), bound_ns=proven.makespan_ns)
+        assert isinstance(found, Searched)
+        assert found.makespan_ns == proven.makespan_ns
+
 
 PARTS = (Part(module="text"),)
 
@@ -33,11 +108,6 @@ def test_each_task_starts_when_its_row_is_free_and_what_it_waits_for_has_come():
         40,
         24,
     )  # two held on rank 0 and one on rank 1, of 16 bytes each, beside 8 of a backward
-
-
-def test_orders_that_wait_for_each_other_are_a_deadlock_that_memory_has_no_part_in():
-    found = simulate(chain(1), ((3, 0), (1, 2)))
-    assert found == Deadlock(waiting=(3, 1), at_ns=0, short_bytes=(0, 0))
 
 
 def test_orders_that_memory_stops_are_a_deadlock_that_says_by_how_much():

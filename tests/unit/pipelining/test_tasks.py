@@ -1,8 +1,10 @@
-"""The tasks of a step: which there are, what they wait for, how long, and what memory they take."""
+"""The tasks of a step: their waits, times and memory, and what a graph refuses."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections import defaultdict
 
 import pytest
@@ -10,16 +12,61 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import chain, images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
+from task_graph_cases import FORWARD, random_step
 
+from bench.papers.pipeline_models import find_known_model
+from mosaic.graph import Part
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.find import find_hardware
 from mosaic.hardware.link import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
-from mosaic.pipelining.partition import Request
-from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
-from mosaic.pipelining.tasks import ActionKind, TaskGraph
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Timed, Wait, memory_peaks, roll_out, simulate
 from mosaic.pipelining.tuning import Candidates, pairs_of, strategies_of, with_candidates
+
+PARTS = (Part(module="text"),)
+
+
+def task(**given) -> Task:
+    return Task(**{"row": 0, "kind": FORWARD, "parts": PARTS, "microbatch": 0, "time_ns": 5, **given})
+
+
+def graph(*tasks: Task, waits: tuple[Wait, ...] = (), **given) -> TaskGraph:
+    return TaskGraph(tasks=tasks, waits=waits, **{"rank_of": (0,), **given})
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"row": 1}, r"row=1 of task 1 is out of range; use 0 to 0"),
+        ({"time_ns": -3}, r"time_ns=-3 of task 1 is negative; use 0 or more"),
+        ({"time_ns": 1.5}, r"time_ns of task 1 is 1.5; use a whole number"),
+        ({"time_ns": 2**62}, r"add up to more than"),
+        ({"frees_bytes": 7}, r"tasks of rank 0 free 7 bytes more than they take"),
+        ({"group": 9}, r"group=9 of task 1 is out of range; use 0 to 1"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused_by_value_rule_and_way_out(bad: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        graph(task(), task(**bad))
+
+
+def test_tasks_that_wait_in_a_circle_are_refused_with_the_circle():
+    waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (2, 1)))
+    with pytest.raises(ValueError, match=r"in a circle: (1 -> 2 -> 1|2 -> 1 -> 2); leave out"):
+        graph(task(), task(), task(), waits=waits)
+
+
+def test_a_graph_survives_pickling_copying_and_replacing():
+    step = random_step(3, ranks=2, microbatches=2, room=0.6)
+    made = pickle.loads(pickle.dumps(step))
+    assert made == step
+    assert roll_out(made) == roll_out(step) == roll_out(copy.deepcopy(step))
+    assert dataclasses.replace(step, limit_bytes=()).limit_bytes == ()
+
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
@@ -160,3 +207,52 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
             key = tuned.chunk, tuned.microbatch, tuned.piece
             own = zip(layers.get(key, ()), strategies.get(key, ()), strict=True)
             assert tuned.takes_bytes - tuned.frees_bytes == sum(one.strategies[way].kept_bytes for one, way in own)
+
+
+def two_ranks(num_microbatches: int, *, lag_ns: int) -> TaskGraph:
+    """Forward of 2 and backward of 4 ns on each of two ranks; each forward takes 10 bytes and 3 of workspace."""
+    tasks, waits = [], []
+    for microbatch in range(num_microbatches):
+        first, of = len(tasks), {"parts": (Part(module="text"),), "microbatch": microbatch}
+        tasks += [Task(row=row, kind=F, time_ns=2, takes_bytes=13, frees_bytes=3, **of) for row in (0, 1)]
+        tasks += [Task(row=row, kind=B, time_ns=4, frees_bytes=10, **of) for row in (1, 0)]
+        waits += [Wait(source=first + at, target=first + at + 1, lag_ns=0 if at == 1 else lag_ns) for at in range(3)]
+    return TaskGraph(tasks=tuple(tasks), waits=tuple(waits), rank_of=(0, 1), base_bytes=(100, 50))
+
+
+def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
+    known = find_known_model("cornstarch-vlm-s-llm-s")
+    model = known.model()
+    machine = RankHardware(cluster=known.cluster(), degrees=known.degrees)
+    vision, text = (
+        Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
+        for rank, module in enumerate(model.modules)
+    )
+    found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
+    projector = 1408 * 2048 // 2
+    scatter = Collective(name="g", num_bytes=4 * projector, axis="data")
+    gather = Collective(name="w", num_bytes=2 * projector, axis="data")
+    assert found == (machine.collective_ns(scatter) + machine.collective_ns(gather), 0)
+    assert found[0] > 0
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 5), st.integers(0, 4))
+def test_memory_is_the_direct_sum_over_tasks_at_each_time(count: int, lag_ns: int) -> None:
+    graph = two_ranks(count, lag_ns=lag_ns)
+    forwards = [[4 * at + row for at in range(count)] for row in (0, 1)]
+    backwards = [[4 * at + (3, 2)[row] for at in range(count)] for row in (0, 1)]
+    timed = simulate(graph, tuple(tuple(one + two) for one, two in zip(forwards, backwards, strict=True)))
+    assert isinstance(timed, Timed)
+    for rank, (peak, peak_ns) in enumerate(memory_peaks(graph, timed.start_ns)):
+        direct = [
+            graph.base_bytes[rank]
+            + sum(
+                task.takes_bytes * (start <= at) - task.frees_bytes * (start + task.time_ns <= at)
+                for task, start in zip(graph.tasks, timed.start_ns, strict=True)
+                if task.row == rank
+            )
+            for at in range(timed.makespan_ns + 1)
+        ]
+        assert peak == max(direct) == timed.peak_bytes[rank]
+        assert peak_ns == direct.index(peak)
