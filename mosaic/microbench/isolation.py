@@ -20,20 +20,27 @@ from mosaic.report.plan_view import slots_text
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 """Variants that time a short kernel beside a long one."""
 
+_SM_SETTINGS: dict[str, Any] = {
+    "default": {},
+    "fine": {"fine_slots": True},
+    "split by sizes": {"sm_placement": "split"},
+}
+"""Ways to make slots or partitions on one device, as arguments of ``Backend.with_sms``."""
+
 
 def measure_isolation(setup: Setup) -> Iterator[Item]:
     """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
     backend = setup.backend
     yield from _delays(setup)
-    for name, make in (("default", lambda: backend), *backend.alternatives().items()):
+    for name, settings in _SM_SETTINGS.items() if backend.name == "cuda" else [("default", {})]:
         if setup.budget.allows(f"SM ids, {name}"):
             try:
-                variant_setup = dataclasses.replace(setup, backend=make())
+                variant_setup = dataclasses.replace(setup, backend=backend.with_sms(**settings))
                 yield from _partitions(variant_setup, name)
                 yield from _half_device(variant_setup, name)
             except UNAVAILABLE as error:
                 yield not_measured(name, error)
-    if not backend.alternatives():
+    if backend.name != "cuda":
         yield not_measured("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
 
 

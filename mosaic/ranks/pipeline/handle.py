@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
@@ -40,7 +40,7 @@ Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
 
 
-class Pipeline(KeepsCheckpoints):
+class Pipeline(Checkpointer):
     """A model whose layers are on several ranks; every rank makes the same calls.
 
     Attributes:
@@ -304,9 +304,6 @@ class Pipeline(KeepsCheckpoints):
         return "pipeline of " + " x ".join(
             str(getattr(self.degrees, axis)) for axis in ("data", "pipeline", "context", "tensor")
         )
-
-    def _settle(self) -> None:
-        """Does nothing: a step has ended when ``step`` returns."""
 
 
 def _text(microbatch: Mapping[str, Any]) -> str:
