@@ -149,7 +149,7 @@ class Pipeline(Checkpointer):
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
-        return [one for one in self._model.parameters() if not one.is_meta]
+        return [parameter for parameter in self._model.parameters() if not parameter.is_meta]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before.
