@@ -21,7 +21,7 @@ PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Which figures of which study stand beside a paper's."""
+    """The figures of a study that stand beside a paper's."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -34,11 +34,11 @@ class Answer:
     by: tuple[str, ...] = ()
     """Labels that say what each value is of, after the groups."""
     says: str = ""
-    """What the values are, with their unit."""
+    """Meaning of the values, with their unit."""
     percent: bool = False
-    """Whether shares are shown in per cent."""
+    """True if shares are shown in per cent."""
     device: str = ""
-    """What a prediction or a simulation is of; empty where the study's machine is."""
+    """Machine of a prediction or a simulation; empty: the study's machine."""
 
     @property
     def command(self) -> str:
@@ -64,11 +64,11 @@ class PaperRow:
     where: str
     """The section that tells of it."""
     shows: str
-    """What it shows, with the unit."""
+    """Meaning, with the unit."""
     theirs: Mapping[str, str]
     """Values as printed in the text, by what they are of."""
     ours: tuple[Answer, ...] = ()
-    """What stands beside it."""
+    """Our figures beside it."""
     not_yet: str = ""
     """Why nothing does."""
 
@@ -86,9 +86,9 @@ class Paper:
     title: str
     """Its title."""
     source: str
-    """Where it is."""
+    """Place in the paper."""
     testbed: str
-    """What its figures were measured on."""
+    """Machine of its figures."""
     pictures: str
     """Figures and tables that are left out, and why."""
     rows: tuple[PaperRow, ...] = field(default=())
