@@ -45,11 +45,6 @@ class Microbatch:
         if self.clips and not self.video_s:
             raise ValueError(f"microbatch: clips={self.clips} without video; give video_s too")
 
-    @property
-    def num_clips(self) -> int:
-        """Clips, 0 without video."""
-        return self.clips or (1 if self.video_s else 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
