@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
 
 from pydantic import TypeAdapter
 
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 
 FOLDER = Path(__file__).resolve().parent
 PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
@@ -20,10 +19,8 @@ PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The figures of a study that stand beside a paper's."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+class Answer(StrictFile):
+    """Which figures of which study stand beside a paper's."""
 
     study: str
     """Of the kept files; ``gpu`` is ``bench.gpu``."""
@@ -34,11 +31,11 @@ class Answer:
     by: tuple[str, ...] = ()
     """Labels that say what each value is of, after the groups."""
     says: str = ""
-    """Meaning of the values, with their unit."""
+    """What the values are, with their unit."""
     percent: bool = False
-    """True if shares are shown in per cent."""
+    """Whether shares are shown in per cent."""
     device: str = ""
-    """Machine of a prediction or a simulation; empty: the study's machine."""
+    """What a prediction or a simulation is of; empty where the study's machine is."""
 
     @property
     def command(self) -> str:
@@ -50,25 +47,23 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaperRow:
+class PaperRow(StrictFile):
     """One figure or table of a paper.
 
     Raises:
         ValueError: It has neither an answer nor a reason for none.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     at: str
     """Its number."""
     where: str
     """The section that tells of it."""
     shows: str
-    """Meaning, with the unit."""
+    """What it shows, with the unit."""
     theirs: Mapping[str, str]
     """Values as printed in the text, by what they are of."""
     ours: tuple[Answer, ...] = ()
-    """Our figures beside it."""
+    """What stands beside it."""
     not_yet: str = ""
     """Why nothing does."""
 
@@ -78,17 +73,15 @@ class PaperRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paper:
+class Paper(StrictFile):
     """A paper's figures and tables."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     title: str
     """Its title."""
     source: str
-    """Place in the paper."""
+    """Where it is."""
     testbed: str
-    """Machine of its figures."""
+    """What its figures were measured on."""
     pictures: str
     """Figures and tables that are left out, and why."""
     rows: tuple[PaperRow, ...] = field(default=())

@@ -202,9 +202,15 @@ class Backward:
 
     def _hook(self, known: _Node) -> tuple[Any, Any]:
         return (
-            known.node.register_prehook(lambda _: self._begin(known)),
-            known.node.register_hook(lambda made, _: self._end(known, made)),
+            known.node.register_prehook(lambda _: self._begin(known) if self._is_innermost else None),
+            known.node.register_hook(lambda made, _: self._end(known, made) if self._is_innermost else None),
         )
+
+    @property
+    def _is_innermost(self) -> bool:
+        """False while a node runs a backward of its own, which may go through a leaf of this one."""
+        entries = reversed(self._runtime._stack)
+        return next((entry for entry in entries if isinstance(entry, Backward)), None) is self
 
     def _begin(self, known: _Node) -> None:
         """torch: "Ensure that the incoming gradients are ready"."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from ranks.graphs import plan_of
-
-STEPS = 3
 
 
 class Model(nn.Module):
@@ -49,34 +46,6 @@ def batch(step: int, rows: int) -> dict[str, torch.Tensor]:
 
 def loss_of(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return out["logits"].square().mean() + out["seen"].abs().mean() * 0.1
-
-
-def slices(rows: list[int], rank: int) -> slice:
-    return slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-
-
-def part_of(whole: dict[str, torch.Tensor], where: slice, *, has_audio: bool) -> dict[str, Any]:
-    part: dict[str, Any] = {name: tensor[where] for name, tensor in whole.items()}
-    return part if has_audio else {**part, "audio": None}
-
-
-def plain_training(model: Model, rows: list[int], deaf: list[int], accumulate: int, clip: float) -> list[float]:
-    """What data-parallel training computes: every rank's own mean loss, and the mean of the gradients."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = []
-    for step in range(STEPS):
-        for micro in range(accumulate):
-            whole = batch(100 * step + micro, sum(rows))
-            for rank in range(len(rows)):
-                out = model(**part_of(whole, slices(rows, rank), has_audio=rank not in deaf))
-                loss = loss_of(out)
-                (loss / len(rows)).backward()
-                losses.append(loss.item())
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
 
 
 def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -> Plan:

@@ -90,12 +90,12 @@ class RoutedCall:
                 own[index] = own[index].detach().requires_grad_()
                 self._inputs.append(own[index])
         if rows:
-            made = self._compute(run, own)
+            outputs = self._compute(run, own)
             if self._spec is None:
-                self._check(made, rows)
+                self._check(outputs, rows)
         else:
-            made = routed.template.of_rows(0)
-        return self._home(made, routed.anchor if anchor is None else anchor, outside)
+            outputs = routed.template.of_rows(0)
+        return self._home(outputs, routed.anchor if anchor is None else anchor, outside)
 
     def nested(self, leaves: Sequence[Any]) -> Any:
         return unflatten(list(leaves), self._result_spec)
@@ -111,15 +111,15 @@ class RoutedCall:
             self._backward_here(self._roots, grads)
         routed.start_reduction()
         self._executor.backward_done(routed)
-        found: list[torch.Tensor | None] = []
+        input_grads: list[torch.Tensor | None] = []
         for tensor in self._inputs:
             grad, tensor.grad = tensor.grad, None
-            found.append(_scaled(torch.zeros_like(tensor) if grad is None else grad, 1 / routed.scale))
+            input_grads.append(_scaled(torch.zeros_like(tensor) if grad is None else grad, 1 / routed.scale))
         places = [place for place, travels in enumerate(self._travels) if travels]
-        moving = [grad for place, grad in enumerate(found) if self._travels[place] and grad is not None]
+        moving = [grad for place, grad in enumerate(input_grads) if self._travels[place] and grad is not None]
         for place, grad in zip(places, move(routed, self._routing, moving, "backward", is_back=True), strict=True):
-            found[place] = grad
-        return found
+            input_grads[place] = grad
+        return input_grads
 
     # Parts.
 
@@ -165,40 +165,40 @@ class RoutedCall:
                 args, kwargs = unflatten(own, spec)
                 return flatten(context.run(run, *args, **kwargs))
 
-        made: list[Any]
-        made, made_spec = routed.compute(forward, "forward")
+        outputs: list[Any]
+        outputs, made_spec = routed.compute(forward, "forward")
         if self._spec is not None:
             self._result_spec = made_spec
         self._roots = []
-        return made
+        return outputs
 
-    def _home(self, made: list[Any], anchor: torch.Tensor, outside: list[torch.Tensor]) -> list[Any]:
+    def _home(self, outputs: list[Any], anchor: torch.Tensor, outside: list[torch.Tensor]) -> list[Any]:
         """Moves results to the ranks whose rows they are, and makes the call a node of the caller's graph."""
         routed = self._routed
-        wanted = routed.template.wanted() if self._spec is None else _differentiable(made)
+        wanted = routed.template.wanted() if self._spec is None else _differentiable(outputs)
         if self._roots is not None:
-            self._roots = [made[index] for index in wanted]
-        places = [index for index, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)]
-        moved = move(routed, self._routing, [made[index] for index in places], "forward", is_back=True)
+            self._roots = [outputs[index] for index in wanted]
+        places = [index for index, leaf in enumerate(outputs) if isinstance(leaf, torch.Tensor)]
+        moved = move(routed, self._routing, [outputs[index] for index in places], "forward", is_back=True)
         home = dict(zip(places, moved, strict=True))
         if wanted:
             *tensors, self.token = _Node.apply(self, [home[index] for index in wanted], anchor, *outside)
             home.update(zip(wanted, tensors, strict=True))
         return [
             leaf if index not in home else home[index] if index in wanted else home[index].detach()
-            for index, leaf in enumerate(made)
+            for index, leaf in enumerate(outputs)
         ]
 
     def _backward_here(self, roots: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         self._routed.compute(lambda: torch.autograd.backward(roots, grads, retain_graph=keep), "backward")
 
-    def _check(self, made: list[Any], rows: int) -> None:
+    def _check(self, outputs: list[Any], rows: int) -> None:
         """Holds the module to its template, on which ranks that do not run it rely."""
         routed, template = self._routed, self._routed.template
         returned = [
             (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in made
+            for leaf in outputs
         ]
         now = template.wanted()
         expected = [

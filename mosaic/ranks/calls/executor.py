@@ -205,19 +205,19 @@ class RankExecutor:
                 routed = self.routed[name]
                 self._noted(self._launch(routed, routed.plain, *routed.without_rows(), is_there=False, waits=False))
 
-    def _noted(self, made: tuple[Any, torch.Tensor | None]) -> Any:
-        result, token = made
+    def _noted(self, results: tuple[Any, torch.Tensor | None]) -> Any:
+        result, token = results
         if token is not None and self._called is not None:
             self._tokens.append(token)
         return result
 
     def _with_all_backwards(self, result: Any) -> Any:
         """Ties the backward of every call to that of the model's results."""
-        made = {id(t): t for t in tensors_in(result) if t.requires_grad}
-        if not made:
+        results = {id(t): t for t in tensors_in(result) if t.requires_grad}
+        if not results:
             return result
-        tied = Tied.apply(self, len(self._tokens), *self._tokens, *made.values())
-        instead = dict(zip(made, tied, strict=True))
+        tied = Tied.apply(self, len(self._tokens), *self._tokens, *results.values())
+        instead = dict(zip(results, tied, strict=True))
         self._pending.note(tied)
         return map_tensors(lambda tensor: instead.get(id(tensor), tensor), result)
 

@@ -121,11 +121,13 @@ class HostRankExecutor(RankExecutor):
                 self._signatures.clear()
             self._signatures[kind] = _signature_of(routed, *kind[1:])
         signature, held = self._signatures[kind], state if routed.is_member and not waits else None
-        made = self.engine.launch(site, _LaneCall(self, routed, site, make(run), arguments, signature, held), arguments)
+        results = self.engine.launch(
+            site, _LaneCall(self, routed, site, make(run), arguments, signature, held), arguments
+        )
         if waits and site.last_forward is not None:
             self.engine.wait(site.last_forward)
-        token = made.pop() if len(made) > len(routed.template.leaves) else None
-        return routed.result_of(made), token
+        token = results.pop() if len(results) > len(routed.template.leaves) else None
+        return routed.result_of(results), token
 
     def _run_here(
         self, call: RoutedCall, leaves: list[Any], site: PlacedModule, reason: str
@@ -134,17 +136,17 @@ class HostRankExecutor(RankExecutor):
         note_in_place(self.engine, site.name, reason)
         self.engine.drain()
         with self.in_step():
-            made = call.forward(map_tensors(joined, leaves))
+            results = call.forward(map_tensors(joined, leaves))
 
         def arrived(grad: torch.Tensor) -> torch.Tensor:
             self.backward_begins()
             self.engine.drain()
             return grad.value() if isinstance(grad, LaneTensor) else grad
 
-        for tensor in [*made, call.token]:
+        for tensor in [*results, call.token]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrived)
-        return call.nested(made), call.token
+        return call.nested(results), call.token
 
     def backward_done(self, routed: RoutedModule) -> None:
         if not on_lane():  # on a lane it is a piece of work of its own behind the backward
@@ -195,9 +197,9 @@ class _LaneCall(Call):
         context = copy_context()
 
         def forward(*args: Any, **kwargs: Any) -> list[Any]:
-            made = context.run(call.forward, flatten((args, kwargs))[0])
-            made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in made]
-            return made if call.token is None else [*made, call.token]
+            results = context.run(call.forward, flatten((args, kwargs))[0])
+            results = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in results]
+            return results if call.token is None else [*results, call.token]
 
         super().__init__(executor.engine, site, forward, arguments, signature, None, origin=caller(), state=state)
         self.parameters = []

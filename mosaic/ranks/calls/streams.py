@@ -135,8 +135,8 @@ class StreamRankExecutor(RankExecutor):
         )
 
         def forward(*own: Any) -> list[Any]:
-            made = call.forward(list(own), anchor)
-            return [*made, call.token]
+            results = call.forward(list(own), anchor)
+            return [*results, call.token]
 
         reason = str(error) if error is not None else obstacle or _obstacle()
         if reason is None and self.engine.closed:
@@ -144,14 +144,14 @@ class StreamRankExecutor(RankExecutor):
         with self.in_step():
             if reason is not None:
                 note_in_place(self.engine, routed.name, reason)
-                *made, token = forward(*map_tensors(join_tensor, leaves))
+                *results, token = forward(*map_tensors(join_tensor, leaves))
             else:
-                *made, token = self.engine.launch(self._sites[routed.name], forward, tuple(leaves))
+                *results, token = self.engine.launch(self._sites[routed.name], forward, tuple(leaves))
         if isinstance(token, StreamTensor):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:
             self._before = token
-        return call.nested(made), token
+        return call.nested(results), token
 
     @contextmanager
     def _whole_call(self) -> Iterator[None]:

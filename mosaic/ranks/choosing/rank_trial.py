@@ -37,99 +37,88 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
     Raises:
         RankFailedError: Another rank has failed; names it.
     """
-    world = on.world
+    world, clock = on.world, settings.clock or clock_of(on.backend)
     turns = Turns(settings, [plan.search.method for plan in plans], trains=False)
     with preserved(on.model, on.sample, alone=on.finding.subjects, elsewhere=True):
-        trying = _Trying(on, plans, settings.clock or clock_of(on.backend))
+        number = 0
         while isinstance(visit := turns.next_visit(), Visit):
-            trying.take(visit, turns)
+            failed = _visit(on, plans[visit.candidate], number, visit.num_steps, turns, clock, len(plans))
+            if failed is not None:
+                turns.exclude(visit.candidate, f"could not run: {failed}")
+            number += 1
     world.progress.calls = world.progress.step = 0
     world.progress.clear_waits()
     return plans[world.broadcast(visit.winner)], _report(turns, visit)
 
 
-class _Trying:
-    """One trial: gives plans their turns."""
+def _visit(
+    on: Prepared, plan: Plan, number: int, num_steps: int, turns: Turns, clock: StepClock, num_plans: int
+) -> str | None:
+    """Prepares a plan and takes steps until its turn is over; returns why it cannot run, or None."""
+    world = on.world
+    opened, error = None, None
+    try:
+        opened = open_runs(on, plan, is_warm=number >= num_plans)
+    except Exception as failure:  # of any kind: all ranks have to hear of it
+        error = failure
+    failed = _joined(world.all_gather(None if error is None else _text_of(error)))
+    if opened is None or failed is not None:
+        if opened is not None:
+            opened.runs.close()
+        return failed
+    world.max_ctas = plan.communication_sms or None
+    with world.groups.lending() as loan:
+        activated = place(on, plan, opened, gives_up=False)
+    with world.cancel_token(f"trial/{number}", loan.groups) as token:
+        failed = _steps(on, activated, num_steps, turns, clock, token)
+    (world.groups.give_back if failed is None else world.groups.destroy)(loan)
+    return failed
 
-    def __init__(self, on: Prepared, plans: Sequence[Plan], clock: StepClock) -> None:
-        self._on = on
-        self._plans = plans
-        self._clock = clock
-        self._run = runner_of(on.model, on.sample)
-        self._num_turns = 0
 
-    def take(self, visit: Visit, turns: Turns) -> None:
-        world, plan = self._on.world, self._plans[visit.candidate]
-        self._num_turns += 1
-        opened, error = None, None
-        try:
-            opened = open_runs(self._on, plan, is_warm=self._num_turns > len(self._plans))
-        except Exception as failure:  # of any kind: all ranks have to hear of it
-            error = failure
-        failed = _said(world.all_gather(None if error is None else _text_of(error)))
-        if failed is not None:
-            if opened is not None:
-                opened.runs.close()
-            turns.exclude(visit.candidate, f"could not run: {failed}")
-            return
-        assert opened is not None
-        world.max_ctas = plan.communication_sms or None
-        with world.groups.lending() as loan:
-            activated = place(self._on, plan, opened, gives_up=False)
-        with world.cancel_token(f"trial/{self._num_turns}", loan.groups) as token:
-            failed = self._steps(activated, visit.num_steps, turns, token)
-        if failed is None:
-            world.groups.give_back(loan)
-        else:
-            world.groups.destroy(loan)
-            turns.exclude(visit.candidate, f"could not run: {failed}")
-
-    def _steps(self, activated: Activated, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
-        """Takes steps until the turn is over; returns why the plan cannot run, or None."""
-        model, world = self._on.model, self._on.world
-        attachment = Attachment(model, self._on.finding, before_call=lambda: None)
-        attachment.begin(activated.placed, None)
-        try:
-            world.all_gather(None)  # so that the first step, too, begins with all ranks ready
-            for _ in range(num_steps):
-                took_ms, why = 0.0, None
-                try:
-                    took_ms = self._step(activated)
-                except RankFailedError:
-                    raise
-                except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
-                    text = _text_of(failure)
-                    why = text if token.cancel(text) else None  # else this one failed since another did
-                for parameter in model.parameters():
-                    parameter.grad = None
-                told = world.all_gather((took_ms, why))
-                failed = _said([text for _, text in told])
-                if failed is not None:
-                    token.abort()  # of what this rank may still be waiting for
-                    return failed
-                turns.note(max(ms for ms, _ in told))
-                if turns.is_cut:
-                    break
-            return None
-        finally:
-            attachment.end()
-
-    def _step(self, activated: Activated) -> float:
-        start = self._clock.mark()
-        sample_step(self._run)
-        activated.placed.executor.settle()
-        end = self._clock.mark()
-        self._clock.settle()
-        return self._clock.ms_between(start, end)
+def _steps(
+    on: Prepared, activated: Activated, num_steps: int, turns: Turns, clock: StepClock, token: CancelToken
+) -> str | None:
+    model, world, run = on.model, on.world, runner_of(on.model, on.sample)
+    attachment = Attachment(model, on.finding, before_call=lambda: None)
+    attachment.begin(activated.placed, None)
+    try:
+        world.all_gather(None)  # so that the first step, too, begins with all ranks ready
+        for _ in range(num_steps):
+            took_ms, reason = 0.0, None
+            try:
+                start = clock.mark()
+                sample_step(run)
+                activated.placed.executor.settle()
+                end = clock.mark()
+                clock.settle()
+                took_ms = clock.ms_between(start, end)
+            except RankFailedError:
+                raise
+            except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
+                text = _text_of(failure)
+                reason = text if token.cancel(text) else None  # else this one failed since another did
+            for parameter in model.parameters():
+                parameter.grad = None
+            by_rank = world.all_gather((took_ms, reason))
+            failed = _joined([reason for _, reason in by_rank])
+            if failed is not None:
+                token.abort()  # of what this rank may still be waiting for
+                return failed
+            turns.note(max(ms for ms, _ in by_rank))
+            if turns.is_cut:
+                break
+        return None
+    finally:
+        attachment.end()
 
 
 def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _said(told: Sequence[str | None]) -> str | None:
-    """Returns what ranks said that went wrong, by rank; None if nothing did."""
-    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None) or None
+def _joined(reasons: Sequence[str | None]) -> str | None:
+    """Returns the reasons of all ranks that have one; None for none."""
+    return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None) or None
 
 
 def _report(turns: Turns, decision: Decision) -> TrialReport:

@@ -61,7 +61,7 @@ class Elsewhere(torch.Tensor):
     @staticmethod
     def of(like: torch.Tensor, home: Home, *, is_parameter: bool = False) -> Elsewhere:
         """Returns one on the meta device."""
-        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
+        result: Elsewhere = torch.Tensor._make_wrapper_subclass(
             Elsewhere,
             like.shape,
             strides=like.stride(),
@@ -69,10 +69,10 @@ class Elsewhere(torch.Tensor):
             device=torch.device("meta"),
             requires_grad=like.requires_grad and is_parameter,
         )
-        made.home = home
+        result.home = home
         if is_parameter:
-            made._is_param = True  # what isinstance(..., nn.Parameter) asks
-        return made
+            result._is_param = True  # what isinstance(..., nn.Parameter) asks
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own is declared as a builtin
@@ -85,18 +85,18 @@ class Elsewhere(torch.Tensor):
             return _returned(func, args, kwargs)
         if written and func.__name__.startswith("_foreach_"):
             return _foreach(func, args, kwargs)
-        given = _tensors((args, kwargs))
-        here = next(tensor for tensor in given if isinstance(tensor, Elsewhere))
-        if written or any(not isinstance(t, Elsewhere) and (t.dim() or t.requires_grad) for t in given):
+        operands = _tensors((args, kwargs))
+        here = next(tensor for tensor in operands if isinstance(tensor, Elsewhere))
+        if written or any(not isinstance(t, Elsewhere) and (t.dim() or t.requires_grad) for t in operands):
             here.refuse(func)
         plain_args, plain_kwargs = pytree.tree_map_only(Elsewhere, _without_values, (tuple(args), kwargs))
         try:
-            made = func(*plain_args, **plain_kwargs)
+            result = func(*plain_args, **plain_kwargs)
         except (RuntimeError, TypeError) as error:  # NotImplementedError is one of the former
             if "meta" not in str(error).lower():
                 raise
             here.refuse(func)
-        return pytree.tree_map_only(torch.Tensor, lambda t: Elsewhere.of(t, here.home) if t.is_meta else t, made)
+        return pytree.tree_map_only(torch.Tensor, lambda t: Elsewhere.of(t, here.home) if t.is_meta else t, result)
 
     def refuse(self, func: Any) -> NoReturn:
         """Raises ModuleContractError: something needs the values."""
@@ -148,8 +148,8 @@ def _without_values(tensor: Elsewhere) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _tensors(given: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -157,9 +157,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     written = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            if given is not None:
-                written.append(given)
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            if value is not None:
+                written.append(value)
     return written
 
 
@@ -179,11 +179,11 @@ def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     def chosen(value: Any) -> Any:
         return [value[place] for place in kept] if isinstance(value, list) and len(value) == len(into) else value
 
-    given, named = tuple(map(chosen, args)), {name: chosen(value) for name, value in kwargs.items()}
-    for tensor in _tensors((given, named)):
+    operands, named = tuple(map(chosen, args)), {name: chosen(value) for name, value in kwargs.items()}
+    for tensor in _tensors((operands, named)):
         if isinstance(tensor, Elsewhere):
             tensor.refuse(func)
-    func(*given, **named)
+    func(*operands, **named)
 
 
 def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int:

@@ -69,17 +69,17 @@ class _Bucket:
         Returns:
             Gradients that were not there before.
         """
-        made, places, grads = [], [], []
+        new_grads, places, grads = [], [], []
         for parameter in self.parameters:
             if parameter.grad is not None:
                 places.append(self._places[id(parameter)])
                 grads.append(parameter.grad.detach())
             elif id(parameter) in there:
                 parameter.grad = self._places[id(parameter)].clone()
-                made.append(parameter.grad)
+                new_grads.append(parameter.grad)
         if grads:
             torch._foreach_copy_(grads, places)
-        return made
+        return new_grads
 
     def _memory(self) -> torch.Tensor:
         if self._flat is None or self._flat.dtype != self._like.dtype:

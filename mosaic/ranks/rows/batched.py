@@ -47,11 +47,10 @@ def rows_of(subject: Subject) -> tuple[bool, ...]:
     for batched in _choices(leaves, whole):
         if all(each.splits(leaves, batched) for each in runs):
             return batched
-    given, made = _shapes(leaves), _shapes(whole)
     raise UnsupportedModelError(
-        f"{subject.name!r} cannot be split over ranks: run on some of its rows, of arguments {given}, it does not "
-        f"return these rows of its results {made}; either one of them has no row for each sample, rows depend on "
-        "each other, or it keeps statistics of them in buffers; leave it where it is called: "
+        f"{subject.name!r} cannot be split over ranks: run on some of its rows, of arguments {_shapes(leaves)}, it "
+        f"does not return these rows of its results {_shapes(whole)}; either one of them has no row for each sample, "
+        "rows depend on each other, or it keeps statistics of them in buffers; leave it where it is called: "
         f"colocate(..., exclude=[{subject.name!r}])"
     )
 
@@ -91,12 +90,12 @@ class _Runs:
             stack.enter_context(uncompiled())
             before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
             with self._draws:
-                made = flatten(module(*args, **kwargs))[0]
+                results = flatten(module(*args, **kwargs))[0]
             if not before.is_same(python_state()):
                 self._draws.is_exact = False
             after = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
             self.written = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
-            return made
+            return results
 
     def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
         """True if some rows of the arguments give these rows of the results."""
@@ -104,27 +103,27 @@ class _Runs:
         self._draws = _ConstantDraws()
         try:
             whole, written = self(many), self.written
-            made = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
+            results = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
             of_few = self.written
         except Exception:  # of any kind: the module was called with what it may not be made for
             return False
         if any(isinstance(leaf, torch.Tensor) and len(leaf) != rows for leaf in whole):
             return False
         wanted = [leaf[:taken] if isinstance(leaf, torch.Tensor) else leaf for leaf in whole]
-        if not _are_alike(made, wanted, lambda a, b: a.shape == b.shape):
+        if not _are_alike(results, wanted, lambda a, b: a.shape == b.shape):
             return False
         tolerance = _tolerance([*many, *whole, *self._subject.module.parameters()])
         return _are_alike(
-            [*made, *of_few], [*wanted, *written], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
+            [*results, *of_few], [*wanted, *written], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
         ) or self._differs_from_itself(many, whole)
 
-    def _differs_from_itself(self, leaves: Sequence[Any], made: Sequence[Any]) -> bool:
+    def _differs_from_itself(self, leaves: Sequence[Any], results: Sequence[Any]) -> bool:
         """True if a module draws what cannot be drawn again: then its shapes have to do."""
         try:
             again = self(leaves)
         except Exception:  # of any kind, as above
             return False
-        return not self._draws.is_exact or not _are_alike(again, made, _is_same)
+        return not self._draws.is_exact or not _are_alike(again, results, _is_same)
 
 
 def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[list[Any], int, int]:
@@ -142,8 +141,8 @@ def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[l
     def differing(leaf: torch.Tensor) -> torch.Tensor:
         return torch.cat([leaf[:taken], _another(leaf[:1]).expand(rest, *leaf.shape[1:])])
 
-    made = [differing(leaf) if has_rows else leaf for leaf, has_rows in zip(leaves, batched, strict=True)]
-    return made, taken + rest, taken
+    results = [differing(leaf) if has_rows else leaf for leaf, has_rows in zip(leaves, batched, strict=True)]
+    return results, taken + rest, taken
 
 
 def _another(row: torch.Tensor) -> torch.Tensor:
@@ -170,34 +169,38 @@ def _choices(leaves: Sequence[Any], whole: Sequence[Any]) -> Iterator[tuple[bool
             yield tuple(index in fitting and index not in left_out for index in range(len(leaves)))
 
 
-def _are_alike(made: Sequence[Any], wanted: Sequence[Any], same: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
-    return len(made) == len(wanted) and all(
+def _are_alike(
+    results: Sequence[Any], wanted: Sequence[Any], same: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> bool:
+    return len(results) == len(wanted) and all(
         same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else type(a) is type(b)
-        for a, b in zip(made, wanted, strict=True)
+        for a, b in zip(results, wanted, strict=True)
     )
 
 
 def _tolerance(tensors: Sequence[Any]) -> float:
     """Returns how far rounding may go, as a part of the largest value."""
-    floats = [one for one in tensors if isinstance(one, torch.Tensor) and one.is_floating_point()]
-    if torch.is_autocast_enabled("cpu") or any(one.device.type != "cpu" for one in floats):
+    floats = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    if torch.is_autocast_enabled("cpu") or any(tensor.device.type != "cpu" for tensor in floats):
         return _COARSE
-    return max((_TOLERANCES.get(one.dtype, _COARSE) for one in floats), default=_COARSE)
+    return max((_TOLERANCES.get(tensor.dtype, _COARSE) for tensor in floats), default=_COARSE)
 
 
-def _is_same(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _is_same(result: torch.Tensor, wanted: torch.Tensor) -> bool:
     return (
-        torch.equal(made.nan_to_num(), wanted.nan_to_num()) if made.is_floating_point() else torch.equal(made, wanted)
+        torch.equal(result.nan_to_num(), wanted.nan_to_num())
+        if result.is_floating_point()
+        else torch.equal(result, wanted)
     )
 
 
-def _is_close(made: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
-    if not made.is_floating_point():
+def _is_close(result: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
+    if not result.is_floating_point():
         return True  # an index of the largest value may change by rounding
-    made, wanted = made.double(), wanted.double()
+    result, wanted = result.double(), wanted.double()
     finite = wanted[wanted.isfinite()]
     scale = finite.abs().max().item() if finite.numel() else 1.0
-    return torch.allclose(made, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return torch.allclose(result, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 @contextmanager
@@ -235,24 +238,25 @@ class _ConstantDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.native_dropout.default:  # the dropout of GPUs
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        made = func(*args, **kwargs)
+        drawn = func(*args, **kwargs)
         if func.__name__.startswith("randperm"):  # the identity would hide that rows change places
-            return made.copy_(made.sort().values.roll(-1))
-        if not isinstance(made, torch.Tensor) or _reads_values(func):
-            self.is_exact = False  # what it makes depends on more than on what is drawn
-            return made
-        return made.fill_(0.5 if made.is_floating_point() else made.dtype == torch.bool)
+            return drawn.copy_(drawn.sort().values.roll(-1))
+        if not isinstance(drawn, torch.Tensor) or _reads_values(func):
+            self.is_exact = False  # it depends on more than on what is drawn
+            return drawn
+        return drawn.fill_(0.5 if drawn.is_floating_point() else drawn.dtype == torch.bool)
 
 
 def _is_off(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if an operator draws nothing, since its rate of dropout is 0."""
-    given = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
-    names = {one.name: one.default_value for one in func._schema.arguments if one.name in _RATES}
-    return any(not given.get(name, default) for name, default in names.items())
+    schema = func._schema.arguments
+    values = {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+    names = {argument.name: argument.default_value for argument in schema if argument.name in _RATES}
+    return any(not values.get(name, default) for name, default in names.items())
 
 
 def _reads_values(func: Any) -> bool:
     """True if what an operator makes depends on the values of tensors: it is given some and does not overwrite them."""
-    tensors = [one for one in func._schema.arguments if isinstance(one.type, torch.TensorType)]
-    written = [one for one in tensors if one.alias_info is not None and one.alias_info.is_write]
+    tensors = [argument for argument in func._schema.arguments if isinstance(argument.type, torch.TensorType)]
+    written = [tensor for tensor in tensors if tensor.alias_info is not None and tensor.alias_info.is_write]
     return bool(tensors) and not written and not func.__name__.partition(".")[0].endswith("_like")

@@ -59,10 +59,10 @@ class RowRouting:
         for rank, held in enumerate(self.held):
             left = held - moves[rank][rank]
             for member in self.members:
-                given = min(left, short[member])
-                moves[rank][member] += given
-                short[member] -= given
-                left -= given
+                moved = min(left, short[member])
+                moves[rank][member] += moved
+                short[member] -= moved
+                left -= moved
         return tuple(map(tuple, moves))
 
     def sends(self, rank: int) -> tuple[int, ...]:

@@ -194,14 +194,14 @@ def _routed_modules(
 def _feed(subject: Subject, routed: RoutedModule) -> Feed:
     """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
     leaves = flatten((subject.args, subject.kwargs))[0]
-    given = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
+    argument_bytes = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
     template = routed.template
-    made = sum(
+    result_bytes = sum(
         leaf.nbytes * (1 + trains)
         for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
         if isinstance(leaf, torch.Tensor)
     )
-    return Feed(members=routed.members, step_bytes=float(given + made))
+    return Feed(members=routed.members, step_bytes=float(argument_bytes + result_bytes))
 
 
 def _shared_reducers(

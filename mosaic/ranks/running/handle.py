@@ -151,12 +151,13 @@ class RankHandle(Handle):
                 "it between steps, after optimizer.zero_grad()"
             )
         own = {id(parameter) for parameter in self._model.parameters()}
-        for one in self._attachment.stepped:
-            holds = any(id(parameter) in own for group in one.param_groups for parameter in group["params"])
-            if holds and not any(one is given for given in optimizers):
+        for stepped in self._attachment.stepped:
+            holds = any(id(parameter) in own for group in stepped.param_groups for parameter in group["params"])
+            if holds and not any(stepped is optimizer for optimizer in optimizers):
                 raise ModuleContractError(
-                    f"an {type(one).__name__} that was not given has stepped parameters of this model, which may move "
-                    "to other ranks, and its state only with them; call replan(..., optimizer=[...]) with all of them"
+                    f"an {type(stepped).__name__} that was not given has stepped parameters of this model, which may "
+                    "move to other ranks, and its state only with them; call replan(..., optimizer=[...]) with all of "
+                    "them"
                 )
 
     def _log(self) -> None:
@@ -319,22 +320,22 @@ def _held_tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str, boo
     return {name: (tuple(tensor.shape), str(tensor.dtype), not tensor.is_meta) for name, tensor in tensors_of(model)}
 
 
-def _holders_of(told: Sequence[Mapping[str, tuple[tuple[int, ...], str, bool]]]) -> dict[str, Members]:
+def _holders_of(by_rank: Sequence[Mapping[str, tuple[tuple[int, ...], str, bool]]]) -> dict[str, Members]:
     """Returns the ranks that hold each tensor.
 
     Raises:
         ModuleContractError: The model was not changed alike on all ranks, or a tensor has no values anywhere.
     """
-    for rank, theirs in enumerate(told):
-        if [(name, *of[:2]) for name, of in theirs.items()] != [(name, *of[:2]) for name, of in told[0].items()]:
+    for rank, theirs in enumerate(by_rank):
+        if [(name, *of[:2]) for name, of in theirs.items()] != [(name, *of[:2]) for name, of in by_rank[0].items()]:
             differing = [
-                name for name in {**told[0], **theirs} if theirs.get(name, ())[:2] != told[0].get(name, ())[:2]
+                name for name in {**by_rank[0], **theirs} if theirs.get(name, ())[:2] != by_rank[0].get(name, ())[:2]
             ]
             which = f"{differing[0]} is another one, or on one of them only" if differing else "in another order"
             raise ModuleContractError(
                 f"the model of rank {rank} is not that of rank 0: {which}; make the same changes on all ranks"
             )
-    holders = {name: tuple(rank for rank, of in enumerate(told) if of[name][-1]) for name in told[0]}
+    holders = {name: tuple(rank for rank, of in enumerate(by_rank) if of[name][-1]) for name in by_rank[0]}
     lost = next((name for name, ranks in holders.items() if not ranks), None)
     if lost is not None:
         raise ModuleContractError(f"no rank has the values of {lost}; put a module there that is whole on some rank")

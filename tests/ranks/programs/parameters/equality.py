@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mosaic.ranks import RankHandle
 from ranks.graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
 
 STEPS = 4
@@ -40,7 +42,7 @@ def train(model: nn.Module, shape: Shape, rows: list[int], rank: int, optimizer:
     return losses
 
 
-def case(seed: int, rank: int, size: int) -> dict[str, Any]:
+def case(seed: int, rank: int, size: int, place: Callable[..., RankHandle] = colocated) -> dict[str, Any]:
     """One random model under one random layout; returns how far it was from DistributedDataParallel."""
     draw = random.Random(seed)
     shape = Shape.draw(draw)
@@ -50,7 +52,7 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
     members = subsets(kind, model.placed, size, draw)
     name = draw.choice(["sgd", "foreach", "fused", "plain"])
     early = optimizer_of(name, model) if draw.random() < 0.5 else None  # made before it is colocated
-    handle = colocated(model, batch_of(shape, 0, [3] * size, rank), members, size)
+    handle = place(model, batch_of(shape, 0, [3] * size, rank), members, size)
     ours = train(model, shape, rows, rank, early or optimizer_of(name, model))
     theirs = train(wrapped, shape, rows, rank, optimizer_of(name, wrapped))
     apart, described = difference(handle, wrapped), handle.describe()
@@ -60,6 +62,7 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
     return {
         "kind": kind,
         "tie": shape.tie,
+        "routes": "nothing is routed" not in described,
         "members": sorted({tuple(ranks) for ranks in members.values()}),
         "loss": max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(ours, theirs, strict=True)),
         "parameters": apart,
