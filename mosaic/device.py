@@ -8,17 +8,20 @@ from typing import Annotated, ClassVar, Literal
 from mosaic.artifact import Ge
 from mosaic.errors import InvalidPlanError
 
-FORBID_EXTRA = {"extra": "forbid"}
+
+class StrictFile:
+    """Base of dataclasses whose files may have no other keys."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(StrictFile):
     """One GPU, or the set of CPU cores of the host backend.
 
     A *slot* is the unit in which a device's SMs are given out: 8 SMs on Hopper, one core on the host.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """Product name, as the driver or the operating system says it."""

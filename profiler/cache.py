@@ -17,17 +17,15 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.identity import ModuleKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPoint:
+class MeasuredPoint(StrictFile):
     """One point of a module, and how far it can be trusted."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     samples: tuple[Sample, ...]
     """Forward and backward. Of a degree above 1, compute alone, without communication."""
@@ -41,11 +39,10 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRecord:
+class ModuleRecord(StrictFile):
     """Measurements of one module."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: Literal[1] = 1
     """Version of this file's layout."""
@@ -75,10 +72,8 @@ class ModuleRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairKey:
+class PairKey(StrictFile):
     """Two modules side by side; their order is that of their names in a record: ``0``, ``1``."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     modules: tuple[ModuleKey, ...]
     """Both."""
@@ -87,11 +82,10 @@ class PairKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRecord:
+class PairRecord(StrictFile):
     """Measurements of two modules side by side, in both phases."""
 
     SCHEMA_VERSION: ClassVar[int] = 2
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: Literal[2] = 2
     """Version of this file's layout."""

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import CodeType, FunctionType
-from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda.driver import describe_driver, describe_nvml
+from mosaic.backends.cuda.driver import describe_driver
+from mosaic.backends.cuda.environment import describe_nvml
 from mosaic.backends.host.backend import available_cores
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment, ModuleStructure
 from mosaic.profiler.subject import Subject, tensors_in
@@ -30,10 +30,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleKey:
+class ModuleKey(StrictFile):
     """All that a module's time depends on; modules of equal keys share measurements."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     structure: str
     """See ``digest_of``."""

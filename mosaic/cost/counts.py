@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.profile import Phase
 
 
@@ -25,10 +25,8 @@ class OperatorKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(StrictFile):
     """One operator, or several equal ones; figures are of one call."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """As torch's dispatcher calls it, such as ``aten.mm``."""
@@ -55,10 +53,8 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCounts:
+class PhaseCounts(StrictFile):
     """All operators of one phase, equal ones together, in the order of their first call."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     operators: tuple[Operator, ...] = ()
     """Operators."""
@@ -89,10 +85,8 @@ class PhaseCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCounts:
+class MemoryCounts(StrictFile):
     """Bytes that a module takes on each of its devices."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     parameter_bytes: Annotated[int, Ge(0)]
     """Parameters, each once however often it is used."""
@@ -126,11 +120,10 @@ class MemoryCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleCounts:
+class ModuleCounts(StrictFile):
     """Everything counted about one module at one batch size."""
 
     SCHEMA_VERSION: ClassVar[int] = 2
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 2
     """Version of this file's layout."""

@@ -128,7 +128,6 @@ class Attachment:
                 self._taken.append(subject.module)
 
     def release_modules(self) -> None:
-        """Gives the placed modules their plain classes back."""
         for module in self._taken:
             detach(module)
         self._taken.clear()

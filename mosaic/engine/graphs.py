@@ -116,7 +116,6 @@ class ModuleGraphs:
 
     @property
     def is_in_flight(self) -> bool:
-        """Returns True while a forward by replay waits for its backward."""
         return any(graph.in_flight for graph in self._graphs)
 
     def close(self) -> None:
@@ -291,7 +290,6 @@ class ModuleGraph:
         return [*self._module.named_parameters(), *self._module.named_buffers()]
 
     def _places_now(self) -> list[tuple[Any, ...]]:
-        """Returns name, identity, address and layout of each parameter and buffer."""
         places = []
         for name, tensor in self._named_tensors():
             address = 0 if nn.parameter.is_lazy(tensor) else tensor.data_ptr()
@@ -310,7 +308,6 @@ class ModuleGraph:
         return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
 
     def _check_module(self) -> None:
-        """Raises RefusalError if no call of the module can be captured."""
         for path, part in self._module.named_modules():
             if any(getattr(part, name) for name in _HOOKS):
                 raise RefusalError(f"it has a hook on {path or 'itself'!r}, which a replay would not call")
@@ -499,7 +496,6 @@ class ModuleGraph:
         return unflatten(leaves, self._spec)
 
     def results(self) -> list[torch.Tensor]:
-        """Returns copies of what the forward computed."""
         return _copies([tensor.detach() for tensor in self._results])
 
     def backward(self, passed: _Pass, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
@@ -620,7 +616,6 @@ def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextmanager
 def _refusing(stage: str) -> Iterator[None]:
-    """Turns an error of its block into a RefusalError."""
     try:
         yield
     except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly

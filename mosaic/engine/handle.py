@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.changes import Makeup
@@ -33,7 +33,7 @@ _PLAIN = "the model runs as it was"
 _CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
 
-class Handle(KeepsCheckpoints):
+class Handle(Checkpointer):
     """A colocated model.
 
     Attributes:
@@ -50,7 +50,6 @@ class Handle(KeepsCheckpoints):
         self._begin(session)
 
     def _begin(self, session: Session) -> None:
-        """Runs a session from now on."""
         self._session = session
         self._makeup = Makeup(self._model)
         before: Attachment | None = getattr(self, "_attachment", None)
@@ -163,7 +162,6 @@ class Handle(KeepsCheckpoints):
         return f"{stages}{gain}"
 
     def _log(self) -> None:
-        """Logs in one line what runs from now on, and the warnings of the model's modules."""
         _LOG.info("%s", self._state())
         for sentence in self._session.finding.warnings:
             _LOG.warning("%s", sentence)

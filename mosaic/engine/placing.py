@@ -19,17 +19,23 @@ from mosaic.timeline import Span
 
 
 class Executor(Protocol):
-    """Runs placed calls on the host's threads, or on streams."""
+    """Runs placed calls on the host's threads, on streams, or on several ranks.
 
+    Attributes:
+        lanes: The lanes of the plan.
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
+        in_order: Modules that keep to the order of the caller's work, and why.
+        calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
+        closed: Whether the lanes were given back.
+    """
+
+    lanes: Lanes
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
     in_order: dict[str, str]
-    calls_again: bool
+    calls_again: bool = False
     closed: bool
-
-    @property
-    def lanes(self) -> Lanes:
-        """The lanes of the plan."""
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""
@@ -45,9 +51,11 @@ class Executor(Protocol):
 
     def pause(self) -> None:
         """Comes to rest and leaves the model to others."""
+        self.settle()
 
     def resume(self) -> None:
         """Undoes ``pause``."""
+        return
 
     def close(self) -> None:
         """Ends the lanes; calling it again does nothing."""
@@ -58,14 +66,17 @@ class Executor(Protocol):
 
     def forget_calls(self) -> None:
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
+        return
 
     @property
     def num_failed(self) -> int:
-        """How many backwards are known to have failed."""
+        """How many backwards are known to have failed; on streams errors come out of autograd alone."""
+        return 0
 
     @property
     def num_learned(self) -> int:
         """How many calls were the first of their kind and ran where they were made, on another number of threads."""
+        return 0
 
     @property
     def num_backwards(self) -> int:
@@ -121,7 +132,6 @@ class PlacedPlan:
         self._adopting = set(self.sites) if adopts_shapes else set()
 
     def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a module by its site."""
         site = self.sites[name]
         if self._adopting and name in self._adopting:
             self._adopting.discard(name)
@@ -133,7 +143,7 @@ class PlacedPlan:
         """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
         if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
-        return self.executor.is_in_flight or any(site.is_in_flight or site.is_in_place for site in self.sites.values())
+        return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
 
     def forget_calls(self) -> None:
         """Waits for no backward any more: the calls were those of a model call that raised."""
@@ -142,7 +152,6 @@ class PlacedPlan:
             site.forget_calls()
 
     def close(self) -> None:
-        """Ends the lanes."""
         self.executor.close()
 
 
@@ -160,25 +169,18 @@ class PendingBackwards:
         return bool(self._calls)
 
     def note(self, result: Any) -> None:
-        """Follows the results of a call until their backward has come, or nobody can ask for it any more."""
-        call = _PlainCall()
+        """Follows the results of a call until their backward has come, or is impossible."""
+        calls, call = self._calls, _PlainCall()
+
+        def arrived(_: torch.Tensor) -> None:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another one may follow
+                calls.discard(call)
+
         for tensor in tensors_in(result):
             if tensor.requires_grad and not tensor.is_leaf and not isinstance(tensor, LaneTensor):
-                tensor.register_hook(_Arrived(self._calls, call))
-                self._calls.add(call)  # its life is that of the hooks
+                tensor.register_hook(arrived)
+                calls.add(call)  # its life is that of the hooks
 
 
 class _PlainCall:
     """Stands for one call."""
-
-
-class _Arrived:
-    """A hook that forgets a call once its backward has come, unless another one may follow."""
-
-    def __init__(self, calls: weakref.WeakSet[_PlainCall], call: _PlainCall) -> None:
-        self._calls = calls
-        self._call = call
-
-    def __call__(self, grad: Any) -> None:
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self._calls.discard(self._call)

@@ -132,7 +132,6 @@ class Session:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Adds the time of its block to a step."""
         began = time.perf_counter()
         try:
             yield
@@ -237,7 +236,6 @@ class Session:
         )
 
     def leave_alone(self, *notes: str) -> None:
-        """Lets the model run as it was."""
         self.finding.forget_run()
         self.notes = (*notes, *(self.notes or self.request.backend.notes))
         if not self.plans:
@@ -251,7 +249,6 @@ class Session:
         self.leave_alone(warn_of_no_profile(reason, "the model runs as it was", error))
 
     def open_lanes(self, candidate: PlanCandidate, adopts_shapes: bool) -> PlacedPlan:
-        """Opens the lanes of one plan."""
         backend = self.request.backend.with_sms(sm_target=candidate.sm_target)
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
@@ -327,12 +324,10 @@ def _minute(date: str) -> str:
 
 
 def clock_of(backend: Backend) -> StepClock:
-    """Returns the clock of a backend's steps."""
     return HostClock() if backend.api is None else EventClock(backend.api)
 
 
 def backend_for(model: nn.Module) -> Backend:
-    """Returns the backend of the device that holds the model's parameters."""
     devices = {parameter.device for parameter in model.parameters()}
     cuda = next((device for device in devices if device.type == "cuda"), None)
     return default_backend(torch.device("cpu") if cuda is None else cuda)

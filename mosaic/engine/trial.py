@@ -60,8 +60,6 @@ _ASIDE = "batches have other shapes than the trial's: the plain loop runs until 
 
 @dataclass(slots=True)
 class PlanCandidate:
-    """One plan of a trial."""
-
     plan: Plan
     graphs: bool = False
     """True if its modules are launched as CUDA graphs."""
@@ -348,7 +346,6 @@ class DriftWatch:
         return self._num_others >= _DRIFT_WINDOW
 
     def note_time(self, step_ms: float) -> str | None:
-        """Records the time of a step with the trial's shapes."""
         self._window.append(step_ms)
         if len(self._window) < _DRIFT_WINDOW:
             return None
@@ -364,7 +361,6 @@ class DriftWatch:
         return f"{self._num_slow} steps in a row were slower than in the trial: {limit}"
 
     def note_shapes(self, shapes: Hashable) -> str | None:
-        """Records the shapes of a step's batch."""
         if shapes == self.shapes:
             self._num_others = 0
             return None
@@ -375,7 +371,6 @@ class DriftWatch:
         return f"the last {self._num_others} batches had other shapes than those of the trial"
 
     def note_tenants(self, processes: frozenset[int]) -> str | None:
-        """Records the other processes on the device."""
         known, self._tenants = self._tenants, processes
         added = processes - known if known is not None else frozenset()
         return f"another process uses the device now (id {', '.join(map(str, sorted(added)))})" if added else None
@@ -513,7 +508,6 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        """Returns True if the decision is still open."""
         return self._phase in ("waiting", "trying")
 
     @property
@@ -654,7 +648,6 @@ class Trial:
         self._marks.append((begun, None))
 
     def _enter(self, number: int) -> bool:
-        """Switches to a candidate; returns False if its lanes cannot be opened."""
         candidate = self._candidate(number)
         if candidate is None:
             self._runner.switch_to(None)
@@ -741,7 +734,6 @@ class Trial:
         return self._setup.candidates[number - 1] if number else None
 
     def _close_lanes(self) -> None:
-        """Closes the lanes of all candidates but the winner."""
         for candidate in self._setup.candidates:
             if candidate is not self._winner or self._phase == "over":
                 candidate.close()
@@ -752,7 +744,6 @@ class Trial:
         )
 
     def _present(self) -> PlanCandidate | None:
-        """Returns the candidate whose turn it is, if it is a plan's."""
         if self._phase != "trying" or self._visit is None:
             return None
         return self._candidate(self._visit.candidate)

@@ -7,21 +7,19 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 
 MAX_EFFICIENCY = 2.0
 """Largest efficiency: above 1 where caches serve reads that are counted as memory traffic, or a peak is a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
+class Efficiency(StrictFile):
     """Share of a peak that kernels of one kind reach: the alphas of PipeWeaver's SEMU (section 4.1).
 
     The time that a kernel takes however small it is stands apart, in ``Hardware.kernel_us``. The defaults are round
     figures of ours, not measurements; ``devices.toml`` has published ones of some devices.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     matmul: float = 0.7
     """Matrix products, of the peak of their dtype."""
@@ -40,7 +38,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(StrictFile):
     """A device as its vendor describes it.
 
     Raises:
@@ -48,7 +46,6 @@ class Hardware:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     """Version of this file's layout."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, load, parse
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Hardware
@@ -26,10 +26,8 @@ HARDWARE_NAMES = ("a100-80g", "h100-80g", "h200", "h800", "a40", "host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownDevice:
+class KnownDevice(StrictFile):
     """A device with the nodes and links that are usual for it."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     hardware: Hardware
     per_node: Annotated[int, Ge(1)]
@@ -43,11 +41,10 @@ class KnownDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ClusterFile:
+class _ClusterFile(StrictFile):
     """A cluster as its file has it, with the device by name or described in full."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     hardware: str | Hardware

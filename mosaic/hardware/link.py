@@ -6,9 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +23,11 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(StrictFile):
     """The bandwidth in one direction, and the latency of the first byte.
 
     By itself a network of equal devices with one such link each.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     gb_per_s: float
     """Bandwidth in one direction, in 10^9 bytes a second: of a device within a node, of a NIC between nodes."""

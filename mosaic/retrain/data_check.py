@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from mosaic.artifact import Ge, Le
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.retrain.gate import Scores
 from mosaic.retrain.records import Finding, Usual
 
@@ -33,10 +33,8 @@ MANY_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataCheckSettings:
+class DataCheckSettings(StrictFile):
     """The ``[check]`` table of a recipe: limits of a day's data against the usual."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     days: Annotated[int, Ge(1)] = 30
     """Trained days that define the usual."""

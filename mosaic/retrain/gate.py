@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.artifact import Ge
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import MosaicError
 from mosaic.retrain.records import Comparison, Finding, GateResult
 
@@ -40,10 +40,8 @@ MAX_WEIGHTS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateSettings:
+class GateSettings(StrictFile):
     """The ``[gate]`` table of a recipe. Margins are in units of the score, where larger is better."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     margin: float = 0.01
     """Loss against the champion that a challenger may have on the frozen rows; above 0."""

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from mosaic.artifact import Ge, Le, parse_toml
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import InvalidFileError, InvalidRecipeError
 from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate import GateSettings
@@ -24,9 +24,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewData:
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
+class NewData(StrictFile):
     path: str
     """Folder of a day, relative to the recipe's; ``{day}`` stands for its date, as in ``data/{day}``."""
     ready: str = "_SUCCESS"
@@ -43,9 +41,7 @@ class NewData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
+class Replay(StrictFile):
     share: Annotated[float, Ge(0), Le(0.9)] = 0.3
     """Part of the samples; every replayed row comes equally often."""
     days: Annotated[int, Ge(0)] = 60
@@ -53,9 +49,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
+class Sources(StrictFile):
     new: NewData
     """New data of each day."""
     replay: Replay = field(default_factory=Replay)
@@ -71,10 +65,8 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(StrictFile):
     """The ``[budget]`` table of a recipe: what a day trains with."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     batch: Annotated[int, Ge(1)]
     """Samples of a step, over all ranks and micro-batches."""
@@ -183,9 +175,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promote:
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
+class Promote(StrictFile):
     hooks: tuple[str, ...] = ()
     """Commands, run in the recipe's folder with ``MOSAIC_VERSION``, ``MOSAIC_VERSION_FOLDER`` and
     ``MOSAIC_DAY_FOLDER`` set. A hook may run twice for a version; after a failure the next run tries again."""
@@ -205,10 +195,8 @@ class Promote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(StrictFile):
     """``retrain.toml``; functions are written ``FILE:NAME``, the file relative to the recipe's folder."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     model: str
     """``make_model() -> nn.Module``."""

@@ -15,17 +15,15 @@ from typing import ClassVar
 from mosaic.artifact import fingerprint
 from mosaic.cost.interference import Interference, Neighbours
 from mosaic.cost.protocol import TimedBeside
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceOption:
+class InstanceOption(StrictFile):
     """One way to deploy a module: on ``degree`` devices, ``quota`` slots of each."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     degree: int
     """Devices."""
@@ -44,10 +42,8 @@ class InstanceOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class Pin(StrictFile):
     """The allowed options of a module; both lists must be obeyed."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     degrees: tuple[int, ...] = ()
     """Allowed numbers of devices; empty: all."""
@@ -60,10 +56,8 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceModule:
+class InstanceModule(StrictFile):
     """A module that is placed as a whole."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """Its name, unlike any other."""
@@ -81,10 +75,8 @@ class InstanceModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
+class Disturbance(StrictFile):
     """The cost of one neighbour on a device; the costs of several add up."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     """The module that is slowed down."""
@@ -98,7 +90,7 @@ class Disturbance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class Instance(StrictFile):
     """A machine of equal devices, and the modules to plan.
 
     Raises:
@@ -107,7 +99,6 @@ class Instance:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     """Version of this file's layout."""

@@ -144,5 +144,4 @@ def detach(module: nn.Module) -> None:
 
 
 def is_attached(module: nn.Module) -> bool:
-    """Returns True if a module's calls are taken."""
     return issubclass(type(module), _Attached)

@@ -131,5 +131,4 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
 
 
 def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the leaves (parameters and inputs) that gradients of ``outputs`` reach."""
     return list(survey(outputs).leaves.values())

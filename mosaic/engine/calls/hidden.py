@@ -110,7 +110,6 @@ class ModuleState(NamedTuple):
 
 
 def modes_of(module: nn.Module | None) -> tuple[bool, ...]:
-    """Returns the training modes of a module's parts; none for a function."""
     return () if module is None else tuple([part.training for part in module.modules()])
 
 
@@ -120,7 +119,6 @@ def read_settings() -> Settings:
 
 
 def changed_setting(before: Settings, after: Settings) -> str | None:
-    """Names the first setting that differs, or None."""
     if before == after:
         return None
     return next(setting.name for setting, old, new in zip(_OF_PROCESS, before, after, strict=True) if old != new)
@@ -169,7 +167,6 @@ class Place(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The present value."""
         if not isinstance(self.home, CellType):
             return self.home.get(self.name)
         try:

@@ -32,7 +32,6 @@ class LastGradients:
         return True
 
     def close(self) -> None:
-        """Takes the hooks off the parameters."""
         for _, hook in self._hooked.values():
             hook.remove()
         self._hooked.clear()

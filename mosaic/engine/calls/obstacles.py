@@ -28,7 +28,6 @@ class Obstacle(str):
         apart: bool = False,
         is_of_a_part: bool = False,
     ) -> Obstacle:
-        """Makes a reason with its advice."""
         obstacle = super().__new__(cls, reason)
         obstacle.todo = todo
         obstacle.apart = apart

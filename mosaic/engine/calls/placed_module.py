@@ -77,7 +77,6 @@ class PlacedModule:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The module's parameters that take a gradient."""
         return ModuleState.take(self.module).trained
 
     def variant_of(self, reading: Reading) -> int:
@@ -113,23 +112,7 @@ class PlacedModule:
         self.in_flight.clear()
         self.in_place.clear()
 
-    @property
-    def is_in_flight(self) -> bool:
-        """Returns True if a call on the lane waits for its backward."""
-        return bool(self.in_flight)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Returns True if a call that ran in place waits for its backward."""
-        return bool(self.in_place)
-
-    @property
-    def num_pending(self) -> int:
-        """How many calls wait for their backward."""
-        return len(self.in_flight) + len(self.in_place)
-
 
 def owner_of(function: Callable[..., Any]) -> torch.nn.Module | None:
-    """Returns the module whose call or method a function is."""
     owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
     return owner if isinstance(owner, torch.nn.Module) else None

@@ -51,13 +51,11 @@ class ProfilerRange:
             _NVTX.rangeEnd(started)
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the range."""
         self.close()
 
     def __del__(self) -> None:

@@ -53,8 +53,6 @@ _CHECKPOINTS = Obstacle(
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
-    """One tensor that a call returns."""
-
     like: torch.Tensor
     """A tensor on the meta device with its shape, strides and dtype."""
     differentiable: bool
@@ -153,7 +151,6 @@ class Arguments:
 
     @property
     def spec(self) -> pytree.TreeSpec:
-        """How they nest, as torch's pytrees say it."""
         return self.nesting.spec
 
     @property
@@ -165,7 +162,6 @@ class Arguments:
 
     @property
     def versions(self) -> list[int | None]:
-        """How often each tensor was written to."""
         return versions_of(self.tensors)
 
     def key(self, *of_module: Hashable) -> Hashable:
@@ -191,7 +187,6 @@ class CallWatch(TorchDispatchMode):
         self._settings = read_settings()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator unchanged."""
         self._compare_settings()
         if saved_tensor_hooks() != self._hooks:
             # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
@@ -212,7 +207,6 @@ class CallWatch(TorchDispatchMode):
         return result
 
     def __exit__(self, *reason: Any) -> None:
-        """Stops watching."""
         super().__exit__(*reason)
         self._compare_settings()
 

@@ -51,7 +51,6 @@ def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Undoes ``flatten``."""
     return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
@@ -66,7 +65,6 @@ class Nesting:
         self._names = names  # None for arguments that hold others
 
     def unflatten(self, leaves: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Returns positional and named arguments."""
         if self._names is None:
             args, kwargs = pytree.tree_unflatten(leaves, self.spec)
             return args, kwargs

@@ -26,22 +26,18 @@ class ThreadState(tuple[Any, ...]):
 
     @property
     def grad(self) -> bool:
-        """Returns True if autograd records."""
         return bool(self[_GRAD])
 
     @property
     def autocast(self) -> bool:
-        """Returns True if autocast is on for any device."""
         return any(self[index] for index in _AUTOCASTS)
 
     @property
     def autocast_cache(self) -> bool:
-        """Returns True if autocast keeps cast weights."""
         return bool(self[_CACHE])
 
     @staticmethod
     def capture() -> ThreadState:
-        """Reads the settings of the calling thread."""
         return ThreadState(read(_OF_CALL))
 
     @contextmanager
@@ -118,12 +114,10 @@ def is_transformed() -> bool:
 
 
 def is_traced() -> bool:
-    """Returns True if torch is tracing or compiling what this thread runs."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def saved_tensor_hooks() -> object:
-    """Returns the innermost hooks on saved tensors, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -137,13 +131,10 @@ _HERE = _Here()
 
 
 def on_lane() -> bool:
-    """Returns True if the calling thread is running a lane's work."""
     return _HERE.on_lane
 
 
 class as_lane:  # noqa: N801  # used as a function
-    """Marks the calling thread as running a lane's work inside of a block."""
-
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:

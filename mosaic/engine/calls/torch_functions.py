@@ -98,7 +98,6 @@ class TorchFunction:
     """Position of a parameter called ``inplace``; None if it has none."""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Returns the tensors that a call writes into."""
         targets = [] if "out" not in kwargs else tensors_in(kwargs["out"])
         if self.writes_any:
             return [*targets, *tensors_in((args, kwargs))]
@@ -130,7 +129,6 @@ class TorchFunction:
 
 @lru_cache(maxsize=4096)
 def look_up(func: Callable[..., Any]) -> TorchFunction:
-    """Returns what a torch function does."""
     name = _name(func)
     sets = name in _SETS
     return TorchFunction(

@@ -128,7 +128,6 @@ class Executor(LaneWork):
 
     @property
     def _is_in_child(self) -> bool:
-        """Returns True in a forked child, which has none of the lanes' threads."""
         return os.getpid() != self._process
 
     def begin(self) -> None:
@@ -139,13 +138,11 @@ class Executor(LaneWork):
             self.backwards.forget_failed()
 
     def end(self) -> None:
-        """It has ended."""
         self._settings = None
 
     # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a placed module."""
         if on_lane() or self._is_in_child:
             return run(*args, **kwargs)
         if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
@@ -219,13 +216,13 @@ class Executor(LaneWork):
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
         grad = arguments.state.grad
-        if signature.alone is not None and grad and site.num_pending:
+        if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
             return signature.obstacle or site.obstacle
         if signature.views_input:
             return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
-        if site.is_in_place and grad:
+        if site.in_place and grad:
             return "an earlier call of the same backward ran in place"
         if signature.recasts and not self._in_autocast:
             return "it uses a weight several times, in an autocast that may end before its lane does"
@@ -366,7 +363,6 @@ class Executor(LaneWork):
             super().drain()
 
     def settle(self) -> None:
-        """Waits until the lanes are at rest."""
         self.drain()
 
     def pause(self) -> None:
@@ -395,8 +391,7 @@ class Executor(LaneWork):
 
     @property
     def is_in_flight(self) -> bool:
-        """Returns True while a function between modules waits for its backward; sites know calls of modules."""
-        return any(site.is_in_flight for site in self._glue.values())
+        return any(site.in_flight for site in self._glue.values())
 
     def forget_calls(self) -> None:
         """Forgets functions whose results are lost, though a traceback may keep them alive."""
@@ -405,7 +400,6 @@ class Executor(LaneWork):
 
     @property
     def num_failed(self) -> int:
-        """How many backwards an error cut short."""
         return self.backwards.num_failed
 
     @property

@@ -222,5 +222,4 @@ def join_joined(leaf: Any) -> Any:
 
 
 def joined(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what a lane tensor joins to, and any other tensor as it is."""
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor

@@ -100,7 +100,6 @@ class LaneWork:
         return self.wait(tensor._ticket)[tensor._pick]
 
     def wait(self, ticket: Ticket[T]) -> T:
-        """Waits for work; if it failed, lets all lanes come to rest before raising what it raised."""
         try:
             return ticket.wait()
         except BaseException as error:
@@ -137,16 +136,13 @@ class LaneWork:
         self.log.note(site.name, phase, site.lane.slots, self.num_backwards, start_ns)
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns`` on the lanes' clock."""
         return self.log.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work."""
         return self.log.origin_ns
 
     def clear_spans(self) -> None:
-        """Forgets what ran so far."""
         self.log.clear()
 
 
@@ -190,7 +186,6 @@ class Backwards:
             self._settle()
 
     def end(self, ended: RunningBackward) -> None:
-        """Waits for what one backward launched; once the outermost ends, makes gradients whole."""
         self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
         try:
             for ticket in ended.launched:
@@ -211,7 +206,7 @@ class Backwards:
         all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
         and added at the end.
         """
-        several = site.num_pending > 1
+        several = len(site.in_flight) + len(site.in_place) > 1
         for parameter in parameters:
             if several or (parameter.grad is not None and not has_hooks(parameter)):
                 self.set_aside(parameter)
@@ -230,11 +225,8 @@ class Backwards:
         for leaf, earlier in aside.values():
             if earlier is None:
                 continue
-            if leaf.grad is not None:
-                with (
-                    torch.no_grad()
-                ):  # as autograd adds: in place, unless that would make a dense gradient of a sparse one
-                    later = leaf.grad
+            if (later := leaf.grad) is not None:
+                with torch.no_grad():  # in place, as autograd adds, unless a sparse gradient would become dense
                     earlier = later + earlier if earlier.is_sparse and not later.is_sparse else earlier.add_(later)
             leaf.grad = earlier
 
@@ -247,7 +239,7 @@ class Backwards:
         call = _InPlaceCall()
 
         def arrived(grad: torch.Tensor) -> Any:
-            if site.is_in_flight:
+            if site.in_flight:
                 self.current()
                 self.reach(site, site.parameters)
             if not torch._C._autograd._get_current_graph_task_keep_graph():
@@ -274,7 +266,6 @@ class RunningBackward:
         self.launched: list[Ticket[Any]] = []
 
     def __call__(self) -> None:
-        """The backward has ended."""
         self._backwards.end(self)
 
 
@@ -302,7 +293,6 @@ class SumTicket:
         return all(tensor._ticket.done for tensor in self._operands)
 
     def wait(self) -> list[torch.Tensor | None]:
-        """Waits for both, and returns their sum."""
         operands = self._operands
         if self._sum is None:  # two threads may both compute it
             first, second = [tensor._ticket.wait()[tensor._pick] for tensor in operands]
@@ -322,7 +312,6 @@ class ReadyTicket(Generic[T]):
         self._result = result
 
     def wait(self) -> T:
-        """Returns the result."""
         return self._result
 
 
@@ -333,11 +322,9 @@ class SpanLog:
         self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
 
     def note(self, module: str, phase: str, slots: tuple[int, ...], step: int, start_ns: int) -> None:
-        """Notes work that ends now."""
         self._spans.append((module, phase, slots, step, start_ns, time.perf_counter_ns()))
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, by its start, in milliseconds since ``origin_ns``."""
         return tuple(
             Span(
                 module=module,
@@ -352,16 +339,13 @@ class SpanLog:
 
     @property
     def origin_ns(self) -> int:
-        """The start of the oldest one."""
         return min((span[4] for span in self._spans), default=0)
 
     def clear(self) -> None:
-        """Forgets them."""
         self._spans.clear()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True if an error says that memory could not be had."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _HOST_ALLOCATOR)

@@ -21,6 +21,7 @@ from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import GraphCall, ModuleGraphs
+from mosaic.engine.placing import Executor
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
     StreamTensor,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from mosaic.timeline import Span
 
 
-class StreamExecutor:
+class StreamExecutor(Executor):
     """The lanes of one plan on streams of one device.
 
     Args:
@@ -49,15 +50,11 @@ class StreamExecutor:
         graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
 
     Attributes:
-        in_place: For each module and reason, how many of its calls ran where they were made.
-        places: For each module and reason, the line of the first such call.
         held: What each module that was called holds.
         orders: The lanes' places in the order.
-        closed: Whether the lanes were given back.
-        calls_again: A call of the whole model is never made again.
     """
 
-    calls_again = False
+    lanes: StreamLanes
 
     def __init__(
         self,
@@ -274,30 +271,10 @@ class StreamExecutor:
             self.orders.join()
             self.lanes.join()
 
-    def pause(self) -> None:
-        """Orders the user's stream behind the lanes; nothing else of it shows while another executor runs the model."""
-        self.settle()
-
-    def resume(self) -> None:
-        """Does nothing: there is nothing to undo."""
-
     @property
     def is_in_flight(self) -> bool:
         """Returns True if a captured call waits for its backward; eager calls can end under any plan."""
         return self.graphs is not None and self.graphs.is_in_flight
-
-    def forget_calls(self) -> None:
-        """Does nothing: operations between modules run where they are called."""
-
-    @property
-    def num_failed(self) -> int:
-        """None is known: errors of backward come out of autograd alone."""
-        return 0
-
-    @property
-    def num_learned(self) -> int:
-        """None: first calls run on their streams as all others do."""
-        return 0
 
     def close(self) -> None:
         """Ends the lanes; results that are still about can be used as before."""
@@ -320,25 +297,20 @@ class StreamExecutor:
 
     @property
     def num_backwards(self) -> int:
-        """How many backwards came through placed modules."""
         return self._timeline.num_backwards
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns`` on the device's clock; waits for it."""
         return self._timeline.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work."""
         return self._timeline.origin_ns
 
     @property
     def timeline(self) -> StreamTimeline:
-        """The record of when modules ran."""
         return self._timeline
 
     def clear_spans(self) -> None:
-        """Forgets what ran so far."""
         self._timeline.clear()
 
 
@@ -361,7 +333,6 @@ class _Call:
 
     @property
     def orders(self) -> list[LaneOrder]:
-        """The lanes that made its arguments."""
         return [tensor.order for tensor in self._owners.values() if type(tensor) is StreamTensor]
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,6 @@ class LaneOrder:
         self._readers.discard(stream)
 
     def wait_for_point(self, point: Point) -> None:
-        """Makes the lane wait for a point of another one."""
         point.order.hold(self.stream, point)
 
     def hold_back_writer(self, stream: Any) -> None:
@@ -268,7 +267,6 @@ class Orders:
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
 
     def of(self, lane: StreamLane) -> LaneOrder:
-        """Returns a lane's place in the order."""
         order = self._lanes.get(lane.slots)
         if order is None:
             order = self._lanes[lane.slots] = LaneOrder(lane, self)

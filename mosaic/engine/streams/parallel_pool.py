@@ -47,7 +47,6 @@ class StreamPool:
         self._sites: dict[tuple[str, int], PlacedModule] = {}
 
     def begin(self) -> None:
-        """Opens a block: each piece waits for what the caller's stream was given so far, and for nothing else."""
         self._shared.begin()
 
     def end(self, *, failed: bool) -> None:
@@ -102,7 +101,6 @@ class _SharedMemory:
         self._watches: list[_Watch] = []
 
     def begin(self) -> None:
-        """Opens a block."""
         watch = _Watch(self._touched_between)
         watch.__enter__()
         self._watches.append(watch)

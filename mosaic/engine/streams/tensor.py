@@ -49,7 +49,6 @@ class StreamTensor(torch.Tensor):
 
     @property
     def order(self) -> LaneOrder:
-        """Its lane's place in the order."""
         return self._point.order
 
     def plain(self) -> torch.Tensor:
@@ -136,7 +135,6 @@ class _Operation:
         return value
 
     def run(self) -> Any:
-        """Runs it where it belongs."""
         order, does = self.shells[0]._point.order, self.does
         written = does.written(self.args, self.kwargs)
         if (

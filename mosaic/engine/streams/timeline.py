@@ -89,7 +89,6 @@ class StreamTimeline:
                     tensor.register_hook(lambda _: backward.end())
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns``; waits for it."""
         self._read(wait=True)
         shift_ms = origin_ns / 1e6
         return tuple(
@@ -104,7 +103,6 @@ class StreamTimeline:
         return round(min((span.start_ms for span in self._known), default=0.0) * 1e6)
 
     def clear(self) -> None:
-        """Forgets what ran so far."""
         self._read(wait=False)  # so that the clock forgets the events of the steps
         self._known.clear()
         self._pending.clear()
@@ -124,7 +122,6 @@ class StreamTimeline:
         self._running[backward.site.name] = backward
 
     def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:
-        """Called by the gradient that a backward ends with."""
         self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
 
     @property
@@ -178,7 +175,6 @@ class _Interval:
 
     @property
     def done(self) -> bool:
-        """Returns True if the device has come to its end."""
         passed: bool = self._end.event.query()
         return passed
 
@@ -202,7 +198,6 @@ class _Backward:
         self._shown: ProfilerRange | None = None
 
     def begin(self, _: torch.Tensor) -> None:
-        """The gradient of a result has come."""
         if self._timeline.is_captured:
             return
         task = torch._C._current_graph_task_id()
@@ -216,7 +211,6 @@ class _Backward:
                     self._target = lane.libraries.begin_backward(lane.num_sms)
 
     def end(self) -> None:
-        """The last gradient has come."""
         if self._start is not None:
             if self._shown is not None:
                 self._shown.close()

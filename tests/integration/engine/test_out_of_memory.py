@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import stream_cases
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
     Outside,
     Record,
+    Trap,
     TwoTowers,
     colocated,
     pair_batch,
@@ -80,3 +82,24 @@ def test_another_runtime_error_is_not_tried_again():
         with pytest.raises(RuntimeError, match="shapes do not match"):
             model(*pair_batch())
         assert "no memory" not in handle.describe()
+
+
+class HungryOnStream(Trap):
+    """Needs more memory than there is while another module runs beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order == "hungry" and on_lane():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return super().forward(x)
+
+
+def test_a_module_without_memory_on_its_stream_is_run_again_in_the_plain_way_and_said():
+    model = TwoTowers(HungryOnStream(), Trap())
+    with stream_cases.colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        expected = model(*pair_batch())
+        model.left.order = "hungry"
+        got = model(*pair_batch())
+        assert torch.equal(got, expected)
+        got.sum().backward()
+        assert "1 call of left ran in place" in handle.describe()
+        assert "it ran out of memory on its lane, and was run again in the plain way" in handle.describe()

@@ -12,7 +12,6 @@ from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, towe
 from graph_cases import one_thread  # noqa: F401
 from stream_cases import FakeBackend
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import mosaic
 from mosaic.engine.parallel import _pool
@@ -169,28 +168,6 @@ def test_what_a_piece_uses_may_be_used_between_pieces(backend: FakeBackend, betw
                     other = BETWEEN[between](model.encoder, y)
                 found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))
         assert all(torch.equal(one + 0, two) and torch.equal(three, four) for one, three, two, four in found)
-
-
-def test_a_block_leaves_no_mode_behind(backend: FakeBackend):
-    def fail(_: torch.Tensor) -> torch.Tensor:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"), mosaic.parallel(QUOTAS, backend=backend) as p:
-        p.run("left", fail, pair_batch()[0])
-    assert torch._C._len_torch_function_stack() == 0
-
-
-def test_a_mode_of_the_user_s_sees_the_pieces_that_are_run_in_it(backend: FakeBackend):
-    class Counting(TorchFunctionMode):
-        num_linear = 0
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.num_linear += func is nn.functional.linear
-            return func(*args, **(kwargs or {}))
-
-    with mosaic.parallel(QUOTAS, backend=backend) as p, Counting() as mode:
-        p.run("left", tower(), pair_batch()[0])
-    assert mode.num_linear == 2
 
 
 def run_on_lanes(backend: FakeBackend, left: Any, right: Any) -> bool:

@@ -15,7 +15,6 @@ from stream_cases import FakeBackend
 from trial_cases import BESIDE, IN_TURN, PLAIN, profile_for, running, steps, times, trying
 
 import mosaic
-from mosaic.engine import TrialSettings
 
 
 @pytest.fixture
@@ -40,28 +39,6 @@ def test_a_trial_on_streams_has_no_race_and_computes_what_the_plain_loop_compute
         ours.note_model(towers)
         assert f"tried {BESIDE}, as CUDA graphs: measured 6.00 ms" in handle.describe()
     assert_same(plain, ours)
-
-
-def test_without_a_clock_of_the_test_s_events_tell_the_time(towers: TwoTowers):
-    backend = FakeBackend()
-    with backend.api.watching():
-        handle = mosaic.colocate(
-            towers,
-            sample=pair_batch(),
-            options=mosaic.Options(
-                profile=profile_for(towers, pair_batch(), backend),
-                trial=TrialSettings(max_steps=30, max_lost_steps=1000),
-            ),
-            backend=backend,  # type: ignore[arg-type]
-        )
-        optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
-        for step in range(40):
-            towers(*pair_batch(step)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert not handle.is_trying
-        assert handle.metrics()["trial_ms/the plain loop"] > 0
-        handle.remove()
 
 
 def test_a_loop_without_memory_for_lanes_runs_as_it_was_unless_it_was_given_a_plan(

@@ -59,15 +59,6 @@ def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
         assert head.is_concurrent_with(third[-1])
 
 
-def test_a_call_outside_of_the_model_waits_for_the_loop():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (_, backend):
-        x = pair_batch()[0] * 2
-        left = model.left(x)
-        assert isinstance(left, StreamTensor)
-        assert backend.api.launches[-1].is_after(backend.api.on(0)[-1])
-
-
 def beside(work: Callable[[], Any], *, wait_s: float) -> tuple[threading.Thread, list[Any]]:
     """Begins work in a thread of its own, and waits for its end for some time."""
     ended: list[Any] = []

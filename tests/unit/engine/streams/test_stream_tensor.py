@@ -73,16 +73,6 @@ def test_foreach_writes_that_torch_does_not_count_are_counted(monkeypatch: pytes
     assert not weight.any()
 
 
-def test_a_reader_waits_for_its_producer_only_and_not_for_what_its_lane_does_later():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-        left, right = results(model)
-        model.left(pair_batch(1)[0])
-        later = backend.launches_of(handle, "left")[-1]
-        left + right
-        assert not backend.api.launches[-1].is_after(later)
-
-
 @torch.no_grad()
 def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_into_its_graph():
     graphs: list[Any] = []
