@@ -301,7 +301,8 @@ class _Machine:
             remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
             self.find("note", f"measurements are not kept from run to run: {error}", remedy)
             return None
-        return {"folder": str(folder), **asdict(folder_use(folder))}
+        num_files, num_bytes = folder_use(folder)
+        return {"folder": str(folder), "num_files": num_files, "num_bytes": num_bytes}
 
 
 def _version(distribution: str) -> str | None:

@@ -114,13 +114,13 @@ class Heartbeats:
             self._write()
 
     def _write(self, *, has_left: bool = False, error: str = "") -> None:
-        where = self._progress.now
+        place, is_waiting, for_s = self._progress.now
         beat = Heartbeat(
             time_s=time.time(),
-            place=str(where),
-            is_waiting=where.doing == "waiting",
-            for_s=where.for_s,
-            calls=where.calls,
+            place=place,
+            is_waiting=is_waiting,
+            for_s=for_s,
+            calls=self._progress.calls,
             has_left=has_left,
             error=error,
         )
