@@ -133,28 +133,21 @@ class PipelineSetup:
             raise InfeasibleError("the model cannot be planned on these ranks", reasons=[planner])
         return planner
 
-    def given(self, partition: Partition) -> StepPlanner:
-        """Plans each step of the user's partition."""
+    def planner_of(self, plan: Partition | PipelinePlan) -> StepPlanner:
+        """Plans each step of a partition, or of an earlier start's plan with the times that were measured then."""
+        if isinstance(plan, PipelinePlan):
+            setup, degrees, partition = self.with_times(plan.fitted), plan.degrees, plan.partition
+            name, baseline = plan.name, plan.baseline
+        else:
+            setup, degrees, partition, name, baseline = self, self.degrees, plan, PLANNED, ""
         return StepPlanner(
-            name=PLANNED,
-            degrees=self.degrees,
-            request=self.request,
-            space=self.space,
+            name=name,
+            baseline=baseline,
+            degrees=degrees,
+            request=replace(setup.request, num_ranks=degrees.pipeline),
+            space=setup.space,
             options=self.options,
             partition=partition,
-        )
-
-    def kept(self, plan: PipelinePlan) -> StepPlanner:
-        """Returns the plan of an earlier start, with the times that were measured then."""
-        then = self.with_times(plan.fitted)
-        return StepPlanner(
-            name=plan.name,
-            baseline=plan.baseline,
-            degrees=plan.degrees,
-            request=replace(then.request, num_ranks=plan.degrees.pipeline),
-            space=then.space,
-            options=self.options,
-            partition=plan.partition,
         )
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
