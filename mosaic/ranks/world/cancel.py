@@ -106,9 +106,8 @@ class CancelToken:
         self._progress.explain = self._explained
         self._progress.fail = lambda error, groups: None  # the rank that failed cancels
         self._thread.start()
-        atexit.register(
-            self._stop
-        )  # a thread inside of the store ends the process by SIGABRT at the interpreter's exit
+        # A thread that is inside of the store when the interpreter exits ends the process by SIGABRT.
+        atexit.register(self._stop)
         return self
 
     def _stop(self) -> None:
