@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 
 Source = Literal["measured", "simulated", "predicted"]
 Status = Literal["done", "cut short", "failed", "timed out", "killed", "left out"]
@@ -18,10 +18,8 @@ MAX_SAMPLES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(StrictFile):
     """One number of a study."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """What it is, with its unit."""
@@ -46,10 +44,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(StrictFile):
     """What came of one step of a study: of a build, of tests, or of one measurement."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """Its name, which its figures carry."""
@@ -70,11 +66,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Study(StrictFile):
     """All figures of one run of one study."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     """Version of this file's layout."""

@@ -11,21 +11,25 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mosaic.colocate import colocate
-    from mosaic.device import Device
+    from mosaic.colocate import colocate as colocate
+    from mosaic.device import Device as Device
 
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
-    from mosaic.engine.handle import Handle
-    from mosaic.engine.options import Options, RankSettings
-    from mosaic.engine.parallel import parallel
-    from mosaic.errors import MosaicError
-    from mosaic.files import load
-    from mosaic.graph import Edge, ModuleGraph, ModuleNode
-    from mosaic.pipeline import pipeline
-    from mosaic.pipelining.planner import PlannerOptions
-    from mosaic.plan import Plan, plan_from_quotas
-    from mosaic.profile import Profile
-    from mosaic.take_turns import TrialSettings
+    from mosaic.engine.handle import Handle as Handle
+    from mosaic.engine.options import Options as Options
+    from mosaic.engine.options import RankSettings as RankSettings
+    from mosaic.engine.parallel import parallel as parallel
+    from mosaic.errors import MosaicError as MosaicError
+    from mosaic.files import load as load
+    from mosaic.graph import Edge as Edge
+    from mosaic.graph import ModuleGraph as ModuleGraph
+    from mosaic.graph import ModuleNode as ModuleNode
+    from mosaic.pipeline import pipeline as pipeline
+    from mosaic.pipelining.planner import PlannerOptions as PlannerOptions
+    from mosaic.plan import Plan as Plan
+    from mosaic.plan import plan_from_quotas as plan_from_quotas
+    from mosaic.profile import Profile as Profile
+    from mosaic.take_turns import TrialSettings as TrialSettings
 
 __version__ = "0.1.0"
 
@@ -49,26 +53,7 @@ _HOME = {
     "plan_from_quotas": "mosaic.plan",
 }
 
-__all__ = [
-    "Device",
-    "Edge",
-    "Handle",
-    "ModuleGraph",
-    "ModuleNode",
-    "MosaicError",
-    "Options",
-    "Plan",
-    "PlannerOptions",
-    "Profile",
-    "RankSettings",
-    "TrialSettings",
-    "__version__",
-    "colocate",
-    "load",
-    "parallel",
-    "pipeline",
-    "plan_from_quotas",
-]
+__all__ = sorted(["__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ class Module:
         """
 
 class Problem:
-    """What is to be planned."""
+    """The modules and devices to plan for."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Replayed:
     def peak_bytes(self) -> list[int]: ...
     @property
     def deadlock(self) -> Deadlock | None:
-        """Where rows wait for ever; nothing else counts then."""
+        """The rows that wait for ever; nothing else counts then."""
 
 class FoundOrders:
     """The best orders that a search found."""

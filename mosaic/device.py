@@ -8,14 +8,12 @@ from typing import Annotated, ClassVar, Literal
 from mosaic.artifact import Ge
 from mosaic.errors import InvalidPlanError
 
-FORBID_EXTRA = {"extra": "forbid"}
-
 
 class StrictFile:
     """Base of dataclasses whose files may have no other keys."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,24 +9,22 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from mosaic.artifact import Ge, fingerprint
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import InvalidGraphError
 
 _SLICE = re.compile(r"(?P<module>.+)\[(?P<first>\d+):(?P<end>\d+)/(?P<total>\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(StrictFile):
     """A module, or its layers ``first`` to ``first + count`` of ``total``; ``str`` gives ``text`` or ``text[4:8/12]``.
 
     Raises:
         InvalidGraphError: The layers end behind the last one.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     first: Annotated[int, Ge(0)] = 0
@@ -69,10 +67,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleNode:
+class ModuleNode(StrictFile):
     """A module that is placed as a whole."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
     """Its qualified name in the user's model, as ``named_modules`` gives it."""
@@ -85,10 +81,8 @@ class ModuleNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class Edge(StrictFile):
     """``source``'s output reaches an input of ``target``, directly or through glue."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     source: str
     """Module that produces."""
@@ -108,15 +102,13 @@ class _Derived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleGraph(_Derived):
+class ModuleGraph(_Derived, StrictFile):
     """A directed acyclic graph of modules, in the order in which the model calls them.
 
     Raises:
         InvalidGraphError: No module, a duplicated module, a name with control characters, an edge to a module that is
             not there, or a cycle (all of its modules are named).
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     modules: tuple[ModuleNode, ...]
     """Modules in call order."""

@@ -1,4 +1,4 @@
-"""Files of JSON lines: rows are added at the end, and a line that a crash has torn is left out by readers."""
+"""Files of JSON lines: rows are added at the end, and readers skip a line that a crash has torn."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ _END_BYTES = 1 << 16
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
-    """Adds a row; a torn line before it stays a line of its own.
+    """Adds a row to a new or an old file; a torn line before it stays a line of its own.
 
-    Args:
-        path: The file; made where it is missing.
-        row: What JSON can hold.
-        flush: Whether to wait until it is on the disk. A process that is killed loses nothing either way.
+    ``flush`` waits until the row is on the disk; a process that is killed loses nothing either way.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written.
@@ -36,7 +33,7 @@ def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> N
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows that are whole; none where there is no file."""
+    """Yields the whole rows; none without a file."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -50,7 +47,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_line_of(path: Path) -> dict[str, Any] | None:
-    """Returns the last row that is whole, read from the end of the file; None where there is none."""
+    """Returns the last whole row, read from the end of the file; None without one."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -65,5 +62,5 @@ def last_line_of(path: Path) -> dict[str, Any] | None:
 
 
 def steps_in(path: Path) -> dict[int, dict[str, Any]]:
-    """Returns the last row of each ``step``: a step that is made again after a kill has several."""
+    """Returns the last row of each ``step``: a step that is repeated after a kill has several."""
     return {row["step"]: row for row in lines_of(path) if isinstance(row.get("step"), int)}

@@ -95,10 +95,9 @@ def pipeline(
         step = microbatches * -(-2 * world.size // len(microbatches))
         setup = make_setup(model, step, world, asked)
         with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():
-            if isinstance(plan, PipelinePlan):
-                tried = PipelineTrial(best=setup.kept(plan))
-            elif setup.partition is not None:
-                tried = PipelineTrial(best=setup.given(setup.partition))
+            if setup.partition is not None:
+                known = plan if isinstance(plan, PipelinePlan) else setup.partition
+                tried = PipelineTrial(best=setup.planner_of(known))
             else:
                 tried = try_plans(setup, setup.cut(step)) if trial else PipelineTrial(best=setup.planned())
             return Pipeline(setup, tried)

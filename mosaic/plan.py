@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from mosaic.artifact import Ge, fingerprint, save
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Grid(StrictFile):
     """Ranks as an array with the axes ``data``, ``context`` and ``tensor``, of which the last changes fastest.
 
     Raises:
         InvalidPlanError: The ranks do not fill the array.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     ranks: tuple[int, ...] = (0,)
     """In the array's order; rank i is on device i."""
@@ -48,10 +46,8 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(StrictFile):
     """One part's place: its ranks, its slots on each of their devices, and the times predicted there."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     part: Part
     """The module or its layers."""
@@ -103,10 +99,8 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(StrictFile):
     """Parts meant to run at the same time, on disjoint partitions wherever they share a device."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     placements: tuple[Placement, ...]
 
@@ -127,10 +121,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRecord:
+class SearchRecord(StrictFile):
     """How a plan was found."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     method: str
     """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
@@ -154,7 +146,7 @@ class SearchRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(StrictFile):
     """Stages in order, with every module of a graph, or its parts one after the other, in exactly one of them.
 
     Raises:
@@ -163,7 +155,6 @@ class Plan:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 2
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 2
     device: Device

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from mosaic.artifact import Ge, Le, fingerprint, save
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 
@@ -27,10 +27,8 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(StrictFile):
     """Repeated measurements of one phase of one module, alone on the device, at one degree and quota."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     phase: Phase
@@ -86,10 +84,8 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairSample:
+class PairSample(StrictFile):
     """Times of one module while another ran beside it, both on partitions of their own."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     """The module that was timed."""
@@ -118,10 +114,8 @@ class PairSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleMemory:
+class ModuleMemory(StrictFile):
     """Bytes that a module keeps on its device whatever its quota."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     resident_bytes: Annotated[int, Ge(0)]
@@ -135,10 +129,8 @@ class ModuleMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(StrictFile):
     """Software, clocks and time of a measurement."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     torch_version: str
     python_version: str
@@ -180,10 +172,8 @@ def note_of_others(share: float | None, device: Device, *, strict: bool = False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleStructure:
+class ModuleStructure(StrictFile):
     """A module's make, beyond the sizes and input shapes that the graph holds."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     digest: str
@@ -191,10 +181,8 @@ class ModuleStructure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutError:
+class HeldOutError(StrictFile):
     """How far predictions were off at measurements that they had not seen."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     subject: str
     """Module whose surface it was."""
@@ -208,7 +196,7 @@ class HeldOutError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(StrictFile):
     """Everything measured about the modules of one graph on one device.
 
     Raises:
@@ -217,7 +205,6 @@ class Profile:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 4
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 4
     device: Device

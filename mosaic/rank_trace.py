@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mosaic.artifact import load, to_json, write_text
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpan:
+class RankSpan(StrictFile):
     """One piece of work, or one wait for other ranks."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     kind: Literal["compute", "wait"]
     module: str
@@ -47,11 +45,10 @@ class RankSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTrace:
+class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
 
     SCHEMA_VERSION: ClassVar[int] = 2
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 2
     run: str

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(StrictFile):
     """One piece of work on one partition."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     phase: Literal["forward", "backward", "glue"]
@@ -28,10 +26,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(StrictFile):
     """Measured spans of some training steps, in the order in which they started."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     title: str
     """Name of the run, such as ``plain`` or ``colocated``."""

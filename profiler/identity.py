@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda.driver import describe_driver, describe_nvml
+from mosaic.backends.cuda.driver import describe_driver
+from mosaic.backends.cuda.environment import describe_nvml
 from mosaic.backends.host.backend import available_cores
 from mosaic.device import Device, StrictFile
 from mosaic.errors import BackendUnavailableError

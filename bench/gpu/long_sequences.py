@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.gpu.bench import Bench
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
-from mosaic.context.attention.kernels import KERNELS, BlockRows, FlexKernel
+from mosaic.context.attention.kernels import BlockRows, FlexKernel
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128
@@ -92,8 +92,8 @@ class _Local:
 
     def __init__(self, bench: Bench, plan: ContextPlan, rank: int, *, dtype: torch.dtype) -> None:
         device, blocks = bench.torch_device, plan.ranks * plan.distribution.slots
-        name = "flex" if bench.on_gpu else "block_rows"
-        self.kernel = KERNELS[name](plan, rank, plan.column_of(), blocks, device)
+        kernel = FlexKernel if bench.on_gpu else BlockRows
+        self.kernel = kernel(plan, rank, plan.column_of(), blocks, device)
         draw = torch.Generator(device).manual_seed(rank)
         shape = (1, QUERY_HEADS, plan.local_tokens, WIDTH)
         self.q = torch.randn(shape, generator=draw, device=device, dtype=dtype)

@@ -31,8 +31,8 @@ def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
         if not bench.on_gpu:
             yield missing_figure("num_sms", "on the host an operator's backward runs where it is called", labels)
             return
-        inside = set(cuda.probe_stream(bench.torch_device.index or 0, int(lane.stream.cuda_stream)))  # type: ignore[attr-defined]
-        units = set(cuda.probe_stream(bench.torch_device.index or 0, seen[0]))
+        inside = set(cuda.CudaDriver(bench.torch_device.index or 0).probe_stream(int(lane.stream.cuda_stream)))  # type: ignore[attr-defined]
+        units = set(cuda.CudaDriver(bench.torch_device.index or 0).probe_stream(seen[0]))
     yield Figure(name="num_sms", source="measured", value=float(len(units)), labels=labels)
     yield Figure(name="num_sms_outside", source="measured", value=float(len(units - inside)), labels=labels)
 

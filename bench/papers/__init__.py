@@ -1,1 +1,1 @@
-"""What redraws figures of papers: their numbers, baselines, models, data sets and workloads."""
+"""Figures of papers: their numbers, baselines, models, data sets and workloads."""

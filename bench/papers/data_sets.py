@@ -64,7 +64,7 @@ class DataSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """Where samples come from."""
+    """The source of samples."""
 
     name: str
     """In the table."""

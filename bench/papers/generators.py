@@ -42,7 +42,11 @@ class Packing:
     def fits(self, packed: Microbatch) -> bool:
         """Returns whether it is not too much."""
         tokens = packed.text_tokens + self.image_tokens * packed.images
-        return tokens <= self.context and packed.video_s <= self.max_video_s and packed.num_clips <= self.max_clips
+        return (
+            tokens <= self.context
+            and packed.video_s <= self.max_video_s
+            and (packed.clips or int(packed.video_s > 0)) <= self.max_clips
+        )
 
     def cut(self, sample: DataSample) -> DataSample:
         """Returns a sample that fits by itself: with as many images and as much text and video as there is room for."""

@@ -19,7 +19,7 @@ Newest = Mapping[str, Sequence[Study]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one answer found."""
+    """The result of one answer."""
 
     ours: str
     """Values; only what they would be of where there are none."""

@@ -148,7 +148,7 @@ class Intake:
         if self.unit == "audio":
             return _windows(microbatch)
         if self.unit == "video":
-            return microbatch.num_clips
+            return microbatch.clips or int(microbatch.video_s > 0)
         return 1 if self._packed(microbatch) else 0
 
     def load(self, microbatch: Microbatch, units: int) -> ModuleLoad:

@@ -48,7 +48,7 @@ class KnownModel:
     name: str
     """In the table."""
     source: str
-    """Where it is printed."""
+    """Paper and table."""
     vision: str = ""
     """Shape of the encoder of images; empty: it has none."""
     audio: str = ""
@@ -58,7 +58,7 @@ class KnownModel:
     video: str = ""
     """Shape of the video decoder."""
     is_frozen: bool = False
-    """Whether only projectors train."""
+    """True if only projectors train."""
     device: str
     """On which it ran."""
     degrees: Degrees

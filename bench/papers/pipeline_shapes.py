@@ -33,7 +33,7 @@ class KnownShape:
     billions: float
     """Parameters by its name, in 10^9."""
     source: str
-    """Where it is printed."""
+    """Paper and table."""
 
 
 def _shape(

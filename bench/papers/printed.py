@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
 
 from pydantic import TypeAdapter
 
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 
 FOLDER = Path(__file__).resolve().parent
 PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
@@ -20,10 +19,8 @@ PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(StrictFile):
     """Which figures of which study stand beside a paper's."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     study: str
     """Of the kept files; ``gpu`` is ``bench.gpu``."""
@@ -50,14 +47,12 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaperRow:
+class PaperRow(StrictFile):
     """One figure or table of a paper.
 
     Raises:
         ValueError: It has neither an answer nor a reason for none.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     at: str
     """Its number."""
@@ -78,10 +73,8 @@ class PaperRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paper:
+class Paper(StrictFile):
     """A paper's figures and tables."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     title: str
     """Its title."""

@@ -32,7 +32,7 @@ class Job:
     num_microbatches: int = 16
     """Of a step."""
     with_memory: bool = True
-    """Whether ranks have the devices' memory, or as much as they like."""
+    """True if ranks have the devices' memory; False: unlimited memory."""
 
     @cached_property
     def known(self) -> KnownModel:
@@ -68,7 +68,7 @@ class Job:
 
     @cached_property
     def request(self) -> Request:
-        """What partitions are made for: steps that are none of those that run."""
+        """Request for partitions, made for other steps than those that run."""
         seen = [one for seed in range(STEPS_FOR_PARTITION) for one in self.step(10_000 + seed)]
         return Request(model=self.model, num_ranks=self.known.degrees.pipeline, microbatches=seen)
 

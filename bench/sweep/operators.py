@@ -40,6 +40,8 @@ from mosaic.engine import Handle, Options, find_modules
 from mosaic.plan import plan_from_quotas
 from mosaic.profiler import ForeignLoad
 
+# With torch 2.11 the import of op_db forbids the whole process to set flags.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 OUTCOMES = (ON_LANES, IN_PLACE, DIFFERENT, CRASHED, NO_PLAIN)
 """From the best to the worst of the samples; ``no plain loop`` where none of them runs plainly."""
 MAX_SAMPLES = 3

@@ -7,7 +7,7 @@ only some backends can do is refused here: a new backend derives from the protoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
@@ -205,10 +205,6 @@ class Backend(Protocol):
     def sm_target_pays(self) -> bool:
         """Returns True if a measurement on this device showed a gain from libraries that know a lane's SM count."""
         return False
-
-    def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
-        """Returns the other ways to make slots or partitions on the same device, by name."""
-        return {}
 
     def read_units(self) -> tuple[int, ...]:
         """Returns the sorted ids of the SMs or cores that work runs on; call it from work on a lane.

@@ -60,7 +60,7 @@ def load(
     new_run: bool = False,
     draws_alike: bool = False,
 ) -> Loaded:
-    """Loads a checkpoint on all ranks; see ``KeepsCheckpoints.load``.
+    """Loads a checkpoint on all ranks; see ``Checkpointer.load``.
 
     With ``draws_alike`` all ranks draw the same random numbers: a new rank continues from the state of rank 0.
     """

@@ -1,38 +1,42 @@
-"""Checkpoint methods of a handle: saving, loading, and weights as one plain file."""
+"""Saving, loading, and weights as one plain file: the methods of a handle, and of a plain model."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mosaic.checkpoint import folder as run_folder
+from mosaic.checkpoint import loading, tensors, weights
 from mosaic.checkpoint.ranks import OneRank, Ranks
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from mosaic.checkpoint.loading import Loaded
-    from mosaic.checkpoint.saving import Saver
-    from mosaic.checkpoint.state import OneOrSeveral, SavedState
-    from mosaic.checkpoint.tensors import Overlap
+from mosaic.checkpoint.saving import Saver
+from mosaic.checkpoint.state import OneOrSeveral, SavedState
 
 
-class KeepsCheckpoints(ABC):
-    """Checkpoints of a handle's model; on several ranks, all of them make the same calls.
+class Checkpointer:
+    """Checkpoints of a model; on several ranks, all of them make the same calls.
 
-    A handle provides its model (``_model``), the name of its plan (``_plan_name()``), and a wait for its computation
-    (``_settle()``).
+    A handle derives from it and overrides the name of its plan (``_plan_name``) and the wait for its computation
+    (``_settle``).
+
+    Args:
+        model: The model.
+        ranks: The ranks that save together, each with all or a part of the model; by default this process alone.
     """
 
-    _model: nn.Module
     _saver: Saver | None = None
     _ranks: Ranks | None = None
     _lacks_weights = False
     _draws_alike = False
+
+    def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
+        self._model = model
+        self._ranks = ranks
 
     def save(
         self,
@@ -79,9 +83,6 @@ class KeepsCheckpoints(ABC):
             MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
             TypeError: A checkpoint cannot hold one of the values; names it.
         """
-        from mosaic.checkpoint.saving import Saver
-        from mosaic.checkpoint.state import SavedState
-
         state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
         if self._saver is None:
             self._saver = Saver(self._the_ranks())
@@ -114,7 +115,7 @@ class KeepsCheckpoints(ABC):
         missing_ok: bool = False,
         partial: bool = False,
         new_run: bool = False,
-    ) -> Loaded | None:
+    ) -> loading.Loaded | None:
         """Loads a checkpoint, saved under any plan and number of ranks, into the model as it is colocated now.
 
         It checks every file first. The random generators of a rank continue from the state of the same rank; a new rank
@@ -144,18 +145,14 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
             ValueError: ``partial`` with a scheduler or scaler.
         """
-        from mosaic.checkpoint.folder import checkpoints_in
-        from mosaic.checkpoint.loading import load
-        from mosaic.checkpoint.state import SavedState
-
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
-        if missing_ok and ranks.broadcast(not checkpoints_in(Path(folder))):
+        if missing_ok and ranks.broadcast(not run_folder.checkpoints_in(Path(folder))):
             return None
         state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
         with self._made_whole(state):
-            loaded = load(
+            loaded = loading.load(
                 state,
                 Path(folder),
                 ranks,
@@ -176,13 +173,11 @@ class KeepsCheckpoints(ABC):
         Raises:
             MosaicError: The file cannot be written, and does not exist.
         """
-        from mosaic.checkpoint.weights import export
-
         self._settle()
         with self._made_whole():
-            export(self._model, Path(path), self._the_ranks())
+            weights.export(self._model, Path(path), self._the_ranks())
 
-    def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
+    def load_weights(self, path: str | Path, *, partial: bool = False) -> tensors.Overlap:
         """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
 
         Args:
@@ -196,21 +191,17 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: The file is of another model; lists the differences.
             InvalidFileError: It is not such a file, or is truncated.
         """
-        from mosaic.checkpoint.weights import load_weights
-
         self._settle()
         with self._made_whole():
-            overlap = load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+            overlap = weights.load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
         self._lacks_weights = False
         return overlap
 
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
-        from mosaic.checkpoint.tensors import digest_of
-
         self._settle()
         with self._made_whole():
-            return digest_of(self._model, self._the_ranks())
+            return tensors.digest_of(self._model, self._the_ranks())
 
     def make_room(self, folder: str | Path) -> tuple[int, ...]:
         """Removes all checkpoints except the newest intact one, for a loop whose disk is full.
@@ -220,11 +211,9 @@ class KeepsCheckpoints(ABC):
         Returns:
             The steps of the removed checkpoints.
         """
-        from mosaic.checkpoint.folder import make_room
-
         self.finish_saving()
         ranks = self._the_ranks()
-        gone = [checkpoint.step for checkpoint in make_room(Path(folder))] if ranks.rank == 0 else []
+        gone = [checkpoint.step for checkpoint in run_folder.make_room(Path(folder))] if ranks.rank == 0 else []
         return tuple(ranks.broadcast(gone))
 
     def _the_ranks(self) -> Ranks:
@@ -238,27 +227,6 @@ class KeepsCheckpoints(ABC):
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         """Returns a context in which the tensors of the model and its optimizers are unsharded."""
         return nullcontext()
-
-    @abstractmethod
-    def _plan_name(self) -> str:
-        """Returns the name of the plan."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """Waits for the computation."""
-
-
-class KeptModel(KeepsCheckpoints):
-    """Checkpoints of a plain model, for loops in which nothing is colocated.
-
-    Args:
-        model: The model.
-        ranks: The ranks that save together, each with all or a part of the model; by default this process alone.
-    """
-
-    def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
-        self._model = model
-        self._ranks = ranks
 
     def _plan_name(self) -> str:
         return "plain"

@@ -63,7 +63,7 @@ class Saver:
     def save(
         self, state: SavedState, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int = 3, plan: str = ""
     ) -> Path:
-        """Begins a checkpoint and returns its folder; see ``KeepsCheckpoints.save``."""
+        """Begins a checkpoint and returns its folder; see ``Checkpointer.save``."""
         self.finish()
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")

@@ -35,7 +35,7 @@ MAX_TENSOR_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The objects that a run saves and loads; see ``KeepsCheckpoints.save``."""
+    """The objects that a run saves and loads; see ``Checkpointer.save``."""
 
     model: nn.Module
     optimizer: OneOrSeveral[Optimizer] = None

@@ -102,7 +102,7 @@ def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = 
     """Copies weights from a plain file, or a folder of such files, into the tensors that each rank has.
 
     One name of a tied weight is enough. Each rank opens the file; other dtypes are converted, as in
-    ``load_state_dict``. See ``KeepsCheckpoints.load_weights``.
+    ``load_state_dict``. See ``Checkpointer.load_weights``.
     """
     with ExitStack() as stack:
 

@@ -238,14 +238,14 @@ class _Machine:
         if "slots" not in lost:
             try:
                 for name, fine in (("slots", False), ("fine_slots", True)):
-                    slots[name] = asdict(cuda.describe_slots(ordinal, fine=fine))
+                    slots[name] = asdict(cuda.CudaDriver(ordinal).describe_slots(fine=fine))
             except (BackendUnavailableError, CudaError) as error:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
                 self.find("error", f"device {ordinal} cannot be split into slots: {error}", remedy)
         return slots
 
     def nvml(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-        from mosaic.backends.cuda.driver import describe_nvml
+        from mosaic.backends.cuda.environment import describe_nvml
 
         try:
             nvml = describe_nvml()
@@ -301,7 +301,8 @@ class _Machine:
             remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
             self.find("note", f"measurements are not kept from run to run: {error}", remedy)
             return None
-        return {"folder": str(folder), **asdict(folder_use(folder))}
+        num_files, num_bytes = folder_use(folder)
+        return {"folder": str(folder), "num_files": num_files, "num_bytes": num_bytes}
 
 
 def _version(distribution: str) -> str | None:

@@ -16,10 +16,13 @@ from mosaic.errors import MosaicError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init:
-    """Create a working folder: recipe, model, a day of data, frozen rows."""
-
+class _InFolder:
     folder: FolderArgument = Path()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(_InFolder):
+    """Create a working folder: recipe, model, a day of data, frozen rows."""
 
     def execute(self) -> None:
         from mosaic.demo.days.starter import write_starter
@@ -29,10 +32,8 @@ class Init:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(_InFolder):
     """Take a step, score the frozen rows, and report what would fail at night; keeps nothing."""
-
-    folder: FolderArgument = Path()
 
     def execute(self) -> None:
         _aside(self.folder, None, "check")
@@ -40,14 +41,13 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunDay:
+class RunDay(_InFolder):
     """Run the missing steps of the folder's day; start it as often as you like.
 
     Exits with 0: done, or nothing to do; 1: failed; 2: the recipe is wrong; 5: refused or quarantined; 75:
     interrupted, and the next start goes on.
     """
 
-    folder: FolderArgument = Path()
     now: str | None = None
     """Use this time, such as 2026-11-22T01:00Z, to rehearse a night."""
 
@@ -63,10 +63,8 @@ class RunDay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class Status(_InFolder):
     """Show the folder's status: champion, anchor, the last days, new data, the current run."""
-
-    folder: FolderArgument = Path()
 
     def execute(self) -> None:
         from mosaic.retrain.folder import named_remedy
@@ -77,10 +75,9 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(_InFolder):
     """Write a day's page again and print its path."""
 
-    folder: FolderArgument = Path()
     day: DayArgument = None
     json: Json = None
 
@@ -111,10 +108,8 @@ class Promote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollback:
+class Rollback(_InFolder):
     """Make the previous champion the champion again."""
-
-    folder: FolderArgument = Path()
 
     def execute(self) -> None:
         from mosaic.retrain.steering import rollback
@@ -123,10 +118,9 @@ class Rollback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hold:
+class Hold(_InFolder):
     """Stop promotions by the gate; days are still trained and judged."""
 
-    folder: FolderArgument = Path()
     off: bool = False
     """Allow promotions again."""
 
@@ -137,10 +131,9 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify:
+class Verify(_InFolder):
     """Repeat steps of a day from a checkpoint and compare them with its log, bit for bit."""
 
-    folder: FolderArgument = Path()
     day: DayArgument = None
     steps: int = 50
     """Most steps to repeat."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,10 +128,12 @@ def plan_context(
     block: int = 128,
     method: str = "lpt",
     chunk: int | None = None,
-    balance: Literal["pairs", "tiles"] | None = None,
     seed: int = 0,
 ) -> ContextPlan:
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
+
+    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks. Beyond, it is visible
+    pairs, which are quicker to count and differ little in long sequences.
 
     Args:
         mask: The attention mask.
@@ -139,8 +141,6 @@ def plan_context(
         block: Tokens of a block: the tile of the kernel, or a multiple.
         method: Name in ``CONTEXT_METHODS``.
         chunk: Blocks assigned together; None: see ``distribute``.
-        balance: The balanced load: visible pairs, or pairs of whole tiles, which a kernel computes. They
-            differ in short sequences, and tiles take longer to count. None: tiles up to 1,024 blocks.
         seed: Seed of random methods.
 
     Raises:
@@ -148,8 +148,7 @@ def plan_context(
     """
     blocks = MaskBlocks(mask=mask, block=block)
     work = blocks.work()
-    by_tiles = blocks.num_blocks <= MAX_TILED_BLOCKS if balance is None else balance == "tiles"
-    load = blocks.tile_pairs() if by_tiles else work
+    load = blocks.tile_pairs() if blocks.num_blocks <= MAX_TILED_BLOCKS else work
     distribution = distribute(load, ranks, method, chunk=chunk, seed=seed)
     return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution)
 

@@ -330,24 +330,17 @@ def _shares_of(bandwidths: HasBandwidth) -> Callable[[str, Phase, int], float]:
 
 
 class Bandwidths:
-    """Measured shares of bandwidth, linear over the logarithm of the quota; an estimate where none was measured.
+    """Measured shares of bandwidth, linear over the logarithm of the quota.
 
     A degree without samples takes the nearest sampled one, because the share that a module draws of one device hardly
     depends on the number of devices (the paper's B has no degree at all).
     """
 
-    def __init__(
-        self,
-        samples: Iterable[Sample],
-        *,
-        estimate: HasBandwidth | None = None,
-        idle: Iterable[tuple[str, Phase]] = (),
-    ) -> None:
+    def __init__(self, samples: Iterable[Sample], *, idle: Iterable[tuple[str, Phase]] = ()) -> None:
         """Collects the samples that have a ``bandwidth_utilisation``.
 
         Args:
             samples: Samples of any modules, phases, degrees and quotas.
-            estimate: Source for modules, phases and quotas without measurements.
             idle: Modules with phases in which they do nothing, such as the backward of a frozen module.
         """
         self._points: dict[tuple[str, Phase], dict[int, dict[int, float]]] = {}
@@ -355,7 +348,6 @@ class Bandwidths:
             if sample.bandwidth_utilisation is not None:
                 by_degree = self._points.setdefault((sample.module, sample.phase), {})
                 by_degree.setdefault(sample.degree, {})[sample.quota] = sample.bandwidth_utilisation
-        self._estimate = estimate
         self._idle = frozenset(idle)
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
@@ -363,23 +355,18 @@ class Bandwidths:
 
         Raises:
             InvalidProfileError: Nothing is known of the module's bandwidth in this phase.
-            ValueError: ``quota`` lies outside the measurements, and there is no estimate.
+            ValueError: ``quota`` lies outside the measurements.
         """
         if (module, phase) in self._idle:
             return 0.0
         by_degree = self._points.get((module, phase), {})
-        points: dict[int, float] = {}
-        if by_degree:
-            points = by_degree[min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))]
-            if min(points) <= quota <= max(points):
-                return _between(sorted(points.items()), quota)
-        if self._estimate is not None:
-            return min(1.0, max(0.0, self._estimate.bandwidth(module, phase, degree, quota)))
         if not by_degree:
             raise InvalidProfileError(
-                f"the bandwidth that {module!r} uses in its {phase} is not known; profile it with hardware counters, "
-                "or give an analytic cost model as the estimate"
+                f"the bandwidth that {module!r} uses in its {phase} is not known; profile it with hardware counters"
             )
+        points = by_degree[min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))]
+        if min(points) <= quota <= max(points):
+            return _between(sorted(points.items()), quota)
         raise ValueError(
             f"bandwidth of {module!r} {phase}: a quota of {quota} slots lies outside the measured "
             f"{', '.join(map(str, sorted(points)))}; measure it there too"

@@ -10,7 +10,6 @@ from mosaic.cost.degrees import degrees_between
 from mosaic.cost.interference import (
     Bandwidths,
     Coefficients,
-    HasBandwidth,
     Interference,
     NoInterference,
     make_interference,
@@ -61,7 +60,6 @@ class CostModel(TimedBeside):
         *,
         interference: str = "measured",
         coefficients: Mapping[Phase, Coefficients] = MappingProxyType({}),
-        estimate: HasBandwidth | None = None,
         optimizer_bytes: float = ADAMW_BYTES,
     ) -> CostModel:
         """Builds surfaces, memory and interference from a profile.
@@ -72,7 +70,6 @@ class CostModel(TimedBeside):
             profile: What was measured.
             interference: Name in the table of forms (``mosaic.cost.interference.FORMS``).
             coefficients: Of that form on this device, by phase, where it has any.
-            estimate: Asked for bandwidths that were not measured.
             optimizer_bytes: State of the optimizer for each parameter that trains: it is no part of a profile, which
                 is measured without one. 8 is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0
                 SGD. Every device of a module has all of it: nothing is sharded.
@@ -90,7 +87,7 @@ class CostModel(TimedBeside):
             for sample in samples:
                 at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
         idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
-        bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
+        bandwidths = Bandwidths(profile.samples, idle=idle)
         return cls(
             {key: ScalingSurface(samples) for key, samples in grouped.items()},
             memory={entry.module: entry for entry in profile.memory},

@@ -8,18 +8,17 @@ from typing import ClassVar
 
 from rich.table import Table
 
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device, StrictFile
 
 PREDICTED = "the modules alone; the plain loop as one module after the other, each at its best"
 MEASURED = "whole steps, with loss and optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class RunRecord(StrictFile):
     """A run of the demo. Times and shares are measured unless a name says predicted."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     command: str

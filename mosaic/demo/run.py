@@ -79,7 +79,7 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     save(record, output / "run.json")
     subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes))
     picture = output / "timeline.png"
-    draw_timelines(training.timelines, picture, plan=handle.plan, subtitle=subtitle, choice="typical")
+    draw_timelines(training.timelines, picture, plan=handle.plan, subtitle=subtitle)
     write_trace(training.timelines, output / "trace.json")
     handle.remove()
     return record

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.changes import Makeup
@@ -33,7 +33,7 @@ _PLAIN = "the model runs as it was"
 _CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
 
-class Handle(KeepsCheckpoints):
+class Handle(Checkpointer):
     """A colocated model.
 
     Attributes:

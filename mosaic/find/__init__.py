@@ -1,1 +1,1 @@
-"""Notes about a model and its process: random numbers, torch's settings, and the state to restore after a run."""
+"""The tracer of a model's run, and notes about a model and its process: random numbers, settings, state to restore."""

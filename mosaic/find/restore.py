@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import Generator, generator_state, random_state, set_generator_state
 from mosaic.find.torch_settings import SETTINGS, put_back, read
+from mosaic.find.trace import written_arguments
 
 MAX_COPIED_BYTES = 1 << 28
 """Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written. Where
@@ -79,9 +80,9 @@ def preserved(
         sample: A batch, or a function that runs the model.
         alone: Modules that run alone, as ``Subject``s. They find the attributes that a run of the whole model leaves
             them.
-        elsewhere: Whether the model runs on other threads too, or is timed. By default the operators of this thread
-            are watched and memory of a large model is copied just before it is written; otherwise the memory that an
-            earlier run wrote is copied at once.
+        elsewhere: The model runs on other threads too, or is timed: memory that an earlier run wrote is copied at once.
+            By default the operators of this thread are watched, and memory of a large model is copied just before it
+            is written.
 
     Yields:
         The changes of the block.
@@ -89,9 +90,6 @@ def preserved(
     Raises:
         UnsupportedModelError: Something changed that was not noted.
     """
-    failures = _failures_of(_reshards(model))
-    if failures:
-        raise UnsupportedModelError("; ".join(failures))
     earlier = {id(each.changes): each.changes for each in alone if each.changes is not None}.values()
     settings, numbers, changes = read(SETTINGS), random_state(), Changes()
     objects = Objects(model)
@@ -104,7 +102,6 @@ def preserved(
     )
 
     def steps() -> Iterator[Callable[[], Any]]:
-        yield from _reshards(model)
         yield objects.restore
         yield from memory.steps()
         yield numbers.restore
@@ -469,24 +466,14 @@ class _WriteWatch(TorchDispatchMode):
     def __init__(self, memory: _Memory) -> None:
         super().__init__()
         self._memory = memory
-        self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator."""
         kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)
-        if schema is None:  # it may write into any argument
+        if not isinstance(func, torch._ops.OpOverload):  # it may write into any argument
             self._memory.before_write((*args, *kwargs.values()))
             return func(*args, **kwargs)
-        writes = self._writes.get(func)
-        if writes is None:
-            writes = self._writes[func] = tuple(
-                (index, argument.name)
-                for index, argument in enumerate(schema.arguments)
-                if (argument.alias_info is not None and argument.alias_info.is_write)
-                or argument.name in _RUNNING_STATISTICS
-            )
-        for index, name in writes:
+        for index, name in written_arguments(func, _RUNNING_STATISTICS):
             self._memory.before_write(args[index] if index < len(args) else kwargs.get(name))
         return func(*args, **kwargs)
 
@@ -509,14 +496,6 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor.values()
     elif tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() and not tensor.is_nested:
         yield tensor
-
-
-def _reshards(model: nn.Module) -> Iterator[Callable[[], Any]]:
-    """Yields what lets FSDP2 put its shards back in their places, where it has gathered the whole."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    for part in model.modules() if fsdp is not None else ():
-        if isinstance(part, fsdp.FSDPModule):
-            yield part.reshard
 
 
 def _failures_of(steps: Iterator[Callable[[], Any]]) -> list[str]:

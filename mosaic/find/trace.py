@@ -129,7 +129,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
         written = []
-        for index, name in _written_arguments(func) if is_plain else ():
+        for index, name in written_arguments(func) if is_plain else ():
             written += _leaves([args[index] if index < len(args) else kwargs.get(name)])
         operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
         self.begin(operation)
@@ -159,10 +159,13 @@ class _Functions(TorchFunctionMode):
 
 
 @functools.cache
-def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
-    """Returns position and name of the arguments that an operator writes into."""
-    arguments = enumerate(operator._schema.arguments)
-    return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+def written_arguments(operator: Any, also: tuple[str, ...] = ()) -> tuple[tuple[int, str], ...]:
+    """Returns position and name of the arguments that an operator writes into, and of those named ``also``."""
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(operator._schema.arguments)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in also
+    )
 
 
 def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations_with_replacement, product
 
-from mosaic.microbench.kernels import Kernel, gb_per_s, kernels_named
+from mosaic.microbench.kernels import Kernel, gb_per_s, kernel_set
 from mosaic.microbench.pictures import Picture
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
 from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
@@ -29,7 +29,7 @@ def measure_interference(setup: Setup) -> Iterator[Item]:
     if not splits:
         yield not_measured("kernels side by side", "the device has one slot, and two partitions need two")
         return
-    kernels = kernels_named(KERNELS, settings.scale, backend.torch_device)
+    kernels = kernel_set(settings.scale, backend.torch_device, KERNELS)
     nearest = sorted(splits, key=lambda split: abs(split[0] - split[1]))
     with backend.open_lanes([part for split in splits for part in parts_of(split)]) as lanes:
         prepare = cache(lambda kernel, side: kernel.prepare(backend.torch_device))  # each side has inputs of its own

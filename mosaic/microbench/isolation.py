@@ -10,7 +10,7 @@ import torch
 
 from mosaic.backends.base import Backend, Lane
 from mosaic.errors import BackendUnavailableError, MosaicError
-from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short_kernel
+from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type, kernel_set
 from mosaic.microbench.pictures import Picture
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
 from mosaic.microbench.settings import Spread, measure_beside, time_alone
@@ -20,20 +20,27 @@ from mosaic.report.plan_view import slots_text
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 """Variants that time a short kernel beside a long one."""
 
+_SM_SETTINGS: dict[str, Any] = {
+    "default": {},
+    "fine": {"fine_slots": True},
+    "split by sizes": {"sm_placement": "split"},
+}
+"""Ways to make slots or partitions on one device, as arguments of ``Backend.with_sms``."""
+
 
 def measure_isolation(setup: Setup) -> Iterator[Item]:
     """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
     backend = setup.backend
     yield from _delays(setup)
-    for name, make in (("default", lambda: backend), *backend.alternatives().items()):
+    for name, settings in _SM_SETTINGS.items() if backend.name == "cuda" else [("default", {})]:
         if setup.budget.allows(f"SM ids, {name}"):
             try:
-                variant_setup = dataclasses.replace(setup, backend=make())
+                variant_setup = dataclasses.replace(setup, backend=backend.with_sms(**settings))
                 yield from _partitions(variant_setup, name)
                 yield from _half_device(variant_setup, name)
             except UNAVAILABLE as error:
                 yield not_measured(name, error)
-    if not backend.alternatives():
+    if backend.name != "cuda":
         yield not_measured("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
 
 
@@ -117,7 +124,7 @@ def _half_device(setup: Setup, name: str) -> Iterator[Row]:
     backend = setup.backend
     half = tuple(range(max(1, backend.device.num_slots // 2)))
     with backend.open_lanes([half]) as lanes:
-        for kernel in kernels_named(("gemm", "attention"), setup.settings.scale, backend.torch_device):
+        for kernel in kernel_set(setup.settings.scale, backend.torch_device, ("gemm", "attention")):
             if setup.budget.allows(f"{kernel.name} on half of the device, {name}"):
                 lane, call = lanes.lane(half), kernel.prepare(backend.torch_device)
                 yield Row(
@@ -135,19 +142,24 @@ def _delays(setup: Setup) -> Iterator[Item]:
     if count < 2:
         yield not_measured("a short kernel beside a long one", "the device has one slot, and two partitions need two")
         return
+    dtype, scale = half_type(setup.backend.torch_device), setup.settings.scale
+    short = gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], dtype)  # fills few SMs for a moment
+    long_kernels = (  # fill every SM: one bound by arithmetic, one by bandwidth
+        gemm({"tiny": 64, "host": 768, "gpu": 8192}[scale], dtype),
+        elementwise({"tiny": 1 << 12, "host": 1 << 23, "gpu": 1 << 30}[scale], dtype),
+    )
     for kind in DELAYED:
-        for kernel in long_kernels(setup.settings.scale, setup.backend.torch_device):
+        for kernel in long_kernels:
             if setup.budget.allows(f"a short kernel beside {kernel.name}, {kind}"):
                 try:
-                    yield _delay(setup, kind, (count // 2, count - count // 2), kernel)
+                    yield _delay(setup, kind, (count // 2, count - count // 2), short, kernel)
                 except UNAVAILABLE as error:
                     yield not_measured(kind.replace("_", " "), error)
 
 
-def _delay(setup: Setup, kind: str, split: tuple[int, int], kernel: Kernel) -> Row:
+def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kernel: Kernel) -> Row:
     """Times the short kernel from its turn in the stream to its end, every call separately."""
     device = setup.backend.torch_device
-    short = short_kernel(setup.settings.scale, device)
     variant = open_variant(kind, setup.backend, split)
     with variant.lanes as lanes:
         works = list(zip(variant.both, (short.prepare(device), kernel.prepare(device)), strict=True))

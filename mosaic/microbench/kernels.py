@@ -6,7 +6,7 @@ data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,36 +53,18 @@ def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
     return Kernel(f"{subject.name} {'forward+backward' if backward else 'forward'}", lambda device: call)
 
 
-def kernel_set(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
-    """Returns all kernels at a scale; on GPUs in the half-precision format with matrix units."""
+def kernel_set(scale: Scale, device: torch.device, names: Sequence[str] = ()) -> tuple[Kernel, ...]:
+    """Returns the named kernels, or all, at a scale; on GPUs in the half-precision format with matrix units."""
     dtype = half_type(device)
-    return (
-        _gemm({"tiny": 32, "host": 512, "gpu": 4096}[scale], dtype),
+    kernels = (
+        gemm({"tiny": 32, "host": 512, "gpu": 4096}[scale], dtype),
         _attention(*{"tiny": (1, 2, 16), "host": (2, 4, 256), "gpu": (8, 16, 2048)}[scale], dtype),
         _convolution(*{"tiny": (1, 4, 8), "host": (4, 32, 32), "gpu": (32, 256, 56)}[scale], dtype),
-        _elementwise({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale], dtype),
+        elementwise({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale], dtype),
         _reduction({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale]),
         _launches({"tiny": 4, "host": 64, "gpu": 64}[scale]),
     )
-
-
-def kernels_named(names: tuple[str, ...], scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
-    """Returns the named kernels in the order of the set."""
-    return tuple(kernel for kernel in kernel_set(scale, device) if kernel.name in names)
-
-
-def short_kernel(scale: Scale, device: torch.device) -> Kernel:
-    """Returns a kernel that fills few SMs for a moment."""
-    return _gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], half_type(device))
-
-
-def long_kernels(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
-    """Returns kernels that fill every SM for long: one bound by arithmetic, one by bandwidth."""
-    dtype = half_type(device)
-    return (
-        _gemm({"tiny": 64, "host": 768, "gpu": 8192}[scale], dtype),
-        _elementwise({"tiny": 1 << 12, "host": 1 << 23, "gpu": 1 << 30}[scale], dtype),
-    )
+    return tuple(kernel for kernel in kernels if not names or kernel.name in names)
 
 
 def half_type(device: torch.device) -> torch.dtype:
@@ -92,7 +74,7 @@ def half_type(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
 
 
-def _gemm(size: int, dtype: torch.dtype) -> Kernel:
+def gemm(size: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
         left, right, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
         return lambda: torch.mm(left, right, out=out)
@@ -120,7 +102,7 @@ def _convolution(batch: int, channels: int, side: int, dtype: torch.dtype) -> Ke
     return Kernel("convolution", make, flops=18.0 * batch * side**2 * channels**2, moved_bytes=moved)
 
 
-def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
+def elementwise(count: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
         source, out = (torch.randn(count, device=device, dtype=dtype) for _ in range(2))
         return lambda: torch.mul(source, 1.5, out=out)
@@ -129,12 +111,7 @@ def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
 
 
 def _reduction(count: int) -> Kernel:
-    return Kernel(
-        "reduction",
-        lambda device: torch.randn(count, device=device).sum,
-        flops=float(count),
-        moved_bytes=4.0 * count,
-    )
+    return Kernel("reduction", lambda device: torch.randn(count, device=device).sum, float(count), 4.0 * count)
 
 
 def _launches(count: int) -> Kernel:

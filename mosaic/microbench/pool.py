@@ -62,7 +62,7 @@ def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
         return {"lanes": lambda: lambda slots: backend.open_lanes([slots]).close}
     ordinal = backend.torch_device.index or 0
     return {
-        "context and stream": lambda: lambda slots: driver.open_pool(ordinal, [[slots]]).close,
+        "context and stream": lambda: lambda slots: driver.CudaDriver(ordinal).open_pool([[slots]]).close,
         "torch.cuda.green_contexts": lambda: _torch_contexts(backend.device.sms_per_slot, ordinal),
     }
 
@@ -139,7 +139,7 @@ def _lender(backend: Backend, whole: Slots) -> tuple[str, Callable[[], object], 
     if backend.api is None:
         lanes = backend.open_lanes([whole])
         return "look up a lane", partial(lanes.lane, whole), lanes.close
-    pool = driver.open_pool(backend.torch_device.index or 0, [[whole]])
+    pool = driver.CudaDriver(backend.torch_device.index or 0).open_pool([[whole]])
     lend, give_back = pool.lend, pool.give_back
     return "lend and give back", lambda: give_back(lend(0, 0)), pool.close
 
@@ -154,7 +154,7 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
     sizes = range(1, backend.device.num_slots + 1)
     every = (tuple(range(start, start + size)) for size in sizes for start in range(len(sizes) - size + 1))
     partitions = list(islice(every, max_contexts))
-    pool: Any = driver.open_pool(backend.torch_device.index or 0, [[partitions[0]]])
+    pool: Any = driver.CudaDriver(backend.torch_device.index or 0).open_pool([[partitions[0]]])
     times: list[float] = []
     stopped_by = ""
     try:

@@ -1,11 +1,7 @@
-"""Metadata of a microbatch for planning: its amount of each modality.
+"""Modules of a pipeline as lists of layers, with times and bytes by amount of data, and the content of microbatches.
 
-Modules of a pipeline as lists of layers, with times and bytes by amount of data.
-
-Modules of the user's own model: a microbatch carries its layers' times and bytes, counted for its shapes.
-
-A table of all shapes would be too large; the counts of a step's microbatches are made for their shapes, and travel with
-them to the planner.
+The user's own model is counted: a table of all shapes would be too large, so the counts of a step's microbatches are
+made for their shapes, and travel with them to the planner.
 """
 
 from __future__ import annotations
@@ -48,11 +44,6 @@ class Microbatch:
             raise ValueError("a microbatch without text, images, audio or video; give it some of any, or leave it out")
         if self.clips and not self.video_s:
             raise ValueError(f"microbatch: clips={self.clips} without video; give video_s too")
-
-    @property
-    def num_clips(self) -> int:
-        """Clips, 0 without video."""
-        return self.clips or (1 if self.video_s else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,20 +206,12 @@ class ModuleFit:
 
     def _layer(self, layer: Layer, at: int, count: int) -> Layer:
         forward_ms = self.forward.ms(layer.forward_ms, at, count)
-        again = forward_ms / layer.forward_ms if layer.forward_ms else 1.0
         return replace(
             layer,
             forward_ms=forward_ms,
             backward_ms=self.backward.ms(layer.backward_ms, at, count),
             weights_ms=self.weights.ms(layer.weights_ms, at, count),
-            strategies=tuple(
-                replace(
-                    strategy,
-                    extra_forward_ms=strategy.extra_forward_ms * again,
-                    extra_backward_ms=strategy.extra_backward_ms * again,
-                )
-                for strategy in layer.strategies
-            ),
+            strategies=scaled_layer(layer, forward_ms / layer.forward_ms if layer.forward_ms else 1.0, 1).strategies,
         )
 
 

@@ -26,10 +26,6 @@ class Gradients:
     weights: tuple[bool, ...]
     """True for each layer that computes gradients for its weights."""
 
-    def any_of(self, layer: int) -> bool:
-        """Returns True if a layer has a backward."""
-        return self.inputs[layer] or self.weights[layer]
-
 
 def sources_of(model: PipelineModel, present: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """Returns the modules of ``present`` that feed each of them, directly or through skipped ones."""

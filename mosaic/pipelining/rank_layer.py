@@ -1,8 +1,4 @@
-"""Shares of context ranks in the sequences of a module, by ``mosaic.context``'s plan.
-
-All ranks of a group wait for each other in every layer, so the rank with the longest attention counts.
-
-A counted layer on one rank of a described job: operators divided along the tensor and context axes, and messages.
+"""A counted layer on one rank of a described job: operators divided along the tensor and context axes, and messages.
 
 Tensor parallelism with sequence parallelism is Megatron's (Korthikanti et al. 2022, arXiv 2205.05198, figure 5): each
 operator and each kept activation is divided by the tensor degree. Each half of a layer gathers its input and

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, fingerprint
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import InvalidScheduleError
 from mosaic.graph import Part
 from mosaic.pipelining.partition import Chunk, Partition, Request
@@ -91,7 +91,7 @@ MAX_ACTIONS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSchedule:
+class PipelineSchedule(StrictFile):
     """Actions of all rows of a pipeline.
 
     Raises:
@@ -100,7 +100,6 @@ class PipelineSchedule:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     schema_version: int = 1
     """Version of this file's layout."""

@@ -28,16 +28,10 @@ class Progress:
                 progress.advance()
 
     In a log this gives ``[12 s] profiling image ... 3/12, 36 s left``: one line when a phase starts, then one
-    every five seconds at most.
+    every five seconds at most. Output goes to ``console``, standard error by default.
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows nothing before the first phase.
-
-        Args:
-            console: Output; standard error by default.
-            clock: A monotonic clock in seconds.
-        """
         from rich.console import Console
 
         quiet = logging.getLogger("mosaic").level >= logging.ERROR
@@ -87,16 +81,13 @@ class Progress:
         self._update(note=text)
 
     def follow(self, name: str) -> Callable[[str, int, int], None]:
-        """Returns a callback ``(what, done, total)`` that shows the caller's progress as a phase."""
-        begun = False
+        """Returns a callback ``(piece, done, total)`` that shows the caller's progress as a phase."""
 
-        def follow(what: str, done: int, total: int) -> None:
-            nonlocal begun
-            if not begun:
+        def follow(piece: str, done: int, total: int) -> None:
+            if self._name != name:
                 self.phase(name, total=total)
-                begun = True
             self.advance(done - self._done)
-            self.note(what)
+            self.note(piece)
 
         return follow
 

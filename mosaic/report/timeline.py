@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mosaic.plan import Plan
 from mosaic.report.figure import (
@@ -28,8 +28,6 @@ from mosaic.report.figure import (
 from mosaic.report.plan_view import ms_text, slot_runs
 from mosaic.timeline import Span, Timeline
 
-Choice = Literal["last", "typical"]
-"""The last steps, or the steps nearest to the median length."""
 _Steps = Mapping[int, Sequence[Span]]
 _MARGIN = 0.08
 """Free share of a lane above and below its bars."""
@@ -42,7 +40,6 @@ def draw_timelines(
     plan: Plan | None = None,
     subtitle: str = "",
     num_steps: int = 2,
-    choice: Choice = "last",
 ) -> None:
     """Draws measured timelines one above the other, each from 0 on one shared axis in milliseconds.
 
@@ -56,15 +53,13 @@ def draw_timelines(
         plan: Gives modules the colours that they have in the plan's picture, and the predicted step that is
             quoted, as such, below the axis.
         subtitle: Written under the title, such as the machine and the date.
-        num_steps: Number of consecutive whole steps to draw.
-        choice: The ``last`` steps, or the ``typical`` ones nearest to the median length, with a note in the picture.
+        num_steps: Number of consecutive whole steps to draw: those nearest to the median length.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: ``timelines`` is empty, ``num_steps`` is under 1, or the suffix is unsupported.
     """
-    figure = timeline_figure(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps, choice=choice)
-    save_figure(figure, path)
+    save_figure(timeline_figure(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps), path)
 
 
 def timeline_figure(
@@ -73,12 +68,11 @@ def timeline_figure(
     plan: Plan | None = None,
     subtitle: str = "",
     num_steps: int = 2,
-    choice: Choice = "last",
 ) -> Any:
     """Returns the figure of ``draw_timelines``, with axes per timeline."""
     if not timelines or num_steps < 1:
         raise ValueError(f"{len(timelines)} timelines of {num_steps} steps; give at least one of each")
-    steps = [choose_steps(timeline, num_steps, choice) for timeline in timelines]
+    steps = [choose_steps(timeline, num_steps) for timeline in timelines]
     spans = [span for drawn in steps for span in _flat(drawn)]
     modules = {span.module: None for span in spans if span.phase != "glue"}
     colors = colors_of([*(p.module for p in plan.placements), *modules] if plan else modules)
@@ -100,19 +94,19 @@ def timeline_figure(
         axes.set_yticks([lane + 0.5 for lane in range(0, count, every)], names[::every])
         axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
         axes.tick_params(axis="y", labelsize=9.5 if count <= 8 else 7.5)
-        set_head(axes, timeline.title, _fact(timeline, len(drawn), choice), pad=18)
+        set_head(axes, timeline.title, _fact(timeline, len(drawn)), pad=18)
         _draw(axes, drawn, colors, count)
     below = "milliseconds from the first step drawn"
     figure.axes[-1].set_xlabel(below if plan is None else f"{below}\n{_predicted(plan)}", fontsize=9.5)
     return figure
 
 
-def _fact(timeline: Timeline, num_drawn: int, choice: Choice) -> str:
+def _fact(timeline: Timeline, num_drawn: int) -> str:
     if not timeline.spans:
         return "nothing was recorded"
     fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
     num_whole = len(whole_steps(timeline))
-    if choice == "typical" and num_whole > num_drawn:
+    if num_whole > num_drawn:
         fact += f"; drawn: {num_drawn} of {num_whole} steps, nearest to their median"
     return fact
 
@@ -147,16 +141,14 @@ def _draw(axes: Any, steps: _Steps, colors: Mapping[str, str], lanes: int) -> No
                 add_bar(axes, *box, color, label=label, edgecolor=base, zorder=zorder, gid=gid)
 
 
-def choose_steps(timeline: Timeline, num_steps: int, choice: Choice = "last") -> dict[int, tuple[Span, ...]]:
+def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
     """Returns the spans of ``num_steps`` consecutive whole steps, or of all if fewer.
 
-    ``last`` selects the last steps. ``typical`` selects those whose total is nearest to the median of all such
-    runs, the later in a tie: otherwise one stalled step on a busy machine would set the scale of the picture.
+    Their total is the nearest to the median of all such runs, the later in a tie: otherwise one stalled step on a busy
+    machine would set the scale of the picture.
     """
     whole = whole_steps(timeline)
     runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
-    if choice == "last":
-        return dict(runs[-1])
     lengths = [sum(_length_ms(spans) for _, spans in run) for run in runs]
     middle = statistics.median(lengths)
     nearest = min(range(len(runs)), key=lambda index: (abs(lengths[index] - middle), -index))

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 
 pytestmark = pytest.mark.gpu
 
 
 def test_a_run_on_a_gpu_goes_on_bit_for_bit_and_what_came_after_the_save_is_not_in_it(tmp_path: Path):
-    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, KeptModel]:
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Checkpointer]:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.3), nn.Linear(256, 8)).cuda()
-        return model, torch.optim.AdamW(model.parameters(), lr=0.01), KeptModel(model)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01), Checkpointer(model)
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> list[torch.Tensor]:
         for _ in range(num_steps):

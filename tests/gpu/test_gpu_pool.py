@@ -44,11 +44,11 @@ def test_the_driver_has_every_call_that_its_version_brings():
 def test_slots_and_remainder_add_up_to_the_device():
     (device, *_) = cuda.describe_devices()
     for fine in (False, True):
-        slots = cuda.describe_slots(0, fine=fine)
+        slots = cuda.CudaDriver(0).describe_slots(fine=fine)
         assert slots.num_slots * slots.sms_per_slot + slots.remainder_sms == device.num_sms
     if device.compute_capability == "9.0":
-        assert cuda.describe_slots(0).sms_per_slot == 8
-        assert cuda.describe_slots(0, fine=True).sms_per_slot == 2
+        assert cuda.CudaDriver(0).describe_slots().sms_per_slot == 8
+        assert cuda.CudaDriver(0).describe_slots(fine=True).sms_per_slot == 2
 
 
 def test_torch_and_the_driver_mean_the_same_device():
@@ -60,8 +60,8 @@ def test_torch_and_the_driver_mean_the_same_device():
 
 @pytest.mark.parametrize("fine", [False, True])
 def test_every_partition_is_granted_what_it_asks_for(fine: bool):
-    num_slots = cuda.describe_slots(0, fine=fine).num_slots
-    pool = cuda.open_pool(0, fine=fine)
+    num_slots = cuda.CudaDriver(0).describe_slots(fine=fine).num_slots
+    pool = cuda.CudaDriver(0).open_pool(fine=fine)
     try:
         for index, quotas in enumerate(sizes(num_slots)):
             if fine and len(quotas) == num_slots:
@@ -74,13 +74,13 @@ def test_every_partition_is_granted_what_it_asks_for(fine: bool):
 
 
 def test_a_sized_split_grants_what_was_asked_for_or_needs_a_newer_driver():
-    num_slots = cuda.describe_slots(0).num_slots
+    num_slots = cuda.CudaDriver(0).describe_slots().num_slots
     layout = layout_of(sizes(num_slots)[0])
     if driver_version() < FIRST_WITH_SIZED_SPLIT:
         with pytest.raises(BackendUnavailableError, match=r"13\.1"):
-            cuda.open_pool(0, [layout], placement="split")
+            cuda.CudaDriver(0).open_pool([layout], placement="split")
         return
-    pool = cuda.open_pool(0, [layout], placement="split")
+    pool = cuda.CudaDriver(0).open_pool([layout], placement="split")
     try:
         assert [info.granted_sms for info in pool.partitions(0)] == [info.requested_sms for info in pool.partitions(0)]
     finally:
@@ -88,9 +88,9 @@ def test_a_sized_split_grants_what_was_asked_for_or_needs_a_newer_driver():
 
 
 def test_pools_are_made_and_ended_again_and_again():
-    num_slots = cuda.describe_slots(0).num_slots
+    num_slots = cuda.CudaDriver(0).describe_slots().num_slots
     for _ in range(4):
-        pool = cuda.open_pool(0, [layout_of(sizes(num_slots)[0])])
+        pool = cuda.CudaDriver(0).open_pool([layout_of(sizes(num_slots)[0])])
         stream = torch.cuda.ExternalStream(pool.lend(0, 0), device=torch.device("cuda", 0))
         with torch.cuda.stream(stream):
             total = torch.ones(1000, device="cuda").sum()

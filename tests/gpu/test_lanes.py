@@ -47,7 +47,7 @@ class Look(torch.autograd.Function):
 
 def look(value: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     stream = int(torch.cuda.current_stream(value.device).cuda_stream)
-    return stream, cuda.probe_stream(value.device.index or 0, stream)
+    return stream, cuda.CudaDriver(value.device.index or 0).probe_stream(stream)
 
 
 def test_forward_and_backward_stay_on_the_sms_of_their_partition(cuda_backend: CudaBackend, halves: Halves):
@@ -139,7 +139,7 @@ def test_plain_and_prioritised_streams_are_lanes_of_the_whole_device(cuda_backen
     with cuda_backend.open_plain_lanes(halves, priorities=(-1, 0)) as lanes:
         assert [lane.stream.priority for lane in lanes] == [-1, 0]
         whole = cuda.describe_devices()[0].num_sms
-        assert all(len(cuda.probe_stream(0, lane.stream.cuda_stream)) == whole for lane in lanes)
+        assert all(len(cuda.CudaDriver(0).probe_stream(lane.stream.cuda_stream)) == whole for lane in lanes)
 
 
 STEP = """

@@ -21,13 +21,13 @@ def records(backend: CudaBackend, partitions: list[tuple[int, ...]]) -> tuple[Pa
 
 def all_sms() -> tuple[int, ...]:
     """Ids need not be contiguous (PTX ISA, %smid), so the whole device is asked for them."""
-    return cuda.probe_stream(0, 0)
+    return cuda.CudaDriver(0).probe_stream(0)
 
 
 def test_the_default_stream_and_plain_ones_use_the_whole_device():
     plain = torch.cuda.Stream()
     assert len(all_sms()) == cuda.describe_devices()[0].num_sms
-    assert cuda.probe_stream(0, plain.cuda_stream) == all_sms()
+    assert cuda.CudaDriver(0).probe_stream(plain.cuda_stream) == all_sms()
 
 
 def test_each_partition_uses_as_many_sms_as_it_was_granted(cuda_backend: CudaBackend):
@@ -68,4 +68,4 @@ def test_a_probe_compiled_to_ptx_sees_the_same(cuda_backend: CudaBackend):
 
     major, minor = cuda.describe_devices()[0].compute_capability.split(".")
     image = cuda_probe._compile(cuda_probe._nvrtc(), cuda.probe_source(), f"compute_{major}{minor}", "PTX")
-    assert cuda.probe_stream(0, 0, image) == all_sms()
+    assert cuda.CudaDriver(0).probe_stream(0, image) == all_sms()

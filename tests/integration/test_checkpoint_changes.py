@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mosaic.checkpoint.folder import FileEntry, Manifest, check_room, checkpoints_in, damage_of
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.saving import room_needed
 from mosaic.errors import InvalidCheckpointError, NoRoomError
 
@@ -49,7 +49,7 @@ class Loop:
     def __init__(self, *branches: str, seed: int = 0, width: int = 6) -> None:
         torch.manual_seed(seed)
         self.model = Tower(*branches, width=width)
-        self.kept = KeptModel(self.model)
+        self.kept = Checkpointer(self.model)
         body = [parameter for name, parameter in self.model.named_parameters() if not name.startswith("head")]
         self.optimizers = {
             "body": torch.optim.AdamW(body, lr=0.05),
@@ -188,10 +188,10 @@ def test_a_model_that_shares_nothing_is_refused_in_part_too(tmp_path: Path):
     stranger = nn.Sequential(nn.Linear(5, 6))
     before = stranger[0].weight.clone()
     with pytest.raises(InvalidCheckpointError, match=r"of another model.*no tensor fits"):
-        KeptModel(stranger).load(tmp_path / "run", partial=True)
+        Checkpointer(stranger).load(tmp_path / "run", partial=True)
     loop.kept.export(tmp_path / "weights.safetensors")
     with pytest.raises(InvalidCheckpointError, match="no tensor fits"):
-        KeptModel(stranger).load_weights(tmp_path / "weights.safetensors", partial=True)
+        Checkpointer(stranger).load_weights(tmp_path / "weights.safetensors", partial=True)
     assert torch.equal(stranger[0].weight, before)
     grown = Loop("image", "motion", seed=2)
     found = grown.kept.load_weights(tmp_path / "weights.safetensors", partial=True)
@@ -238,7 +238,7 @@ def test_room_for_a_checkpoint_is_known_before_the_first_step(kind: str, tmp_pat
     model(torch.randn(2, 300)).square().mean().backward()
     optimizer.step()
     assert before >= room_needed(model, optimizer, {"ema": average})
-    kept = KeptModel(model)
+    kept = Checkpointer(model)
     path = kept.save(tmp_path, step=1, optimizer=optimizer, companions={"ema": average})
     kept.finish_saving()
     taken = sum(file.stat().st_size for file in path.iterdir())
@@ -271,9 +271,9 @@ def test_a_digest_tells_every_bit_name_and_shape():
                 model.head.weight.data = model.head.weight.reshape(6, 3)
             if change == 4:
                 model.more = nn.Parameter(torch.zeros(0))
-        digests.add(KeptModel(model).digest())
+        digests.add(Checkpointer(model).digest())
     assert len(digests) == 5
-    assert KeptModel(Loop("image").model).digest() in digests
+    assert Checkpointer(Loop("image").model).digest() in digests
 
 
 def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path):

@@ -41,23 +41,23 @@ def test_a_cycle_is_refused_and_all_of_it_named(edges, named):
 
 
 def test_producers_come_first_and_call_order_decides_the_rest():
-    made = graph(["late", "x", "y", "early"], ("early", "late"))
-    assert made.topological_order() == ("x", "y", "early", "late")
+    built = graph(["late", "x", "y", "early"], ("early", "late"))
+    assert built.topological_order() == ("x", "y", "early", "late")
 
 
 def test_ancestors_are_direct_and_indirect():
-    made = graph("abcde", ("a", "b"), ("b", "c"), ("d", "c"))
-    assert made.ancestors("c") == {"a", "b", "d"}
-    assert made.predecessors("c") == ("b", "d")
-    assert made.successors("a") == ("b",)
+    built = graph("abcde", ("a", "b"), ("b", "c"), ("d", "c"))
+    assert built.ancestors("c") == {"a", "b", "d"}
+    assert built.predecessors("c") == ("b", "d")
+    assert built.successors("a") == ("b",)
 
 
 def test_modules_are_independent_only_if_neither_depends_on_the_other():
-    made = graph("abcd", ("a", "b"), ("b", "c"))
-    assert made.independent("a", "d")
-    assert not made.independent("a", "c")
-    assert not made.independent("c", "a")
-    assert not made.independent("a", "a")
+    built = graph("abcd", ("a", "b"), ("b", "c"))
+    assert built.independent("a", "d")
+    assert not built.independent("a", "c")
+    assert not built.independent("c", "a")
+    assert not built.independent("a", "a")
 
 
 def test_what_was_worked_out_of_a_graph_changes_neither_it_nor_its_copies():

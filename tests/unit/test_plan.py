@@ -30,10 +30,10 @@ def plan(*stages, num_devices=1, **placement):
 
 
 def test_quotas_become_disjoint_slots():
-    made = plan_from_quotas([{"image": 1, "text": 3}, {"head": 4}], graph=GRAPH, device=DEVICE)
-    assert [placed.slots for placed in made.placements] == [(0,), (1, 2, 3), (0, 1, 2, 3)]
-    assert made.is_colocated
-    assert made.placement("text").quota == 3
+    built = plan_from_quotas([{"image": 1, "text": 3}, {"head": 4}], graph=GRAPH, device=DEVICE)
+    assert [placed.slots for placed in built.placements] == [(0,), (1, 2, 3), (0, 1, 2, 3)]
+    assert built.is_colocated
+    assert built.placement("text").quota == 3
 
 
 def test_a_quota_of_zero_is_refused():
@@ -83,7 +83,7 @@ def test_a_plan_of_a_larger_device_is_refused():
 
 
 def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():
-    made = Plan(
+    built = Plan(
         device=DEVICE,
         stages=(
             Stage(
@@ -98,5 +98,5 @@ def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():
         sequential_ms=12.0,
         search=SearchRecord(method="manual"),
     )
-    assert made.predicted_ms == pytest.approx(8.0)
-    assert made.predicted_speedup == pytest.approx(1.5)
+    assert built.predicted_ms == pytest.approx(8.0)
+    assert built.predicted_speedup == pytest.approx(1.5)

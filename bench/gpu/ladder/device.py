@@ -16,6 +16,7 @@ from bench.gpu.ladder.lanes import figures_of, on_lanes, reading
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import SM_TARGET_PAYS, CudaBackend
+from mosaic.backends.cuda.environment import describe_nvml
 from mosaic.backends.streams.libraries import (
     LibrarySettings,
     carveout_calls,
@@ -39,7 +40,7 @@ def device(bench: Bench) -> Iterator[Figure]:
         }
     ordinal = bench.torch_device.index or 0
     found |= {
-        "fine slots": reading(lambda: cuda.describe_slots(ordinal, fine=True).num_slots),
+        "fine slots": reading(lambda: cuda.CudaDriver(ordinal).describe_slots(fine=True).num_slots),
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
         "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
         "driver": reading(lambda: f"CUDA {cuda.describe_driver().version}"),
@@ -48,7 +49,7 @@ def device(bench: Bench) -> Iterator[Figure]:
         "free_gib": reading(lambda: torch.cuda.mem_get_info(bench.torch_device)[0] / 2**30),
     }
     with suppress(MosaicError):
-        bench.driver_version = f"{cuda.describe_nvml().driver_version} ({found['driver']})"
+        bench.driver_version = f"{describe_nvml().driver_version} ({found['driver']})"
     bench.notes += [f"{name}: {value}" for name, value in found.items() if isinstance(value, str)]
     yield from figures_of({name: value for name, value in found.items() if not isinstance(value, str)})
     bench.verdict = judge_device(found)

@@ -33,7 +33,7 @@ NEEDS_GPU = {
     f"{ON_GPU}: 1f1b: step over the planned one's, ratio": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
 }
 MORE_RANKS = 4
-"""Where each can have a core."""
+"""Numbers of ranks with a core each."""
 
 
 def _ranks(name: str, seconds: float, size: int, work: Work) -> StudyPart:

@@ -35,7 +35,7 @@ class MeasuredModel:
     microbatch: Callable[[int, torch.Generator], Microbatch]
     """Makes one with so many images."""
     is_ragged: bool = True
-    """Whether microbatches have images, each its own number."""
+    """True if microbatches have images, each its own number."""
 
     def model(self, width: int, layers: int) -> nn.Module:
         """Returns the model with the same weights each time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,14 +209,6 @@ class CudaBackend(Backend):
         """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""
         speedup: float = json.loads(SM_TARGETS.read_text(encoding="utf-8")).get(self._info.name, 0.0)
         return speedup >= SM_TARGET_PAYS
-
-    def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
-        """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""
-        ordinal = self._info.ordinal
-        return {
-            "fine": lambda: CudaBackend(ordinal, fine=True),
-            "split by sizes": lambda: CudaBackend(ordinal, placement="split"),
-        }
 
     def read_units(self) -> tuple[int, ...]:
         """Returns the SMs that the probe sees the current stream use."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.backends.cuda.probe import compile_probe
 from mosaic.errors import BackendUnavailableError, CudaError
@@ -66,23 +66,14 @@ class SlotDescription:
     """SMs left over, outside every slot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlDescription:
-    """Versions and devices by NVIDIA's management library."""
-
-    driver_version: str
-    """The driver's own version, such as ``580.65.06``."""
-    num_devices: int
-
-
-def require_extension() -> None:
-    """Loads ``mosaic._C``.
+def require_extension() -> Any:
+    """Loads and returns ``mosaic._C``.
 
     Raises:
         BackendUnavailableError: It is not built, or does not load.
     """
     try:
-        importlib.import_module("mosaic._C")
+        return importlib.import_module("mosaic._C")
     except ImportError as error:
         raise BackendUnavailableError(
             "the extension mosaic._C does not load; build it with `pip install -e .` or `pip install .`",
@@ -129,24 +120,20 @@ def version_text(version: int) -> str:
 
 def describe_driver() -> DriverDescription:
     """Returns the driver's version and the functions it lacks."""
-    require_extension()
-    from mosaic import _C
-
+    extension = require_extension()
     return DriverDescription(
-        version=version_text(_C.driver_version()),
+        version=version_text(extension.driver_version()),
         missing=tuple(
             MissingFunction(name=function.name, since=version_text(function.since), use=function.use)
-            for function in _C.missing_functions()
+            for function in extension.missing_functions()
         ),
     )
 
 
 def describe_devices() -> tuple[CudaDevice, ...]:
     """Returns every device that the driver offers, in the driver's order."""
-    require_extension()
-    from mosaic import _C
-
-    devices = [_C.Device(ordinal) for ordinal in range(_C.device_count())]
+    extension = require_extension()
+    devices = [extension.Device(ordinal) for ordinal in range(extension.device_count())]
     return tuple(
         CudaDevice(
             ordinal=device.ordinal,
@@ -160,103 +147,10 @@ def describe_devices() -> tuple[CudaDevice, ...]:
     )
 
 
-def describe_slots(ordinal: int, *, fine: bool = False) -> SlotDescription:
-    """Splits a device on trial and describes the slots; nothing is reserved.
-
-    Args:
-        ordinal: The driver's number of the device.
-        fine: Ask for the driver's smallest slots, without large clusters.
-    """
-    require_extension()
-    from mosaic import _C
-
-    split = _C.SlotSplit(_C.Device(ordinal), fine=fine)
-    return SlotDescription(
-        fine=split.fine,
-        num_slots=split.num_slots,
-        sms_per_slot=split.sms_per_slot,
-        remainder_sms=split.remainder_sms,
-    )
-
-
-def describe_nvml() -> NvmlDescription:
-    """Asks NVIDIA's management library, which comes with the driver, through ``nvidia-ml-py``.
-
-    Raises:
-        BackendUnavailableError: The Python package, the library or the right to use it is not there.
-    """
-    try:
-        import pynvml
-    except ImportError as error:
-        raise BackendUnavailableError(
-            "NVML cannot be asked", found=str(error), needed="the package nvidia-ml-py"
-        ) from error
-    try:
-        pynvml.nvmlInit()
-        try:
-            return NvmlDescription(
-                driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
-                num_devices=int(pynvml.nvmlDeviceGetCount()),
-            )
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        raise BackendUnavailableError(
-            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
-        ) from error
-
-
-def open_pool(
-    ordinal: int,
-    layouts: Sequence[Sequence[Sequence[int]]] = (),
-    *,
-    fine: bool = False,
-    placement: SmPlacement = "merged",
-) -> _C.StreamPool:
-    """Makes a pool of green-context streams; the caller closes it.
-
-    Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
-
-    Args:
-        ordinal: The driver's number of the device.
-        layouts: Partitions as slots, by layout.
-        fine: Use the driver's smallest slots, without large clusters.
-        placement: How partitions get their SMs.
-    """
-    require_extension()
-    from mosaic import _C
-
-    return _C.StreamPool(_C.Device(ordinal), layouts, fine=fine, placement=placement)
-
-
 def probe_source() -> str:
     """Returns the CUDA C++ of the kernel that notes the SM of each of its blocks."""
-    require_extension()
-    from mosaic import _C
-
-    return _C.PROBE_SOURCE
-
-
-def probe_stream(ordinal: int, stream: int, image: bytes | None = None) -> tuple[int, ...]:
-    """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
-
-    Args:
-        ordinal: The driver's number of the device.
-        stream: A stream's handle, whoever made it; 0 is the default stream.
-        image: The compiled probe; by default it is compiled for the device, once in a process.
-
-    Raises:
-        BackendUnavailableError: NVRTC is not there to compile the probe.
-        CudaError: The probe could not be loaded or run.
-    """
-    require_extension()
-    from mosaic import _C
-
-    device = _C.Device(ordinal)
-    if image is None:
-        major, minor = device.compute_capability
-        image = compile_probe(f"{major}.{minor}", _C.PROBE_SOURCE)
-    return tuple(_C.probe_stream(device, stream, image))
+    source: str = require_extension().PROBE_SOURCE
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,15 +184,59 @@ class CudaDriver:
             )
         return devices[self.ordinal]
 
-    def describe_slots(self, *, fine: bool) -> SlotDescription:
-        return describe_slots(self.ordinal, fine=fine)
+    def describe_slots(self, *, fine: bool = False) -> SlotDescription:
+        """Splits the device on trial and describes the slots; nothing is reserved.
 
-    def open_pool(self, *, fine: bool, placement: SmPlacement) -> _C.StreamPool:
-        return open_pool(self.ordinal, fine=fine, placement=placement)
+        Args:
+            fine: Ask for the driver's smallest slots, without large clusters.
+        """
+        split = require_extension().SlotSplit(self._device(), fine=fine)
+        return SlotDescription(
+            fine=split.fine,
+            num_slots=split.num_slots,
+            sms_per_slot=split.sms_per_slot,
+            remainder_sms=split.remainder_sms,
+        )
+
+    def open_pool(
+        self,
+        layouts: Sequence[Sequence[Sequence[int]]] = (),
+        *,
+        fine: bool = False,
+        placement: SmPlacement = "merged",
+    ) -> _C.StreamPool:
+        """Makes a pool of green-context streams; the caller closes it.
+
+        Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
+
+        Args:
+            layouts: Partitions as slots, by layout.
+            fine: Use the driver's smallest slots, without large clusters.
+            placement: How partitions get their SMs.
+        """
+        pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts, fine=fine, placement=placement)
+        return pool
 
     def probe_image(self) -> bytes:
         """Returns the probe, compiled for this device."""
         return compile_probe(self.describe().compute_capability, probe_source())
 
-    def probe_stream(self, stream: int) -> tuple[int, ...]:
-        return probe_stream(self.ordinal, stream)
+    def probe_stream(self, stream: int, image: bytes | None = None) -> tuple[int, ...]:
+        """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
+
+        Args:
+            stream: The handle of any stream; 0 is the default stream.
+            image: The compiled probe; by default it is compiled for the device, once in a process.
+
+        Raises:
+            BackendUnavailableError: NVRTC is not there to compile the probe.
+            CudaError: The probe could not be loaded or run.
+        """
+        device = self._device()
+        if image is None:
+            image = compile_probe(".".join(map(str, device.compute_capability)), probe_source())
+        return tuple(require_extension().probe_stream(device, stream, image))
+
+    def _device(self) -> _C.Device:
+        device: _C.Device = require_extension().Device(self.ordinal)
+        return device

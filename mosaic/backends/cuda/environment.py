@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from mosaic.errors import BackendUnavailableError
 
 DEFAULT_CONNECTIONS = 8
 """Hardware queues of a process when ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set; it takes 1 to 32."""
@@ -33,6 +37,15 @@ class EnvironmentFinding:
     def sentence(self) -> str:
         """All of it, for a log."""
         return f"{self.found}: {self.rule}; {self.way_out}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlDescription:
+    """Versions and devices by NVIDIA's management library."""
+
+    driver_version: str
+    """The driver's own version, such as ``580.65.06``."""
+    num_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,29 +114,52 @@ def mps_control(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def ask_nvml(uuid: str) -> NvmlAnswers:
-    """Queries NVML about one device; the result has the reason if that is not possible."""
+@contextmanager
+def _open_nvml() -> Iterator[Any]:
+    """Opens NVIDIA's management library, which comes with the driver, through ``nvidia-ml-py``.
+
+    Raises:
+        BackendUnavailableError: The Python package, the library or the right to use it is missing.
+    """
     try:
         import pynvml
     except ImportError as error:
-        return NvmlAnswers(problem=f"{error} (the package nvidia-ml-py)")
+        raise BackendUnavailableError(
+            "NVML cannot be asked", found=str(error), needed="the package nvidia-ml-py"
+        ) from error
     try:
         pynvml.nvmlInit()
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            pids = [int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            return NvmlAnswers(processes=tuple(sorted(pids)), mig=_mig(pynvml, handle))
+            yield pynvml
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return NvmlAnswers(problem=str(error))
+        raise BackendUnavailableError(
+            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
+        ) from error
 
 
-def _mig(pynvml: object, handle: object) -> bool:
+def describe_nvml() -> NvmlDescription:
+    """Returns the versions and devices of NVIDIA's management library; raises BackendUnavailableError without it."""
+    with _open_nvml() as library:
+        return NvmlDescription(
+            driver_version=str(library.nvmlSystemGetDriverVersion()), num_devices=int(library.nvmlDeviceGetCount())
+        )
+
+
+def ask_nvml(uuid: str) -> NvmlAnswers:
+    """Queries NVML about one device; the result has the reason if that is not possible."""
     try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])  # type: ignore[attr-defined]  # an untyped module
-    except pynvml.NVMLError:  # type: ignore[attr-defined]  # devices without MIG do not know the question
-        return False
+        with _open_nvml() as library:
+            handle = library.nvmlDeviceGetHandleByUUID(uuid)
+            pids = [int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)]
+            try:
+                is_mig = bool(library.nvmlDeviceGetMigMode(handle)[0])
+            except library.NVMLError:  # devices without MIG do not know the question
+                is_mig = False
+            return NvmlAnswers(processes=tuple(sorted(pids)), mig=is_mig)
+    except BackendUnavailableError as error:
+        return NvmlAnswers(problem=error.found)
 
 
 def _mps(seen: Surroundings) -> list[EnvironmentFinding]:

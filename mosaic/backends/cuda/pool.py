@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any
 
 from mosaic.backends.cuda.driver import CudaDriver, SmPlacement
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import StrictFile
 from mosaic.errors import CudaError
 
 Slots = tuple[int, ...]
@@ -26,10 +26,8 @@ SlotLayout = tuple[Slots, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRecord:
+class PartitionRecord(StrictFile):
     """The SMs of one partition: granted, and seen in use."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     slots: Slots
     """Its slots."""

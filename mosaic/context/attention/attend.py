@@ -37,8 +37,7 @@ class Attend:
         group: Process group of the context ranks; None: the default one, or no group for a plan of one rank.
         heads: Heads of keys and values fetched together; more need more memory and fewer calls.
         exchange: Name in ``EXCHANGES``.
-        kernel: Name in ``KERNELS``; None: compiled FlexAttention on CUDA, block rows elsewhere.
-        device: Device of the tensors.
+        device: Device of the tensors: compiled FlexAttention computes on CUDA, plain torch elsewhere.
         agreed: True if ranks have compared their plans already.
 
     Raises:
@@ -53,7 +52,6 @@ class Attend:
         *,
         heads: int = 1,
         exchange: str = "gather",
-        kernel: str | None = None,
         device: torch.device | str = "cpu",
         agreed: bool = False,
     ) -> None:
@@ -64,7 +62,7 @@ class Attend:
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
         self._exchange = make_exchange(exchange, plan, group, self.rank, self.device)
-        self.kernel: BlockRows | FlexKernel = make_kernel(kernel, plan, self.rank, self._exchange, self.device)
+        self.kernel: BlockRows | FlexKernel = make_kernel(plan, self.rank, self._exchange, self.device)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None

@@ -16,7 +16,6 @@ from mosaic.context.attention.exchange import Alone
 from mosaic.context.plan import ContextPlan
 from mosaic.context.tiles import Tiles
 from mosaic.context.words import BOTH, PADDING, STREAM_SHIFT
-from mosaic.errors import unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,27 +304,21 @@ def _rule(plan: ContextPlan, queries: npt.NDArray[np.int64], keys: npt.NDArray[n
     return sees
 
 
-KERNELS: dict[str, type[BlockRows | FlexKernel]] = {"block_rows": BlockRows, "flex": FlexKernel}
-"""By name: plain torch row by row, on any device; and compiled FlexAttention, on CUDA."""
-
 FLEX_BLOCK = 128
 """Tile of compiled FlexAttention, in tokens of queries and of keys."""
 
 
-def make_kernel(
-    name: str | None, plan: ContextPlan, rank: int, exchange: Alone, device: torch.device
-) -> BlockRows | FlexKernel:
-    """Returns a kernel by name; None: compiled FlexAttention on CUDA, block rows elsewhere.
+def make_kernel(plan: ContextPlan, rank: int, exchange: Alone, device: torch.device) -> BlockRows | FlexKernel:
+    """Returns compiled FlexAttention on CUDA, block rows elsewhere.
 
     Raises:
-        ValueError: The name is unknown, or blocks are not a multiple of its tile.
+        ValueError: Blocks are not a multiple of FlexAttention's tile.
     """
-    kernel = name or ("flex" if device.type == "cuda" else "block_rows")
-    if kernel not in KERNELS:
-        raise ValueError(unknown("kernel", kernel, KERNELS))
-    if kernel == "flex" and plan.blocks.block % FLEX_BLOCK:
+    if device.type != "cuda":
+        return BlockRows(plan, rank, exchange.column_of, exchange.num_blocks, device)
+    if plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
             f"block={plan.blocks.block} is not a multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "
             f"on; plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
         )
-    return KERNELS[kernel](plan, rank, exchange.column_of, exchange.num_blocks, device)
+    return FlexKernel(plan, rank, exchange.column_of, exchange.num_blocks, device)

@@ -270,7 +270,9 @@ class Exchanges(Tracer[frozenset[str]]):
     def _note_uses(self, here: str | None, operation: Operation) -> None:
         """Notes uses of parameters and buffers, and of tensors that a module made and did not return."""
         passed = {self.memory(tensor) for tensor, _ in self._arguments[here]} if here is not None else set()
-        has_gradient = torch.is_grad_enabled() and any(tensor.is_floating_point() for tensor in operation.results)
+        has_gradient = operation.name != "detach" and torch.is_grad_enabled()
+        has_gradient &= any(tensor.requires_grad for tensor in operation.inputs)
+        has_gradient &= any(tensor.is_floating_point() or tensor.is_complex() for tensor in operation.results)
         for tensor in operation.inputs:
             name = self._inside.get(self._region(tensor), here)
             if name is not None and name != here:
@@ -286,7 +288,7 @@ class Exchanges(Tracer[frozenset[str]]):
             for owner in weight.paths.keys() - {here}:
                 if weight.is_buffer:
                     self._note_exchange(owner, "its buffers are used outside of it while the model runs")
-                elif has_gradient and tensor.requires_grad and operation.name != "detach" and not weight.is_returned:
+                elif has_gradient and not weight.is_returned:
                     weight.used_outside.setdefault(owner, caller())
 
     def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:

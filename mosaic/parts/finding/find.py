@@ -135,7 +135,7 @@ def _idle(
 ) -> dict[str, str]:
     order = list(chains)
     return {
-        name: names[max(order, key=lambda path: (count_common_words(name, path), order.index(path)))]
+        name: names[max(order, key=lambda path: (_count_common_words(name, path), order.index(path)))]
         for name, _ in model.named_parameters()
         if name not in used
     }
@@ -152,69 +152,40 @@ def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> lis
     """Returns each call's owner.
 
     A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
-    only one that it depends on, and otherwise to the first that it reaches.
+    only one that it depends on, and otherwise to the first that it reaches. What comes before the layers runs with the
+    first that needs it, and what follows them with the last.
     """
     layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
-    reads = _behind(calls, layer_of)
-    reaches = _before(calls, layer_of)
-    order = list(counts)
+    own: list[set[Owner]] = [{layer_of[call.path]} if call.path in layer_of else set() for call in calls]
+    behind: list[set[Owner]] = []
+    ahead: list[set[Owner]] = [set() for _ in calls]
+    for call in calls:
+        behind.append(set().union(*(behind[value.site] | own[value.site] for value in call.values)))
+    for index in reversed(range(len(calls))):
+        for value in calls[index].values:
+            ahead[value.site] |= own[index] | ahead[index]
     owners: list[Owner] = []
     for index, call in enumerate(calls):
         if call.path in layer_of:
             owners.append(layer_of[call.path])
             continue
-        path = _list_of(call.path, order, [p for p, _ in reads[index]], [p for p, _ in reaches[index]])
-        behind = [layer for p, layer in reads[index] if p == path]
-        ahead = [layer for p, layer in reaches[index] if p == path]
-        owners.append((path, max(behind) if behind else min(ahead, default=0)))
-        if behind and not ahead:
-            owners[-1] = (path, _last_called(calls[:index], layer_of, path, counts))
+        path = _list_of(call.path, list(counts), {p for p, _ in behind[index]}, {p for p, _ in ahead[index]})
+        needed = [layer for p, layer in behind[index] if p == path]
+        needing = [layer for p, layer in ahead[index] if p == path]
+        layer = max(needed) if needed else min(needing, default=0)
+        if needed and not needing:
+            layer = max(at for earlier in own[:index] for p, at in earlier if p == path)
+        owners.append((path, layer))
     return owners
 
 
-def _list_of(path: str, order: list[str], behind: list[str], ahead: list[str]) -> str:
-    common = {name: count_common_words(path, name) for name in order}
+def _list_of(path: str, order: list[str], behind: set[str], ahead: set[str]) -> str:
+    common = {name: _count_common_words(path, name) for name in order}
     near = [name for name in order if common[name] == max(common.values())]
-    if len(near) == 1:
-        return near[0]
-    if len(set(behind)) == 1 and behind[0] in near:
-        return behind[0]
-    reached = [name for name in order if name in ahead and name in near]
-    if reached:
-        return reached[0]
-    return max(set(behind) & set(near), key=order.index, default=near[-1])
-
-
-def _last_called(
-    calls: Sequence[TracedCall], layer_of: Mapping[str, Owner], path: str, counts: Mapping[str, int]
-) -> int:
-    called = [layer_of[call.path][1] for call in calls if call.path in layer_of and layer_of[call.path][0] == path]
-    return max(called, default=counts[path] - 1)
-
-
-def _behind(calls: Sequence[TracedCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
-    """Returns the layers that each call depends on."""
-    layers: list[set[Owner]] = []
-    for call in calls:
-        own: set[Owner] = set()
-        for value in call.values:
-            own |= layers[value.site]
-            source = calls[value.site].path
-            if source in layer_of:
-                own.add(layer_of[source])
-        layers.append(own)
-    return layers
-
-
-def _before(calls: Sequence[TracedCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
-    """The layers that depend on each call."""
-    layers: list[set[Owner]] = [set() for _ in calls]
-    for index in range(len(calls) - 1, -1, -1):
-        call = calls[index]
-        own = {layer_of[call.path]} if call.path in layer_of else set()
-        for value in call.values:
-            layers[value.site] |= own | layers[index]
-    return layers
+    if len(near) == 1 or (len(behind) == 1 and behind <= set(near)):
+        return near[0] if len(near) == 1 else behind.pop()
+    reached = [name for name in near if name in ahead]
+    return reached[0] if reached else max(behind & set(near), key=order.index, default=near[-1])
 
 
 def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str]) -> list[str]:
@@ -282,7 +253,7 @@ def check_rows(sites: Sequence[tuple[Owner, TracedCall]]) -> None:
             )
 
 
-def count_common_words(path: str, other: str) -> int:
+def _count_common_words(path: str, other: str) -> int:
     """Returns the number of words in the common prefix of two names."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -74,7 +74,7 @@ def exchange(
     ]
     tensors = [leaves[index] for index in riding]
     before = routed.agreement
-    if before is None or not before.routing.num_moved:
+    if before is None or not before.routing.num_moved or not before.row_bytes:  # rows on a GPU travel by themselves
         sends = receives = (0,) * routed.size
         carried = []
     else:

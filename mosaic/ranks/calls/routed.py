@@ -33,11 +33,18 @@ from torch import nn
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.ranks.calls.attributes import Attributes
+from mosaic.find.restore import same
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.rows.routing import Agreement
 from mosaic.ranks.world.progress import Traffic, Waiting
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+_COMPARED = (bool, int, float, str, type(None), torch.dtype)
+"""Types of values with the same text in all processes."""
+
+_Reading = list[dict[str, Any]]
+"""The attributes of each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +217,33 @@ class RoutedModule:
     def scale(self) -> float:
         """The factor of gradients on members that makes their mean over the members that over all ranks."""
         return len(self.members) / self.size
+
+
+class Attributes:
+    """The plain attributes of a module, which ranks compare; not what objects among them hold."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = [(f"{path}." if path else "", vars(part)) for path, part in module.named_modules()]
+        self._own: set[str] = set()
+        self._first = self.read()
+
+    def read(self) -> _Reading:
+        """Returns their values now."""
+        return [{key: own[key] for key in [*own] if key not in _OF_TORCH} for _, own in self._parts]
+
+    def note_own(self, before: _Reading) -> None:
+        """Notes what the module's forward has written since an earlier ``read``."""
+        self._own.update(self._changed(before))
+
+    def set_since(self) -> str:
+        """Describes what was set since the first reading, and not by the module itself; the same text on all ranks."""
+        changed = {name: value for name, value in self._changed(self._first).items() if name not in self._own}
+        return ", ".join(f"{name} = {value!r}" for name, value in sorted(changed.items()) if type(value) in _COMPARED)
+
+    def _changed(self, before: _Reading) -> dict[str, Any]:
+        changed = {}
+        for (prefix, own), first in zip(self._parts, before, strict=True):
+            for key in [key for key, value in [*own.items()] if key not in _OF_TORCH and value is not first.get(key)]:
+                if key not in first or not same(own[key], first[key]):
+                    changed[prefix + key] = own[key]
+        return changed

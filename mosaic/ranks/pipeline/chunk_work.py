@@ -283,16 +283,16 @@ class ChunkWork:
             received = self._received(task, leaves)
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward):
-            made = self._run(task, kwargs, received, data.strategies.get(task, ()))
+            result = self._run(task, kwargs, received, data.strategies.get(task, ()))
         if data.ends(task):
             with self._turn, self._model.computing():
-                loss = checked_loss(self._loss, made, kwargs, self._model)
+                loss = checked_loss(self._loss, result, kwargs, self._model)
             self.losses[task.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             outputs: Mapping[str, Tensors] = {"": (mean if self._scale is None else self._scale(mean),)}
         else:
             with torch.set_grad_enabled(has_backward):
-                outputs = data.gathered(task, made)
+                outputs = data.gathered(task, result)
         if has_backward:
             self._kept[task] = leaves, outputs
         return {

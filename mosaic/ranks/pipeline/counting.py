@@ -40,10 +40,10 @@ STATE_BYTES, MOMENT_BYTES = 8, 8
 
 @dataclass(frozen=True, kw_only=True)
 class CountedModel:
-    """A model as planning sees it."""
+    """The counted layers of a model, for planning."""
 
     split: ModelSplit
-    """Where it can be cut."""
+    """Its lists of layers."""
     whole: PartedModel
     """With each module's first layer as a chunk, for the shapes behind it; keeps all weights."""
     layers: Mapping[str, tuple[Layer, ...]]
@@ -53,7 +53,7 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
     numbers: DrawnNumbers
-    """Which microbatches draw random numbers: encoders are called with all of these, since pieces would draw others."""
+    """Random numbers of microbatches: encoders run those that draw any whole, since pieces would draw others."""
     machine: RankHardware
     """One of the ranks."""
     shares: Mapping[str, RankShare]
@@ -62,7 +62,7 @@ class CountedModel:
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
-        """Returns what a microbatch is to planning."""
+        """Returns the counts of a microbatch."""
         present, draws = self.split.present(kwargs), self.numbers.draw(kwargs)
         counted = {}
         for index, module in enumerate(self.split.modules):
@@ -78,9 +78,9 @@ class CountedModel:
                 boundary_bytes=round(num_bytes * self.shares[module.name].rows / self.machine.degrees.tensor),
             )
         leaves = pytree.tree_leaves_with_path(dict(kwargs))
-        given = [(pytree.keystr(path), one) for path, one in leaves if isinstance(one, torch.Tensor)]
-        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given]
-        bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
+        tensors = [(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+        shapes = [f"{name}{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+        bounds = [f"{name} {layers.boundary_bytes}" for name, layers in counted.items()]  # they may follow from values
         key = " ".join((*shapes, *bounds, *["draws"] * draws))
         return CountedMicrobatch(text_tokens=1, key=key, counted=counted, draws=draws)
 
@@ -106,11 +106,11 @@ def count_model(
     Raises:
         UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
     """
-    firsts = [(Part(module=one.name, first=0, count=1, total=one.count),) for one in split.modules]
+    firsts = [(Part(module=module.name, first=0, count=1, total=module.count),) for module in split.modules]
     rests = [
-        (Part(module=one.name, first=1, count=one.count - 1, total=one.count),)
-        for one in split.modules
-        if one.count > 1
+        (Part(module=module.name, first=1, count=module.count - 1, total=module.count),)
+        for module in split.modules
+        if module.count > 1
     ]
     whole = PartedModel(model, split, firsts + rests)
     calls = _calls(whole, sample)
@@ -120,7 +120,7 @@ def count_model(
         for index, one in enumerate(split.modules)
     }
     known: dict[Any, ModuleCounts] = {}
-    layers: dict[str, list[Layer]] = {one.name: [_NOTHING] * one.count for one in split.modules}
+    layers: dict[str, list[Layer]] = {module.name: [_NOTHING] * module.count for module in split.modules}
     costs = {}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
@@ -209,11 +209,11 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), forked(whole.device):
-        if any(one.is_meta for one in whole.model.parameters()):
+        if any(parameter.is_meta for parameter in whole.model.parameters()):
             whole.skip_random_numbers(sample)  # all modules are called, and none runs
         else:
             whole.model(**whole.split.copied(sample))
-    return [(sites[place], given) for place, given in seen.items() if place in sites]
+    return [(sites[place], arguments) for place, arguments in seen.items() if place in sites]
 
 
 def _sum(one: Layer, other: Layer) -> Layer:
@@ -236,7 +236,7 @@ def _sum(one: Layer, other: Layer) -> Layer:
 
 
 def _of(layer: Layer, name: str) -> Strategy:
-    return next((one for one in layer.strategies if one.name == name), layer.strategies[0])
+    return next((strategy for strategy in layer.strategies if strategy.name == name), layer.strategies[0])
 
 
 def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: RankHardware) -> CountedModule:
@@ -251,8 +251,8 @@ def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: R
     ]
     return CountedModule(
         name=module.name,
-        trains=tuple(any(one.requires_grad for one in layer) for layer in own),
-        parameters=tuple(sum(one.numel() for one in layer) for layer in own),
+        trains=tuple(any(parameter.requires_grad for parameter in layer) for layer in own),
+        parameters=tuple(sum(parameter.numel() for parameter in layer) for layer in own),
         resident_bytes=tuple(
             round(
                 sum(one.numel() * (state_bytes if one.requires_grad else one.element_size()) for one in layer)
@@ -265,8 +265,8 @@ def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: R
 
 def _size(whole: PartedModel, index: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
     """Returns elements and bytes behind a module's first layer."""
-    found: Sequence[torch.Tensor] = [one for sent in whole.boundary_like(index, kwargs).values() for one in sent]
-    return sum(one.numel() for one in found), sum(one.numel() * one.element_size() for one in found)
+    likes: Sequence[torch.Tensor] = [like for sent in whole.boundary_like(index, kwargs).values() for like in sent]
+    return sum(like.numel() for like in likes), sum(like.numel() * like.element_size() for like in likes)
 
 
 def _makeup(module: nn.Module) -> str:

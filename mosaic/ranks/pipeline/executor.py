@@ -96,9 +96,9 @@ class StepRun:
             inputs, self._inbox[index] = self._inbox[index], {}
             is_forward = code == FORWARD
             with transport.progress.computing(cell, "forward" if is_forward else "backward"):
-                made = work.forward(what, inputs) if is_forward else work.backward(what, inputs)
+                outputs = work.forward(what, inputs) if is_forward else work.backward(what, inputs)
             for target, place, message in exits:
-                tensors = made.get(target) if isinstance(made, Mapping) else made
+                tensors = outputs.get(target) if isinstance(outputs, Mapping) else outputs
                 if tensors is None:
                     raise ModuleContractError(f"{what} made nothing for {target}; return tensors for every edge")
                 if place >= 0:

@@ -39,13 +39,13 @@ class _InParts:
     """Gradients of earlier steps, which are summed already."""
 
     def begin(self) -> None:
-        """Puts those aside."""
+        """Sets them aside."""
         self.before = [one.grad for one in self.parameters]
         for one in self.parameters:
             one.grad = None
 
     def finish(self) -> None:
-        """Makes of the mean over all holders the sum over parts, and adds what was put aside."""
+        """Turns the mean over all holders into the sum over parts, and adds the earlier gradients."""
         self.reducer.finish()
         for one, before in zip(self.parameters, self.before, strict=True):
             if one.grad is not None:
@@ -116,7 +116,7 @@ class GradientSums:
                 self.counted_elsewhere.add(id(self._named[name]))
 
     def begin(self) -> None:
-        """Before a step: puts aside what earlier steps have summed of tied weights.
+        """Sets aside the sums of earlier steps of tied weights, before a step.
 
         Raises:
             ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
@@ -150,7 +150,7 @@ class GradientSums:
                 reducer.start_rest()
 
     def finish(self) -> None:
-        """After a step: sums what is left, and waits."""
+        """Sums the rest after a step, and waits."""
         for reducer in self._chunks.values():
             reducer.start_rest()
         for one in self._in_parts:
@@ -162,7 +162,7 @@ class GradientSums:
         self._ready.clear()
 
     def _noted(self) -> torch.cuda.Event | None:
-        """Notes how far this lane's stream is: another one may begin the sum, when its turn comes."""
+        """Records an event on this lane's stream: another lane may begin the sum."""
         if self._grid.world.device.type != "cuda":
             return None
         event = torch.cuda.Event()
@@ -170,7 +170,7 @@ class GradientSums:
         return event
 
     def _add(self, names: Collection[str], places: list[int], *, over_tensor: bool) -> None:
-        """Has the gradients of weights summed over some places, and over their tensor ranks."""
+        """Adds a sum of the gradients of weights over some places, and over their tensor ranks."""
         degrees = self._grid.degrees
         num_parts = len(places) * (degrees.tensor if over_tensor else 1)
         if not names or num_parts * self._grid.num_copies == 1:

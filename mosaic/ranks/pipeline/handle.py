@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
@@ -40,7 +40,7 @@ Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
 
 
-class Pipeline(KeepsCheckpoints):
+class Pipeline(Checkpointer):
     """A model whose layers are on several ranks; every rank makes the same calls.
 
     Attributes:
@@ -149,7 +149,7 @@ class Pipeline(KeepsCheckpoints):
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
-        return [one for one in self._model.parameters() if not one.is_meta]
+        return [parameter for parameter in self._model.parameters() if not parameter.is_meta]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before.
@@ -304,9 +304,6 @@ class Pipeline(KeepsCheckpoints):
         return "pipeline of " + " x ".join(
             str(getattr(self.degrees, axis)) for axis in ("data", "pipeline", "context", "tensor")
         )
-
-    def _settle(self) -> None:
-        """Does nothing: a step has ended when ``step`` returns."""
 
 
 def _text(microbatch: Mapping[str, Any]) -> str:

@@ -106,7 +106,7 @@ class StepPlanner:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether counted times were fitted to measured ones."""
+        """True if counted times were fitted to measured ones."""
         return any(fit != AS_COUNTED for fit in self.saved.fitted.modules.values())
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:

@@ -39,7 +39,7 @@ class OwnStep:
     number: int
     """Steps that had ended before."""
     step: tuple[Microbatch, ...]
-    """What its replica ran."""
+    """The microbatches of its replica."""
     schedule: PipelineSchedule | None
     """Of its replica; None: it had no microbatches."""
     spans: Sequence[Span]
@@ -56,7 +56,7 @@ class OwnStep:
         return sum(end - start for cell, start, end in self.spans if cell.startswith(_WAITS)) / 1e6
 
     def computed(self, planner: StepPlanner) -> list[RankSpan]:
-        """Returns what this rank computed, with the times that the plan has, on its own clock."""
+        """Returns the tasks of this rank with their planned times, on its own clock."""
         if self.schedule is None:
             return []
         graph = planner.tasks(self.step, self.schedule)
@@ -100,7 +100,7 @@ class PlayedSteps:
         return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, last.schedule)))
 
     def computed(self) -> list[RankSpan]:
-        """Returns what this rank computed in the last steps, on its own clock."""
+        """Returns the tasks of this rank in the last steps, on its own clock."""
         return [span for step in self.steps for span in step.computed(self._planner)]
 
 

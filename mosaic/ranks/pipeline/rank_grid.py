@@ -112,9 +112,9 @@ class RankGrid:
         )
 
     def group_of(self, places: Sequence[int], *, over_tensor: bool = False) -> dist.ProcessGroup | None:
-        """Returns what connects the holders of some places, None where this rank is none; all ranks ask in one order.
+        """Returns the communicator of the holders of some places, or None; all ranks ask in one order.
 
-        It is given up when a rank fails, as the transport is.
+        It is aborted when a rank fails, as the transport is.
 
         Args:
             places: In the pipeline.

@@ -1,4 +1,4 @@
-"""Has a language model in a pipeline run on a rank's own tokens, whatever is around it.
+"""Sharing of sequences: the language model of a pipeline runs on a rank's own tokens, whatever is around it.
 
 Encoders run and features are merged on whole sequences. Where the language model is entered, its ids or embeddings and
 its positions are cut to this rank's tokens; labels are shifted and cut before the model is called. So what travels
@@ -42,7 +42,7 @@ Microbatch = Mapping[str, Any]
 
 def masks_of(own: Sequence[Microbatch]) -> list[str]:
     """Names the plans of microbatches as ``Sequences.cut`` makes them; of others there are none."""
-    return [one["context"].plan.digest() for one in own if isinstance(one.get("context"), Attend)]
+    return [microbatch["context"].plan.digest() for microbatch in own if isinstance(microbatch.get("context"), Attend)]
 
 
 def share_sequences(
@@ -54,13 +54,13 @@ def share_sequences(
     device: torch.device,
     sample: Microbatch,
 ) -> Sequences:
-    """Has ranks share sequences, and tries it on a sample if the model has its weights; see ``Sequences``."""
-    made = Sequences(model, split, settings, group, device=device)
-    with made.removed_on_error():
-        own = made.cut(sample)
-        if not any(one.is_meta for one in model.parameters()):
-            made.check(own)
-    return made
+    """Shares sequences between ranks, and checks it on a sample if the model has its weights; see ``Sequences``."""
+    sequences = Sequences(model, split, settings, group, device=device)
+    with sequences.removed_on_error():
+        own = sequences.cut(sample)
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            sequences.check(own)
+    return sequences
 
 
 class Sequences:
@@ -102,13 +102,13 @@ class Sequences:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
     def cut(self, microbatch: Microbatch) -> dict[str, Any]:
-        """Returns what the model is called with on this rank.
+        """Returns the model's arguments on this rank.
 
         Raises:
             ValueError: The mask is of another number of tokens, or says something else than ``attention_mask``.
         """
-        _, made = self._ahead.get(id(microbatch), (None, None))
-        attend = self._attend(microbatch) if made is None else made.result()
+        _, planned = self._ahead.get(id(microbatch), (None, None))
+        attend = self._attend(microbatch) if planned is None else planned.result()
         _check_mask(microbatch, attend.plan)
         own = {**microbatch, "context": attend}
         if microbatch.get("labels") is not None:
@@ -177,44 +177,44 @@ class Sequences:
             raise
 
     def remove(self) -> None:
-        """Gives the language model its own attention back."""
+        """Restores the language model's own attention."""
         for hook in self._hooks:
             hook.remove()
         self._text.set_attn_implementation(self._before)
         self._thread.shutdown(cancel_futures=True)
 
     def _enter(
-        self, text: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
+        self, text: nn.Module, arguments: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Cuts what the language model is called with to this rank's tokens."""
+        """Cuts the language model's arguments to this rank's tokens."""
         self._state = torch_state(self._device)
-        given = dict(zip(self._names, arguments, strict=False)) | given
-        attend = given.get("context")
+        kwargs = dict(zip(self._names, arguments, strict=False)) | kwargs
+        attend = kwargs.get("context")
         if not isinstance(attend, Attend):
             raise UnsplittableError(
                 f"{type(self._model).__name__} does not hand context= down to its {type(text).__name__}, as models of "
                 "transformers do with keywords that they do not know; use no context="
             )
         batch, tokens = ContextBatch(attend=attend), attend.plan.mask.num_tokens
-        if given.get("position_ids") is None:
-            given["position_ids"] = torch.from_numpy(attend.plan.mask.positions())[None].to(attend.device)
-        cut: dict[str, Any] = {"use_cache": False, **_features_of(given, batch)}
-        if getattr(given.get("attention_mask"), "ndim", 0) == 2:  # what is around the model may read it
+        if kwargs.get("position_ids") is None:
+            kwargs["position_ids"] = torch.from_numpy(attend.plan.mask.positions())[None].to(attend.device)
+        cut: dict[str, Any] = {"use_cache": False, **_features_of(kwargs, batch)}
+        if getattr(kwargs.get("attention_mask"), "ndim", 0) == 2:  # what is around the model may read it
             cut["attention_mask"] = None
-        for name, value in given.items():
+        for name, value in kwargs.items():
             if value is not None and (name in _TOKENS or name.endswith("token_type_ids")):
                 cut[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
-        others = {name: value for name, value in given.items() if name not in cut}
+        others = {name: value for name, value in kwargs.items() if name not in cut}
         strange = [name for name, value in others.items() if any(tokens in one.shape for one in _tensors(value))]
         if strange:
             raise UnsplittableError(
                 f"{type(text).__name__} is given {', '.join(strange)} of all {tokens} tokens, which context ranks "
                 "cannot cut; use no context="
             )
-        return (), given | cut
+        return (), kwargs | cut
 
     def _leave(self, text: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Looks whether random numbers were drawn, as before the first step of each mode all are."""
+        """Refuses random numbers, which are all drawn before the first step of each mode."""
         if self._state is not None and not self._state.is_same(torch_state(self._device)):
             raise UnsplittableError(
                 f"{type(text).__name__} draws random numbers, as dropout does, and ranks that share a sequence would "
@@ -226,15 +226,15 @@ def _tensors(value: Any) -> list[Tensor]:
     return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
 
 
-def _features_of(given: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
+def _features_of(kwargs: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
     """Returns features that layers add to tokens of images, as Qwen3-VL's do (DeepStack): those of a rank's tokens."""
-    marks, features = given.get("visual_pos_masks"), given.get("deepstack_visual_embeds")
+    marks, features = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
     if marks is None or features is None:
         return {}
     rows = marks.flatten().cumsum(0).view_as(marks) - 1  # of all tokens, the last image token's up to there
     own = batch.cut(marks)
-    kept = batch.cut(rows)[own]
-    return {"visual_pos_masks": own, "deepstack_visual_embeds": [one[kept] for one in features]}
+    own_rows = batch.cut(rows)[own]
+    return {"visual_pos_masks": own, "deepstack_visual_embeds": [feature[own_rows] for feature in features]}
 
 
 def _language_model(model: nn.Module, split: ModelSplit) -> Any:
@@ -242,28 +242,28 @@ def _language_model(model: nn.Module, split: ModelSplit) -> Any:
     path = split.modules[-1].path
     while path and not hasattr(model.get_submodule(path), "set_attn_implementation"):
         path = path.rpartition(".")[0]
-    found = model.get_submodule(path)
-    others = [one.path for one in split.modules[:-1] if one.path.startswith(f"{path}.") or not path]
-    names = inspect.signature(found.forward).parameters
-    if not hasattr(found, "set_attn_implementation") or others or "position_ids" not in names:
+    text = model.get_submodule(path)
+    others = [module.path for module in split.modules[:-1] if module.path.startswith(f"{path}.") or not path]
+    names = inspect.signature(text.forward).parameters
+    if not hasattr(text, "set_attn_implementation") or others or "position_ids" not in names:
         raise UnsplittableError(
             f"the layers of {split.modules[-1].path!r} are in no language model of transformers of their own, and "
             "sequences of such alone are shared out: use no context="
         )
-    return found
+    return text
 
 
 def _check_mask(microbatch: Microbatch, plan: ContextPlan) -> None:
     """Raises ValueError where a mask of tokens says something else than mask words."""
-    given = microbatch.get("attention_mask")
-    if given is None:
+    tokens = microbatch.get("attention_mask")
+    if tokens is None:
         return
-    if not isinstance(given, Tensor) or given.ndim != 2:
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         raise ValueError("attention_mask is given beside context=, whose mask= says who sees whom: leave it out")
-    seen = torch.from_numpy(plan.mask.documents >= 0).to(given.device)
-    if given.shape[1] != len(seen) or not bool((given.bool() == seen).all()):
+    seen = torch.from_numpy(plan.mask.documents >= 0).to(tokens.device)
+    if tokens.shape[1] != len(seen) or not bool((tokens.bool() == seen).all()):
         raise ValueError(
-            f"attention_mask has {int(given.sum())} tokens of {tuple(given.shape)}, and mask= {int(seen.sum())} of "
+            f"attention_mask has {int(tokens.sum())} tokens of {tuple(tokens.shape)}, and mask= {int(seen.sum())} of "
             f"{len(seen)} in each row: have mask= put padding in no document, or leave attention_mask out"
         )
 
@@ -281,7 +281,7 @@ class SharedItems:
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def share_of(self, kwargs: Mapping[str, Any], module: str) -> ItemShare | None:
-        """Returns who encodes which units, the one with most rows first; None where each rank encodes all.
+        """Returns the units of each rank, the largest first; None where each rank encodes all.
 
         That is where there are fewer units than ranks, and where what leaves the module has no rows of its units.
         """
@@ -299,7 +299,7 @@ class SharedItems:
     def gathered(
         self, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], module: str, share: ItemShare
     ) -> tuple[Tensor, ...]:
-        """Returns what leaves a module on all ranks, of all units; gradients go to who encoded them.
+        """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them.
 
         Args:
             tensors: What leaves it here, of this rank's units.
@@ -315,11 +315,11 @@ class SharedItems:
         rows = _rows_in(like, share)
         assert rows is not None  # that is what share_of has looked at
         with torch.set_grad_enabled(torch.is_grad_enabled() and tensor.is_floating_point()):
-            found = gather_items(tensor.flatten(1), replace(share, rows=rows), self._group)
-        return found.reshape(like.shape)
+            gathered = gather_items(tensor.flatten(1), replace(share, rows=rows), self._group)
+        return gathered.reshape(like.shape)
 
     def _leaving(self, kwargs: Mapping[str, Any], module: str) -> tuple[Tensor, ...]:
-        """Returns what leaves a module, of all units, without data."""
+        """Returns a module's outputs of all units, without data."""
         ends = next(
             index
             for index, parts in enumerate(self._model.chunks)

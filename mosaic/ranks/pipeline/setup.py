@@ -78,7 +78,7 @@ class PipelineSetup:
     degrees: Degrees
     """The grid that is planned for."""
     is_free: bool
-    """Whether the number of replicas may change."""
+    """True if the number of replicas may change."""
     grids: RankGrids
     slices: WeightSlices | None = None
     """Slices of weights that tensor ranks share."""
@@ -133,28 +133,21 @@ class PipelineSetup:
             raise InfeasibleError("the model cannot be planned on these ranks", reasons=[planner])
         return planner
 
-    def given(self, partition: Partition) -> StepPlanner:
-        """Plans each step of the user's partition."""
+    def planner_of(self, plan: Partition | PipelinePlan) -> StepPlanner:
+        """Plans each step of a partition, or of an earlier start's plan with the times that were measured then."""
+        if isinstance(plan, PipelinePlan):
+            setup, degrees, partition = self.with_times(plan.fitted), plan.degrees, plan.partition
+            name, baseline = plan.name, plan.baseline
+        else:
+            setup, degrees, partition, name, baseline = self, self.degrees, plan, PLANNED, ""
         return StepPlanner(
-            name=PLANNED,
-            degrees=self.degrees,
-            request=self.request,
-            space=self.space,
+            name=name,
+            baseline=baseline,
+            degrees=degrees,
+            request=replace(setup.request, num_ranks=degrees.pipeline),
+            space=setup.space,
             options=self.options,
             partition=partition,
-        )
-
-    def kept(self, plan: PipelinePlan) -> StepPlanner:
-        """Returns the plan of an earlier start, with the times that were measured then."""
-        then = self.with_times(plan.fitted)
-        return StepPlanner(
-            name=plan.name,
-            baseline=plan.baseline,
-            degrees=plan.degrees,
-            request=replace(then.request, num_ranks=plan.degrees.pipeline),
-            space=then.space,
-            options=self.options,
-            partition=plan.partition,
         )
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
@@ -177,7 +170,7 @@ class PipelineSetup:
 
     def cut(self, step: Microbatches) -> list[Mapping[str, Any]]:
         """Returns this rank's part of a step's microbatches."""
-        return list(step) if self.sequences is None else [self.sequences.cut(one) for one in step]
+        return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
 
     def shapes(self, step: Microbatches) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -210,7 +203,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     check_same_weights(model, world)
     loss = asked.loss or _own_loss
     split = find_split(model, step[0], modules=asked.modules, loss=lambda output: loss(output, step[0]))
-    world_split = [f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules]
+    world_split = [f"{module.name} = {module.path or 'the model'} of {module.count} layers" for module in split.modules]
     _check_same(
         world,
         ", ".join(world_split),
@@ -237,7 +230,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     if asked.context is not None and context > 1:
         group = grids.groups.of_context(degrees)
         sequences = share_sequences(model, counted.split, asked.context, group, device=world.device, sample=step[0])
-        step = [sequences.cut(one) for one in step]
+        step = [sequences.cut(microbatch) for microbatch in step]
         # Context ranks share units of encoders out, which they do in chunks of their own alone.
         counted = replace(counted, units_together=degrees.context)
         are_many = all(degrees.pipeline <= module.count for module in counted.split.modules)

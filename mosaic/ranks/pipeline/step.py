@@ -183,7 +183,7 @@ def check_alike(microbatches: Microbatches, own: Microbatches, shapes: Sequence[
     Raises:
         InvalidScheduleError: A rank has others, on all ranks; names it.
     """
-    leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(dict(one))[0]]
+    leaves = [leaf for microbatch in microbatches for leaf in pytree.tree_flatten_with_path(dict(microbatch))[0]]
     values = [(str(path), _comparable(leaf)) for path, leaf in leaves]
     digests = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
     gathered = transport.all_gather({name: fingerprint(value) for name, value in digests.items()})

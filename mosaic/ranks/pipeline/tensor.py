@@ -230,7 +230,7 @@ class SharedInput:
     entered: Tensor | None = None
     """The same for the modules, with a gradient that is summed."""
     has_graph: bool = False
-    """Whether gradients were on when that was made."""
+    """True if gradients were on when that was computed."""
 
     def enter(self, input: Tensor) -> Tensor:
         """Returns an input whose gradient is the sum of those of all ranks."""

@@ -170,7 +170,7 @@ def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
     partition = partition_to_fit(setup.request)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return setup
-    planner = replace(setup, options=replace(setup.options, limits=OrderLimits(effort=0.0))).given(partition)
+    planner = replace(setup, options=replace(setup.options, limits=OrderLimits(effort=0.0))).planner_of(partition)
     shared = setup.plan_sample(planner, seconds=0.0)
     if isinstance(shared, str) or (schedule := shared.schedules[0]) is None:
         return setup

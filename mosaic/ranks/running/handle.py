@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 from torch.utils.data import Sampler
 
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request, Session
-from mosaic.errors import ModuleContractError
+from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back, tensors_of
-from mosaic.ranks.parameters.optimizer_states import move_states
 from mosaic.ranks.parameters.tied import Holdings, Members
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
@@ -118,7 +119,7 @@ class RankHandle(Handle):
                     self._is_whole = True
                 session = self._prepare(request)
                 with session.timed("move"):
-                    move_states(optimizers, before, session.holdings.by_id, world)
+                    _move_states(optimizers, before, session.holdings.by_id, world)
             except BaseException as error:
                 error.add_note("handle.replan() failed and this handle is done; go on from a checkpoint, on every rank")
                 self._is_whole = self._is_over = True  # there is nothing that could be brought together
@@ -340,3 +341,48 @@ def _holders_of(by_rank: Sequence[Mapping[str, tuple[tuple[int, ...], str, bool]
     if lost is not None:
         raise ModuleContractError(f"no rank has the values of {lost}; put a module there that is whole on some rank")
     return holders
+
+
+def _move_states(
+    optimizers: Sequence[Optimizer], before: Mapping[int, Members], after: Mapping[int, Members], world: World
+) -> None:
+    """Gives ranks the state of parameters that are new to them, and drops that of parameters that they gave up.
+
+    Every rank calls it, with optimizers of the same parameters in the same order. One parameter's state at a time goes
+    from the first rank that has it to all of them, through host memory.
+
+    Raises:
+        MosaicError: The ranks' optimizers have different numbers of parameters.
+    """
+    own = [
+        (optimizer, parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    counts = world.all_gather(len(own))
+    if len(set(counts)) > 1:
+        each = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+        raise MosaicError(f"the ranks' optimizers have different numbers of parameters ({each}); make them alike")
+    for optimizer, parameter in own:
+        had, holds = before.get(id(parameter), ()), after.get(id(parameter), ())
+        if had and not set(holds) <= set(had):
+            state = world.broadcast(_on_host(optimizer.state.get(parameter)) if world.rank == had[0] else None, had[0])
+            if state is not None and world.rank in holds and world.rank not in had:
+                optimizer.state[parameter] = pytree.tree_map_only(_Moved, lambda moved: moved.on(world.device), state)
+        if id(parameter) in after and world.rank not in holds:
+            optimizer.state.pop(parameter, None)
+
+
+class _Moved:
+    """A tensor on its way, which was in host memory or on its rank's device."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.is_on_device = tensor.detach().cpu(), tensor.device.type != "cpu"
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        return self.tensor.to(device) if self.is_on_device else self.tensor
+
+
+def _on_host(state: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, _Moved, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import sys
@@ -105,11 +106,17 @@ class CancelToken:
         self._progress.explain = self._explained
         self._progress.fail = lambda error, groups: None  # the rank that failed cancels
         self._thread.start()
+        # A thread that is inside of the store when the interpreter exits ends the process by SIGABRT.
+        atexit.register(self._stop)
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def _stop(self) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(self._grace_s)
+
+    def __exit__(self, *raised: object) -> None:
+        atexit.unregister(self._stop)
+        self._stop()
         self._progress.explain, self._progress.fail = self._hooks
 
 

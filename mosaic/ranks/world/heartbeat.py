@@ -103,6 +103,10 @@ class Heartbeats:
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._hook_before
         self._progress.explain, self._progress.fail = (lambda failure: failure), (lambda failure, groups: None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            # A thread inside of the store ends the process by SIGABRT when the interpreter exits, and a last heartbeat
+            # would follow the one that says that this rank has left.
+            self._thread.join(self._settings.grace_s)
         self._write(has_left=True, error="" if error is None else f"{type(error).__name__}: {error}")
 
     def _beat(self) -> None:
@@ -110,13 +114,13 @@ class Heartbeats:
             self._write()
 
     def _write(self, *, has_left: bool = False, error: str = "") -> None:
-        where = self._progress.now
+        place, is_waiting, for_s = self._progress.now
         beat = Heartbeat(
             time_s=time.time(),
-            place=str(where),
-            is_waiting=where.doing == "waiting",
-            for_s=where.for_s,
-            calls=where.calls,
+            place=place,
+            is_waiting=is_waiting,
+            for_s=for_s,
+            calls=self._progress.calls,
             has_left=has_left,
             error=error,
         )

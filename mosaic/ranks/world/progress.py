@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
@@ -50,30 +50,15 @@ class Traffic:
             self._num_bytes.clear()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class Place(NamedTuple):
     """The activity of a rank at some moment."""
 
-    step: int
-    """Backwards that had ended before."""
-    calls: int
-    """Calls of the model that had begun."""
-    doing: Literal["starting", "computing", "waiting", "elsewhere"]
-    """``elsewhere`` is any code but that of placed modules: the loop's own."""
-    module: str
-    """Module that it computed or waited in; the last one it was in, if it is elsewhere; empty at the start."""
-    phase: str
-    """``forward``, ``backward``, ``reduce`` or ``agreement``; empty at the start."""
+    text: str
+    """Step, module and phase; "in the loop's own code" is any code but that of placed modules."""
+    is_waiting: bool
+    """True if it waits for other ranks."""
     for_s: float
-    """Seconds that it had been doing this."""
-
-    def __str__(self) -> str:
-        if not self.calls and self.module in ("", THE_LOOP):
-            return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
-        phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
-        where = f"the {phase} of {'the model' if self.module == THE_LOOP else repr(self.module)}"
-        doing = {"computing": "computing", "waiting": "waiting in", "elsewhere": "in the loop's own code after"}
-        return f"step {self.step}, {doing[self.doing]} {where}"
+    """Seconds that it has been doing this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +130,19 @@ class RankProgress:
             self._last = (module, phase, time.perf_counter_ns())
 
     @property
-    def now(self) -> Whereabouts:
+    def now(self) -> Place:
         """The present place; of several threads, what computes counts before what waits, and long before short."""
-        for doing, table in (("computing", self._computing), ("waiting", self._waiting)):
+        for doing, table in (("computing", self._computing), ("waiting in", self._waiting)):
             entries = sorted(table.values(), key=lambda entry: entry[2])
             if entries:
-                return self._whereabouts(doing, *entries[0])
-        return self._whereabouts("elsewhere" if self._last[0] else "starting", *self._last)
+                return self._place(doing, *entries[0])
+        return self._place("in the loop's own code after", *self._last)
 
-    def _whereabouts(self, doing: str, module: str, phase: str, since_ns: int) -> Whereabouts:
-        return Whereabouts(
-            step=self.step,
-            calls=self.calls,
-            doing=doing,  # type: ignore[arg-type]
-            module=module,
-            phase=phase,
-            for_s=(time.perf_counter_ns() - since_ns) / 1e9,
-        )
+    def _place(self, doing: str, module: str, phase: str, since_ns: int) -> Place:
+        is_waiting, for_s = doing == "waiting in", (time.perf_counter_ns() - since_ns) / 1e9
+        if not self.calls and module in ("", THE_LOOP):
+            text = "before its first step" + (", waiting for all ranks to agree" if is_waiting else "")
+            return Place(text, is_waiting, for_s)
+        phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(phase, phase)
+        where = f"the {phase} of {'the model' if module == THE_LOOP else repr(module)}"
+        return Place(f"step {self.step}, {doing} {where}", is_waiting, for_s)

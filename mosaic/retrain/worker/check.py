@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import check_room, checkpoints_in
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
@@ -99,7 +99,7 @@ def _timed(training: Training) -> Iterator[float]:
 
 
 def _read_back(work: Work, digest: str) -> str:
-    again = KeptModel(work.program.make_model())
+    again = Checkpointer(work.program.make_model())
     again.load_weights(work.day.model)
     if again.digest() != digest:
         raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
@@ -183,6 +183,6 @@ def _digest_at(work: Work, step: int) -> str | None:
             return trained.digest
     if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):
         return None
-    keeper = KeptModel(work.program.make_model())
+    keeper = Checkpointer(work.program.make_model())
     keeper.load(work.day.checkpoints, step=step)
     return keeper.digest()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
@@ -44,7 +44,7 @@ class TrainState:
     """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
 
     model: nn.Module
-    keeper: KeepsCheckpoints
+    keeper: Checkpointer
     """The model's handle."""
     optimizers: tuple[torch.optim.Optimizer, ...]
     schedulers: tuple[Any, ...]

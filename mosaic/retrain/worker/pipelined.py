@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
 from mosaic.find.random_numbers import python_state
 from mosaic.pipelining.orders import OrderLimits
@@ -57,7 +57,7 @@ class _ModelWithLoss(nn.Module):
         return self._loss(self.model, rest.with_tensors(batch))
 
 
-class PipelinedModel(KeptModel):
+class PipelinedModel(Checkpointer):
     """A model that trains in a pipeline; every rank makes the same calls, and keeps the weights of its own layers.
 
     ``plan`` is the choice of an earlier start; None plans and tries now.

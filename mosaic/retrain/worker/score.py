@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.artifact import save
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, digest_of_rows, joined
@@ -64,7 +64,7 @@ def make_model(work: Work, weights: Path | None, *, partial: bool = False) -> nn
     seed_step(work.recipe.budget.seed, 0, 0)
     model = work.program.make_model().to(work.device)
     if weights is not None:
-        KeptModel(model).load_weights(weights, partial=partial)
+        Checkpointer(model).load_weights(weights, partial=partial)
     return model
 
 

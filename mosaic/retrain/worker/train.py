@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import mosaic
 from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
 from mosaic.checkpoint.loading import Loaded
-from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.tensors import Overlap
 from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
@@ -99,7 +99,7 @@ class Training:
         """
         model = self.model if name is None else self._state.companions[name]
         if isinstance(self.handle, PipelinedModel):
-            KeptModel(model, self._group.world).export(path)
+            Checkpointer(model, self._group.world).export(path)
             self.leave()
             return None
         self.leave()
@@ -196,13 +196,13 @@ class Training:
             self.model, self._program.loss, batches, plan=plan, memory_bytes=self._budget.memory_bytes
         )
 
-    def _place(self, batches: list[Any]) -> KeepsCheckpoints:
+    def _place(self, batches: list[Any]) -> Checkpointer:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
         group, plan, batch = self._group, self.plan, batches[0]
         if plan.pipeline is not None:
             return self._pipelined(batches, plan.pipeline)
         if plan.plan is None and group.size == 1:
-            return KeptModel(self.model)
+            return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._budget.colocate:
             options = Options(method=DATA_PARALLEL)
@@ -293,13 +293,13 @@ class Training:
                 _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
             else:
                 assert loaded is not None
-                return _description(
-                    "weights and the optimizers' state of the champion", loaded.new, loaded.gone, loaded.changed
-                )
+                fresh = [note for note in loaded.notes if note.startswith("optimizer")]
+                source = "weights" if fresh else "weights and the optimizers' state"
+                return "; ".join((_description(f"{source} of the champion", loaded), *fresh))
         overlap = self.handle.load_weights(champion.weights, partial=True)
         for companion in state.companions.values():
             companion.load_state_dict(self.model.state_dict(), strict=False)
-        return _description("weights of the champion", overlap.new, overlap.gone, overlap.changed)
+        return _description("weights of the champion", overlap)
 
 
 def _planned_anew(change: str) -> str:
@@ -310,8 +310,7 @@ def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks = 1")
 
 
-def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
-    parts = [
-        f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names
-    ]
+def _description(source: str, overlap: Overlap) -> str:
+    differences = (("new", overlap.new), ("gone", overlap.gone), ("changed", overlap.changed))
+    parts = [f"{label}: {', '.join(names)}" for label, names in differences if names]
     return "; ".join((source, *parts))

@@ -1,4 +1,4 @@
-"""Small pipelines for the tests of layer tuning: tasks, orders and a plain simulator of them."""
+"""Small pipelines for the tests of layer tuning: tasks and orders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.graph import Part
-from mosaic.pipelining.tasks import ActionKind, Deadlock, Orders, Task, TaskGraph, Timed, Wait
+from mosaic.pipelining.tasks import ActionKind, Orders, Task, TaskGraph, Wait
 from mosaic.pipelining.tuning import Candidate, Pair
 
 MIB = 2**20
@@ -21,33 +21,6 @@ def candidate(backward_ns: int, kept_bytes: int, workspace_bytes: int = 0, forwa
         kept_bytes=kept_bytes,
         workspace_bytes=workspace_bytes,
     )
-
-
-def run_in_order(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
-    """Each row runs its tasks in its order, each as soon as what it waits for has ended; memory does not matter."""
-    waits: list[list[Wait]] = [[] for _ in graph.tasks]
-    for wait in graph.waits:
-        waits[wait.target].append(wait)
-    start: list[int] = [-1] * len(graph.tasks)
-    place, free = [0] * graph.num_rows, [0] * graph.num_rows
-
-    def is_done(task: int) -> bool:
-        return start[task] >= 0
-
-    while any(at < len(own) for at, own in zip(place, orders, strict=True)):
-        moved = False
-        for row, own in enumerate(orders):
-            while place[row] < len(own) and all(is_done(wait.source) for wait in waits[own[place[row]]]):
-                task = own[place[row]]
-                ends = [start[w.source] + graph.tasks[w.source].time_ns + w.lag_ns for w in waits[task]]
-                start[task] = max(free[row], *ends, 0)
-                free[row] = start[task] + graph.tasks[task].time_ns
-                place[row] += 1
-                moved = True
-        if not moved:
-            waiting = tuple(own[at] if at < len(own) else -1 for at, own in zip(place, orders, strict=True))
-            return Deadlock(waiting=waiting, at_ns=max(free), short_bytes=(0,) * graph.num_ranks)
-    return Timed(start_ns=start, makespan_ns=max(free), peak_bytes=(0,) * graph.num_ranks)
 
 
 def one_f_one_b(

@@ -51,12 +51,12 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypat
     assert "waits for" in printed  # the last column, in a pipe, too
     rows = [line for line in printed.splitlines() if line.lstrip().startswith("device")]
     assert len(rows) == len(set(rows)) < plan.num_devices
-    said = " ".join(printed.split())
-    assert "nothing was measured" in said
-    assert "counted in float32: the model's own" in said
-    assert "predicted by one cost model, in float32" in said
-    assert all(name in said for name in ("megatron", "distmm", "spindle", "gahc", "exact"))
-    assert "Planners compared, predicted" in said
+    output_text = " ".join(printed.split())
+    assert "nothing was measured" in output_text
+    assert "counted in float32: the model's own" in output_text
+    assert "predicted by one cost model, in float32" in output_text
+    assert all(name in output_text for name in ("megatron", "distmm", "spindle", "gahc", "exact"))
+    assert "Planners compared, predicted" in output_text
 
 
 @pytest.mark.parametrize(

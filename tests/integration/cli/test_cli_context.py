@@ -12,11 +12,11 @@ from mosaic.cli.main import run
 def test_a_causal_mask_is_shared_out_beside_other_methods_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     picture = tmp_path / "mask.png"
     assert run(["plan", "--context", "4", "--tokens", "4096", "--picture", str(picture)]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert picture.stat().st_size > 10_000
-    assert "4096 tokens over 4 ranks" in said
+    assert "4096 tokens over 4 ranks" in printed
     for word in ("headtail", "ring", "random", "counted, not measured"):
-        assert word in said
+        assert word in printed
 
 
 def test_a_mask_comes_from_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -17,7 +17,7 @@ from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan
 
-MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
+INSTANCE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 
 
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where plan.json is left
     path = tmp_path / "instance.json"
-    artifact.save(MADE, path)
+    artifact.save(INSTANCE, path)
     return path
 
 
@@ -56,8 +56,8 @@ def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
 
 def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
     assert run(["plan", changed(file, lambda raw: raw.update(memory_bytes=1000))]) == 3
-    said = capsys.readouterr().err
-    assert all(f"{module.name!r} needs" in said for module in MADE.modules)
+    printed = capsys.readouterr().err
+    assert all(f"{module.name!r} needs" in printed for module in INSTANCE.modules)
     assert not Path("plan.json").exists()
 
 
@@ -90,7 +90,7 @@ def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkey
     assert len(mine) == 2
     for arguments in mine:
         with_names = {"FILE": "instance.json", "PLAN": "before.json"}
-        assert run([with_names.get(one, one) for one in arguments]) == 0, arguments
+        assert run([with_names.get(entry, entry) for entry in arguments]) == 0, arguments
         if not Path("before.json").exists():
             Path("plan.json").rename("before.json")
 
@@ -111,5 +111,5 @@ def test_an_interrupted_search_ends_at_once_and_leaves_the_best_plan_so_far(tmp_
     assert done.returncode == 130, done.stderr
     assert "stopped" in done.stderr
     assert "has the best plan so far" in " ".join(done.stderr.split())
-    assert [one.name for one in plan.parent.iterdir()] == ["plan.json"]
+    assert [entry.name for entry in plan.parent.iterdir()] == ["plan.json"]
     assert run(["plan", str(path), "--check", str(plan)]) == 0

@@ -30,10 +30,10 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     assert run(command) == 0
     placed = {placement.module for placement in artifact.load(Plan, output).placements}
     assert placed == {"encoders.image", "encoders.text"}
-    said = " ".join(capsys.readouterr().out.split())
-    assert "16 slots, in bfloat16" in said
-    assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in said
-    assert "assumed: a neighbour costs a module the geometric mean of its cost" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "16 slots, in bfloat16" in printed
+    assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
+    assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     [("cuda", None, "bfloat16"), ("host", None, "float32"), ("cuda", "float32", "float32")],
 )
 def test_the_zoo_is_counted_in_what_a_device_trains_in_or_what_was_asked(kind, asked, counted):
-    found = count_workload("zoo:clip-tiny", (1,), kind=kind, dtype=asked)
-    assert found.dtype == counted
-    for node in found.graph.modules:
+    results = count_workload("zoo:clip-tiny", (1,), kind=kind, dtype=asked)
+    assert results.dtype == counted
+    for node in results.graph.modules:
         # Value, gradient and two moments, all in 32 bits.
-        assert found.counts[node.name][1].memory.resident_bytes >= 16 * node.num_parameters
+        assert results.counts[node.name][1].memory.resident_bytes >= 16 * node.num_parameters
 
 
 _TIED = """

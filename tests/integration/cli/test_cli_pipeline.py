@@ -17,12 +17,12 @@ VLM = ("--model", f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:
 def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output, picture = tmp_path / "schedule.json", tmp_path / "schedule.png"
     code = run(["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(output), "--picture", str(picture)])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert code == 0
     assert load(PipelineSchedule, output).num_microbatches == 16
     assert picture.stat().st_size > 10_000
     for word in ("planned", "megatron", "zb-v", "nothing here was measured", "longer than the best"):
-        assert word in said
+        assert word in printed
 
 
 def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -63,10 +63,10 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     output = tmp_path / "s.json"
     asked = ["--tensor", "8", "--context", "2", "--data", "64", "--microbatches", "8", *QUICK, "--output", str(output)]
     assert run(["plan", "--pipeline", "4", "--model", f"{tmp_path / 'large.py'}:make", *asked]) == 0  # 4,096 GPUs
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     assert load(PipelineSchedule, output).num_microbatches == 8
-    assert "sums of gradients over 128 ranks" in said
-    assert "Sequences shared" in said
+    assert "sums of gradients over 128 ranks" in printed
+    assert "Sequences shared" in printed
 
 
 @pytest.mark.parametrize(

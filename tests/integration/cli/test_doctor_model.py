@@ -49,10 +49,10 @@ def test_what_the_engine_answers_for_is_no_remark(name: str):
 @pytest.mark.parametrize("name", SEEN)
 def test_what_cannot_be_seen_through_is_named_with_its_line_and_what_to_do(name: str):
     severity, what = SEEN[name]
-    found = [finding for finding in report_of(name).findings if finding.description.startswith(what)]
-    assert [finding.severity for finding in found] == [severity]
-    assert line_of(name) in found[0].description
-    assert found[0].remedy
+    results = [finding for finding in report_of(name).findings if finding.description.startswith(what)]
+    assert [finding.severity for finding in results] == [severity]
+    assert line_of(name) in results[0].description
+    assert results[0].remedy
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo's own
@@ -87,9 +87,9 @@ def test_what_is_wrapped_already_is_refused_with_where_it_was_made(wrapper: str)
         model = nn.DataParallel(model)
     else:
         model.left.__class__ = type("FSDPTower", (FSDPModule, type(model.left)), {})
-    found = examine(model, sample, origin="train.py:make")
-    assert found.modules == {}
-    assert f"is a {wrapper}, applied already (train.py:make); colocate the plain model" in str(found.refused[0])
+    results = examine(model, sample, origin="train.py:make")
+    assert results.modules == {}
+    assert f"is a {wrapper}, applied already (train.py:make); colocate the plain model" in str(results.refused[0])
 
 
 def test_the_command_writes_json_and_exits_with_1_only_where_a_model_is_refused(

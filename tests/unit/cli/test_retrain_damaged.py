@@ -16,7 +16,7 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path: Path, capsys: pytest.Ca
     day.path.mkdir(parents=True)
     (day.path / "state.json").write_text("{ torn")
     assert run(["retrain", command, str(tmp_path / "node")]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "days/2026-11-20/state.json: not valid JSON" in said
-    assert "restore this file from a backup" in said
-    assert "Traceback" not in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "days/2026-11-20/state.json: not valid JSON" in printed
+    assert "restore this file from a backup" in printed
+    assert "Traceback" not in printed

@@ -42,14 +42,15 @@ def test_drawn_masks_are_shared_evenly_over_eight_ranks(kind: str):
 
 def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
     mask = DRAWN["mp"](16384, 0)
-    by_tiles, by_pairs = plan_context(mask, 8), plan_context(mask, 8, balance="pairs")
-    assert by_tiles.imbalance <= 1.01
-    assert by_pairs.imbalance <= 1.01
-    tiles = by_tiles.blocks.tile_pairs()
-    assert np.array_equal(by_tiles.loads, by_tiles.distribution.sums(tiles))
-    assert by_tiles.distribution.imbalance(tiles) < by_pairs.distribution.imbalance(tiles)
-    long = DRAWN["mp"](1 << 18, 0)
-    assert plan_context(long, 8).digest() == plan_context(long, 8, balance="pairs").digest()
+    plan = plan_context(mask, 8)
+    by_pairs = distribute(plan.work, 8)
+    assert plan.imbalance <= 1.01
+    assert by_pairs.imbalance(plan.work) <= 1.01
+    tiles = plan.blocks.tile_pairs()
+    assert np.array_equal(plan.loads, plan.distribution.sums(tiles))
+    assert plan.distribution.imbalance(tiles) < by_pairs.imbalance(tiles)
+    long = plan_context(DRAWN["mp"](1 << 18, 0), 8)
+    assert np.array_equal(long.load, long.work)
 
 
 def test_a_plan_that_a_loaders_worker_made_is_the_same_here():

@@ -46,18 +46,3 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
     assert form.is_pairwise
-
-
-@pytest.mark.parametrize(
-    ("make", "wrong", "says"),
-    [
-        (Eq8, {"e1": 0.0, "e2": -0.1}, "all finite, e2 and e3 not negative"),
-        (Eq8, {"e1": 0.0, "e3": -0.1}, "all finite, e2 and e3 not negative"),
-        (Eq8, {"e1": float("nan")}, "all finite, e2 and e3 not negative"),
-        (Sharing, {"pressure": -0.1}, "finite and not negative"),
-        (Sharing, {"product": float("inf")}, "finite and not negative"),
-    ],
-)
-def test_coefficients_under_which_neighbours_help_are_refused(make, wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        make(**wrong)

@@ -10,11 +10,6 @@ from mosaic.cost.surfaces import held_out_errors
 from mosaic.profile import Phase, Sample
 
 
-def test_a_rise_within_the_quartiles_is_averaged_out() -> None:
-    surface = ScalingSurface([sample(1, 10.0), sample(2, 4.5, 5.0, 6.0), sample(3, 4.5, 5.4, 6.0)])
-    assert surface.time_ms(1, 2) == surface.time_ms(1, 3) == pytest.approx(5.2)
-
-
 @pytest.mark.parametrize(
     ("law", "sampled"),
     [

@@ -269,7 +269,9 @@ class Driver:
 @pytest.mark.filterwarnings("ignore:Error while querying CUDA driver version")  # torch 2.14, without a driver
 def test_contexts_have_a_price_and_memory_that_is_not_returned_is_counted(monkeypatch: pytest.MonkeyPatch):
     driver = Driver()
-    monkeypatch.setattr(cuda, "open_pool", driver.open_pool)
+    monkeypatch.setattr(
+        cuda.CudaDriver, "open_pool", lambda own, *args, **more: driver.open_pool(own.ordinal, *args, **more)
+    )
     monkeypatch.setattr(cuda, "describe_driver", lambda: SimpleNamespace(version="13.0"))
     device = Device(name="a GPU", kind="cuda", num_slots=4, sms_per_slot=8)
     gpu: Any = SimpleNamespace(name="cuda", notes=(), api=driver, torch_device=torch.device("cuda", 0), device=device)

@@ -206,21 +206,6 @@ def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
         assert torch.equal(sent, wanted)
 
 
-def test_layers_that_are_made_again_draw_the_same_numbers_of_numpy():
-    with forked(CPU):
-        model, x = Masks(), torch.randn(2, 4)
-        rank = PartedModel(model, find_split(model, {"x": x}), chunks_of("model[0:3/3]"))
-        before, found = random_state(CPU), []
-        for strategy in ("keep", "recompute"):
-            before.restore()
-            rank.forward(0, {"x": x}, strategies=[strategy] * 3).sum().backward()
-            after = random_state(CPU)
-            found.append([one.grad for one in model.parameters()])
-            model.zero_grad()
-        assert all(map(torch.equal, *found))
-        assert not before.is_same(after)
-
-
 class Pair(nn.Module):
     """Two towers; both results are returned, or their product once a module has changed the first one's."""
 
@@ -249,26 +234,6 @@ def test_a_loss_may_read_what_another_module_makes(joins: bool, first: str, last
     begins, ends = (f"{first}[0:1/2]", f"{first}[1:2/2]"), (f"{last}[0:1/2]", f"{last}[1:2/2]")
     for cut in ((*begins, *ends), (begins[0], f"{begins[1]}+{ends[0]}", ends[1])):
         check_cut(case, model, split, cut, kwargs)
-
-
-def test_modules_stand_behind_those_that_feed_them_though_they_are_called_before():
-    class Late(Pair):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            x = self.a[0](x)
-            for layer in self.b:
-                y = layer(y)
-            return self.a[1](x + y)
-
-    model, kwargs = Late(joins=False), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
-    split = find_split(model, kwargs)
-    assert [module.name for module in split.modules] == ["b", "a"]
-    check_cut(
-        PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum),
-        model,
-        split,
-        ("b[0:1/2]", "b[1:2/2]", "a[0:1/2]", "a[1:2/2]"),
-        kwargs,
-    )
 
 
 def experts() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Models of several lists of layers that feed each other."""
+"""Models of one list of layers, and of several that feed each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from chained_chunks import chunks_of
-from part_models import IMAGE, SEVERAL_MODULES, PartedCase, tokens
+from part_models import DECODERS, ENCODERS, IMAGE, SEVERAL_MODULES, PartedCase, tokens
 from parted_equality import check_cut, check_equal
 from torch import nn
 
@@ -17,10 +17,12 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, rows_of_units, slice_piece, take_units
 from mosaic.parts.split import ModelSplit
 
+ALL = DECODERS | ENCODERS | SEVERAL_MODULES
 
-@pytest.mark.parametrize("name", SEVERAL_MODULES)
-def test_chunks_of_several_modules_give_the_plain_models_loss_and_gradients(name: str):
-    check_equal(SEVERAL_MODULES[name])
+
+@pytest.mark.parametrize("name", ALL)
+def test_chunks_give_the_plain_models_loss_and_gradients(name: str):
+    check_equal(ALL[name])
 
 
 WITH_IMAGES = [name for name, case in SEVERAL_MODULES.items() if case.sizes]

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuning_cases import one_f_one_b, run_in_order
+from pipeline_oracle import simulated
+from tuning_cases import one_f_one_b
 
 from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
@@ -85,12 +86,6 @@ def test_where_backward_for_weights_is_apart_what_is_made_anew_is_in_use_until_i
     assert together[-1].kept_bytes + together[-1].workspace_bytes == 137
 
 
-def simulated(graph: TaskGraph, orders: Orders) -> Timed:
-    timed = run_in_order(graph, orders)
-    assert isinstance(timed, Timed)
-    return timed
-
-
 def peaks(graph: TaskGraph, timed: Timed) -> list[int]:
     return [peak for peak, _ in memory_peaks(graph, timed.start_ns)]
 
@@ -110,7 +105,7 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
     num_ranks: int, sizes: list[float], share: float, seed: int
 ) -> None:
     graph, pairs, orders = one_f_one_b(num_ranks, sizes, limit_share=share, seed=seed)
-    tuned = tune(graph, pairs, functools.partial(run_in_order, orders=orders))
+    tuned = tune(graph, pairs, functools.partial(simulated, orders=orders))
     leanest = with_candidates(graph, pairs, [pair.leanest for pair in pairs])
     at_leanest = simulated(leanest, orders)
     fits = all(used <= limit for used, limit in zip(peaks(leanest, at_leanest), graph.limit_bytes, strict=True))
@@ -125,7 +120,7 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
 
 def test_no_choice_of_a_small_step_ends_much_earlier_than_the_one_found() -> None:
     graph, pairs, orders = one_f_one_b(2, (1.0, 0.4, 1.6), num_candidates=3, limit_share=0.3, seed=4)
-    tuned = tune(graph, pairs, functools.partial(run_in_order, orders=orders))
+    tuned = tune(graph, pairs, functools.partial(simulated, orders=orders))
     assert isinstance(tuned, Tuned)
     best = tuned.timed.makespan_ns
     for choice in itertools.product(range(3), repeat=len(pairs)):
@@ -139,7 +134,7 @@ def test_no_choice_of_a_small_step_ends_much_earlier_than_the_one_found() -> Non
 def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
     graph, pairs, orders = one_f_one_b(3, RAGGED, limit_share=1.0)
     limits = (graph.limit_bytes[0], 300_000_000, graph.limit_bytes[2])
-    short = tune(replace(graph, limit_bytes=limits), pairs, functools.partial(run_in_order, orders=orders))
+    short = tune(replace(graph, limit_bytes=limits), pairs, functools.partial(simulated, orders=orders))
     assert isinstance(short, MemoryShortage)
     assert short.rank == 1
     assert short.num_fitting < short.num_pairs
@@ -149,4 +144,4 @@ def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
     assert "ms into the step" in said
     assert f"at most {short.num_fitting} pieces" in said
     enough = replace(graph, limit_bytes=(limits[0], limits[1] + short.short_bytes, limits[2]))
-    assert isinstance(tune(enough, pairs, functools.partial(run_in_order, orders=orders)), Tuned)
+    assert isinstance(tune(enough, pairs, functools.partial(simulated, orders=orders)), Tuned)

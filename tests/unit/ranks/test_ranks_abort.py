@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -44,3 +46,21 @@ def test_communicators_of_nccl_are_aborted_in_one_group(monkeypatch: pytest.Monk
     monkeypatch.setattr(dist, "get_backend", backend_of)
     abort_groups(groups)
     assert events == ["start", "one", "closed", "two", "end"]
+
+
+OPEN_TOKENS = """
+from datetime import timedelta
+import torch.distributed as dist
+from mosaic.ranks.world import cancel
+from mosaic.ranks.world.progress import RankProgress
+
+cancel._POLL_S = 0.0  # some thread is always inside of the store
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+for number in range(16):
+    cancel.CancelToken(store, 0, RankProgress(), grace_s=20.0, name=str(number), groups=[]).__enter__()
+"""
+
+
+def test_a_process_that_leaves_tokens_open_ends_well():
+    ended = subprocess.run([sys.executable, "-c", OPEN_TOKENS], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

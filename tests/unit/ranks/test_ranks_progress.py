@@ -21,10 +21,10 @@ def test_a_rank_that_computes_is_not_waiting_whatever_its_other_threads_do():
     thread = threading.Thread(target=wait)
     thread.start()
     entered.wait()
-    assert progress.now.doing == "waiting"
+    assert progress.now.is_waiting
     with progress.computing("image", "backward"):
-        assert progress.now.module == "image"
-    assert progress.now.module == "text"
+        assert "computing the backward of 'image'" in progress.now.text
+    assert "waiting in the forward of 'text'" in progress.now.text
     done.set()
     thread.join()
     assert [(wait.module, wait.step) for wait in progress.waits] == [("text", 0)]

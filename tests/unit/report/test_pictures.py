@@ -101,7 +101,7 @@ def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     assert "nothing was recorded" in texts(timeline_figure([COLOCATED, timeline()]))
 
 
-def test_only_whole_steps_are_drawn_the_last_or_the_typical_ones() -> None:
+def test_only_whole_typical_steps_are_drawn() -> None:
     pairs = ((number, phase) for number in range(4) for phase in ("forward", "backward"))
     whole = [span("image", phase, (0,), index, index + 1, step) for index, (step, phase) in enumerate(pairs)]
     run = timeline(*whole, span("image", "forward", (0,), 8, 9, 4))
@@ -109,8 +109,8 @@ def test_only_whole_steps_are_drawn_the_last_or_the_typical_ones() -> None:
     assert set(boxes(timeline_figure([run], num_steps=1))) == {"image/forward/3", "image/backward/3"}
     lengths = (10, 11, 12, 13, 1800)
     run = timeline(*(span("image", "forward", (0,), 100 * i, 100 * i + n, i) for i, n in enumerate(lengths)))
-    assert list(choose_steps(run, 1, "typical")) == [2]
-    assert "1 of 5 steps, nearest to their median" in texts(timeline_figure([run], num_steps=1, choice="typical"))
+    assert list(choose_steps(run, 1)) == [2]
+    assert "1 of 5 steps, nearest to their median" in texts(timeline_figure([run], num_steps=1))
 
 
 def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(

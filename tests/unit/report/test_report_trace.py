@@ -23,12 +23,12 @@ RUN = Timeline(
 
 
 def events(*timelines: Timeline) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(chrome_trace(timelines))["traceEvents"]
-    return found
+    results: list[dict[str, Any]] = json.loads(chrome_trace(timelines))["traceEvents"]
+    return results
 
 
-def complete(found: list[dict[str, Any]], category: str = "forward") -> list[dict[str, Any]]:
-    return [event for event in found if event["ph"] == "X" and event["cat"] == category]
+def complete(results: list[dict[str, Any]], category: str = "forward") -> list[dict[str, Any]]:
+    return [event for event in results if event["ph"] == "X" and event["cat"] == category]
 
 
 def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -> None:
@@ -39,17 +39,17 @@ def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -
 
 def test_each_timeline_is_a_named_process_and_starts_at_zero() -> None:
     other = Timeline(title="plain", num_slots=2, spans=(span("image", (0, 1), 7.0, 8.0),))
-    found = events(other, RUN)
-    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    results = events(other, RUN)
+    names = {event["pid"]: event["args"]["name"] for event in results if event["name"] == "process_name"}
     assert names == {1: "plain", 2: "colocated"}
     for process in names:
-        assert min(event["ts"] for event in complete(found) if event["pid"] == process) == 0
+        assert min(event["ts"] for event in complete(results) if event["pid"] == process) == 0
 
 
 def test_events_of_one_thread_never_overlap() -> None:
     crossing = (span("a", (0,), 0, 2), span("b", (0,), 1, 3), span("c", (0,), 2, 4), span("d", (0,), 1.5, 1.7))
-    found = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))
-    assert len(found) == 4
-    for thread in {event["tid"] for event in found}:
-        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in found if e["tid"] == thread)
+    results = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))
+    assert len(results) == 4
+    for thread in {event["tid"] for event in results}:
+        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in results if e["tid"] == thread)
         assert all(first[1] <= second[0] for first, second in pairwise(row))

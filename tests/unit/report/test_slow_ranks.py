@@ -126,8 +126,8 @@ def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: py
 
 def test_ranks_with_layers_of_their_own_are_compared_by_times_over_planned_times():
     def planned(rank: int, time_ms: float, expected_ms: float) -> RankTrace:
-        made = trace(rank, {"layers": time_ms}, num_ranks=3)
-        return replace(made, spans=tuple(replace(span, expected_ms=expected_ms) for span in made.spans))
+        built = trace(rank, {"layers": time_ms}, num_ranks=3)
+        return replace(built, spans=tuple(replace(span, expected_ms=expected_ms) for span in built.spans))
 
     even = [planned(0, 10.0, 9.0), planned(1, 30.0, 27.0), planned(2, 5.0, 4.5)]
     assert compare_ranks(even).slow == ()

@@ -14,7 +14,7 @@ from torch import nn
 
 from mosaic import colocate
 from mosaic.backends.host.backend import HostBackend
-from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.methods import Checkpointer
 from mosaic.checkpoint.saving import room_needed
 from mosaic.checkpoint.tensors import ModelTensors
 from mosaic.engine import find_modules
@@ -169,7 +169,7 @@ def resumed(rank: int, size: int, folder: str) -> bool:
     loaded = third.handle.full_state_dict()
     plain = Kept(0)
     plain.load_state_dict(whole)
-    digests = {digest, second.handle.digest(), third.handle.digest(), KeptModel(plain).digest()}
+    digests = {digest, second.handle.digest(), third.handle.digest(), Checkpointer(plain).digest()}
     assert len(digests) == 1
     for handle in (second.handle, third.handle):
         handle.remove()

@@ -51,24 +51,24 @@ def test_text_that_a_file_has_not_once_is_not_replaced(tmp_path: Path):
 
 
 def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp_path: Path):
-    said: list[str] = []
-    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], said.append)
+    printed: list[str] = []
+    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], printed.append)
     with pytest.raises(MosaicError, match="ended with 3 before step 5"):
         run.wait_for_step(5)
     assert run.wait() == 3
-    assert said == ["hello"]
+    assert printed == ["hello"]
 
 
 def test_two_ranks_train_on_cores_where_a_machine_has_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
     monkeypatch.setattr("mosaic.demo.days.node._RETRAIN", (sys.executable, "-c", code))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
-    said: list[str] = []
+    printed: list[str] = []
     for gpus, devices in ((0, "all"), (1, ""), (2, "all")):
         folder = tmp_path / str(gpus)
         folder.mkdir()
-        node = replace(node_with_template(folder), say=said.append)
+        node = replace(node_with_template(folder), say=printed.append)
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         with pytest.raises(MosaicError, match="before step 5"):
             list(other_ranks(Today(node, FIRST_DAY, steps=10)))
-        assert said[-1] == devices
+        assert printed[-1] == devices

@@ -70,12 +70,15 @@ def test_edges_are_followed_through_frozen_modules():
     assert [node.trainable for node in finding.graph.modules] == [False, True, True, True, True]
 
 
-def test_a_parameter_that_glue_uses_is_left_out_and_named():
+@pytest.mark.parametrize("frozen", [False, True])  # it may be thawed later
+def test_a_parameter_that_glue_uses_is_left_out_and_named(frozen: bool):
     def tied(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert self.right[0].weight.dtype is torch.float32
         return (self.left(x) @ self.left[0].weight) @ (self.right(y) @ self.left[0].weight).T
 
-    finding = find_modules(Glued(tied), pair_batch())
+    model = Glued(tied)
+    model.left.requires_grad_(not frozen)
+    finding = find_modules(model, pair_batch())
     assert finding.graph.names == ("right",)
     assert finding.left_out["left"].startswith("its parameter 0.weight is used outside of it too (")
 

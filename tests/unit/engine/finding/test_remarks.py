@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocated, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, colocated, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
@@ -40,11 +40,6 @@ def read_last(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return both * both.sum().item()
 
 
-def branch_inside(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    hidden = self.layers(x)
-    return hidden if hidden.sum() > 0 else -hidden
-
-
 @pytest.mark.parametrize(
     ("glue", "remarked"), [(read_before_the_other, ["left"]), (read_before_what_needs_it, []), (read_last, [])]
 )
@@ -52,14 +47,6 @@ def test_a_look_at_a_value_is_a_remark_only_where_another_module_waits_for_it_in
     remarks = find_modules(Glued(glue), pair_batch()).remarks
     assert [remark.module for remark in remarks] == remarked
     assert all("looks at a value of its result (item)" in remark.what for remark in remarks)
-
-
-@pytest.mark.parametrize("left", [Doing(branch_inside), tower(8, 16, nn.BatchNorm1d(16))])
-def test_what_the_engine_answers_for_is_no_remark(left: nn.Module):
-    finding = find_modules(TwoTowers(left), pair_batch())
-    assert finding.graph.names == ("left", "right")
-    assert not finding.remarks
-    assert not finding.warnings
 
 
 def test_a_module_that_returns_a_cache_is_left_out_with_the_remedy_and_others_are_placed():

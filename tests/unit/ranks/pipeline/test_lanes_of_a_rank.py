@@ -107,14 +107,6 @@ class ActingWork(NumberWork):
         return super().forward(task, inputs)
 
 
-def test_lanes_compute_at_the_same_time():
-    meet = threading.Barrier(2, timeout=60).wait  # neither goes on before both are there
-    work = ActingWork(exits=defaultdict(list), acts={0: meet, 1: meet})
-    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "1F0")
-    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
-    assert len(work.made) == 2
-
-
 def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
     """The other lane's task lets the sender go on, without a word of the schedule."""
     gate = threading.Event()
