@@ -8,13 +8,10 @@ from pathlib import Path
 import odd_models
 import pytest
 from engine_cases import run_both, train
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from mosaic.cli.doctor import Diagnosis, examine_model
 from mosaic.cli.main import run
 from mosaic.engine import find_modules
-from mosaic.engine.examine import examine
 
 FILE = Path(odd_models.__file__)
 
@@ -78,18 +75,6 @@ def test_a_sample_that_fails_is_named_with_the_line_that_failed():
     (finding,) = report_of("Refusing").findings
     assert "ValueError: no such modality" in finding.description
     assert line_of("Refusing") in finding.description
-
-
-@pytest.mark.parametrize("wrapper", ["FSDPModule", "DataParallel"])
-def test_what_is_wrapped_already_is_refused_with_where_it_was_made(wrapper: str):
-    model, sample = odd_models.make_Normed()
-    if wrapper == "DataParallel":
-        model = nn.DataParallel(model)
-    else:
-        model.left.__class__ = type("FSDPTower", (FSDPModule, type(model.left)), {})
-    results = examine(model, sample, origin="train.py:make")
-    assert results.modules == {}
-    assert f"is a {wrapper}, applied already (train.py:make); colocate the plain model" in str(results.refused[0])
 
 
 def test_the_command_writes_json_and_exits_with_1_only_where_a_model_is_refused(

@@ -9,49 +9,13 @@ import threading
 import weakref
 from typing import Any
 
-import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, colocated, pair_batch, run_both, train
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, colocated, pair_batch, run_both, train
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 
 
 def product(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return self.left(x) * self.right(y)
-
-
-def hooks(model: nn.Module, called: list[float]) -> list[Any]:
-    return [parameter.register_hook(lambda grad: grad * 0.5) for parameter in model.parameters()]
-
-
-def hooks_after(model: nn.Module, called: list[float]) -> list[Any]:
-    def halve(parameter: torch.Tensor) -> None:
-        parameter.grad.mul_(0.5)
-
-    return [parameter.register_post_accumulate_grad_hook(halve) for parameter in model.parameters()]
-
-
-def hook_of_all(model: nn.Module, called: list[float]) -> list[Any]:
-    towers = [*model.left.parameters(), *model.right.parameters()]
-    return [register_multi_grad_hook(towers, lambda grads: called.extend(float(grad.norm()) for grad in grads))]
-
-
-@pytest.mark.parametrize(("register", "asked"), [(hooks_after, False), (hook_of_all, False), (hooks, True)])
-def test_hooks_on_parameters_registered_before_backward_get_their_gradients(register: Any, asked: bool):
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            loss, called = model(*pair_batch(step)).square().mean(), []
-            registered = register(model, called)
-            if asked:
-                record.note(*torch.autograd.grad(loss, [*model.left.parameters(), *model.right.parameters()]))
-            else:
-                loss.backward()
-            for hook in registered:
-                hook.remove()
-            record.note(torch.tensor(called))
-            record.note_model(model)
-
-    run_both(lambda: Glued(product), pair_batch(), SIDE_BY_SIDE, loop)
 
 
 def test_a_forked_child_runs_in_place():

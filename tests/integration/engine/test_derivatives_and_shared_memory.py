@@ -1,4 +1,4 @@
-"""Forward derivatives and transforms of placed modules, and results that share memory, are as in the plain loop."""
+"""Forward derivatives and transforms of a model, and writes into results, are as in the plain loop."""
 
 from __future__ import annotations
 
@@ -54,61 +54,6 @@ def test_other_derivatives_of_a_model_are_those_of_the_plain_one(loss: Callable[
     described = both(TwoTowers, pair_batch(), SIDE_BY_SIDE, partial(stepping, loss))
     if on == "host":
         assert "ran in place" in described
-
-
-MAPPED: dict[str, Callable[..., Any]] = {
-    "vmap": lambda self, x, y: torch.func.vmap(self.left)(x) * torch.func.vmap(self.right)(y),
-    "grad": lambda self, x, y: torch.func.grad(lambda x: self.left(x).square().sum())(x).sum() + self.right(y),
-    "functional_call": lambda self, x, y: (
-        torch.func.functional_call(self.left, {k: p * 2 for k, p in self.left.named_parameters()}, (x,)) * self.right(y)
-    ),
-}
-SHARED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "views of each other": (
-        lambda self, x: (made := self.layers(x), made[:, :8], made.view(-1, 4, 4)),
-        lambda a, b: a[0].mul_(2)[:, :8] * a[1] + b[1] + a[2].sum() + b[0].sum(),
-    ),
-    "pieces of one tensor": (
-        lambda self, x: self.layers(x).chunk(2, 1),
-        lambda a, b: a[0] * a[1] * b[0] + b[1],
-    ),
-    "a view of an input": (
-        lambda self, x: (x[:, :4], self.layers(x + 1)),
-        lambda a, b: a[0].mul_(2).sum() * a[1] * b[1] + b[0].sum(),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("how", "on"),
-    [("vmap", "host"), ("grad", "host"), ("functional_call", "host"), ("vmap", "streams"), ("grad", "streams")],
-)
-def test_a_module_that_the_model_itself_transforms_computes_what_the_plain_one_does(how: str, on: str):
-    def loop(model: nn.Module, record: Record) -> None:
-        for glue in (times, MAPPED[how], times):
-            model.glue = glue
-            train(2)(model, record)
-
-    def times(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.left(x) * self.right(y)
-
-    both = run_both if on == "host" else stream_cases.run_both
-    both(partial(Glued, times), pair_batch(), SIDE_BY_SIDE, loop)
-
-
-def sharing(made: Callable[..., Any], glue: Callable[..., Any]) -> nn.Module:
-    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x, y = x + self.scale, y * self.scale
-        return glue(self.left(x), self.right(y)) + x.mean() * y.mean()
-
-    return Glued(forward, Doing(made), Doing(made))
-
-
-@pytest.mark.parametrize("how", SHARED)
-def test_writing_into_results_that_share_memory_is_seen_in_all_of_them(how: str):
-    lanes = how == "pieces of one tensor"
-    described = run_both(partial(sharing, *SHARED[how]), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=lanes)
-    assert ("ran in place" in described) is not lanes
 
 
 @pytest.mark.parametrize(("through", "from_step"), [("a result", 0), ("a view", 0), ("a view", 3)])
