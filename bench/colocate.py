@@ -8,53 +8,28 @@ loop. What the trial in the first steps makes of a loop is ``bench.never_slower`
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import mosaic
-from bench.harness import finish, published
 from bench.loops import Loop, Workload, in_turn, ratios
-from bench.record import Figure, Study, median_figure, missing_figure
-from mosaic.artifact import save
+from bench.record import Figure, median_figure
+from bench.study_parts import PartedStudy, StudyPart
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.microbench import Budget
 from mosaic.models import PAPER_MODELS, build, make_batch
 from mosaic.plan import plan_from_quotas
-from mosaic.profiler import ForeignLoad
 
 CALLS = 10_000
 """Placed calls under the sequential plan; a tenth as many on lanes."""
 BLOCK = 100
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds; within a minute on two cores")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    asked = parser.parse_args()
-    rounds, seconds = (6, 40.0) if asked.quick else (30, float("inf"))
-    study(calls=CALLS, rounds=rounds, seconds=seconds, path=asked.json)
-
-
-def study(*, calls: int, rounds: int, seconds: float, path: Path | None) -> Study:
-    """Measures and reports; no other model is begun after so many seconds."""
-    load, budget = ForeignLoad(), Budget(seconds)
-    figures = [*_alone(calls), *_on_lanes(max(50, calls // 10)), *_between(max(50, calls // 200))]
-    for index, name in enumerate(PAPER_MODELS):
-        figures += _sequential(name, rounds, budget, models_left=len(PAPER_MODELS) - index)
-    made = published(finish("bench_colocate", figures, load, None), (path,))
-    if path is not None:
-        save(made, path)
-    return made
 
 
 class Nothing(nn.Module):
@@ -138,12 +113,7 @@ def _between(calls: int, length: int = 20) -> list[Figure]:
     return [median_figure("operation between modules on a lane, us", samples)]
 
 
-def _sequential(name: str, rounds: int, budget: Budget, *, models_left: int) -> list[Figure]:
-    plain_name = f"{name}, tiny: plain step, ms"
-    ratio_name = f"{name}, tiny: step under the sequential plan over the plain step, ratio"
-    if budget.left_s <= 0:
-        reason = "the quick form had no time left; run without --quick"
-        return [missing_figure(plain_name, reason), missing_figure(ratio_name, reason)]
+def _sequential(seconds: float, *, name: str, rounds: int) -> Iterator[Figure]:
     work = Workload(model=build(name, "tiny"), batch=make_batch(name, "tiny"))
     loops = {"ours": Loop(work.model, work), "plain": Loop(copy.deepcopy(work.model), work)}
     slots = torch.get_num_threads()
@@ -151,11 +121,12 @@ def _sequential(name: str, rounds: int, budget: Budget, *, models_left: int) -> 
     with _colocated(work.model, work.batch, stages):
         for loop in loops.values():
             loop.step_ms()
-        steps_ms = in_turn(loops, rounds, Budget(budget.left_s / models_left))
-    return [
-        median_figure(plain_name, steps_ms["plain"]),
-        median_figure(ratio_name, ratios(steps_ms["ours"], steps_ms["plain"])),
-    ]
+        steps_ms = in_turn(loops, rounds, Budget(seconds))
+    yield median_figure(f"{name}, tiny: plain step, ms", steps_ms["plain"])
+    yield median_figure(
+        f"{name}, tiny: step under the sequential plan over the plain step, ratio",
+        ratios(steps_ms["ours"], steps_ms["plain"]),
+    )
 
 
 @contextmanager
@@ -178,5 +149,25 @@ def _us(call: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
+def _calls(_: float, *, calls: int) -> Iterator[Figure]:
+    yield from (*_alone(calls), *_on_lanes(max(50, calls // 10)), *_between(max(50, calls // 200)))
+
+
+def parts(*, calls: int, rounds: int, seconds: float) -> tuple[StudyPart, ...]:
+    """Returns the parts of a study whose models have so many seconds each."""
+    models = (
+        StudyPart(name=name, make=partial(_sequential, name=name, rounds=rounds), seconds=seconds)
+        for name in PAPER_MODELS
+    )
+    return (StudyPart(name="calls", make=partial(_calls, calls=calls), seconds=60.0), *models)
+
+
+STUDY = PartedStudy(
+    name="bench_colocate",
+    quick=lambda: parts(calls=CALLS, rounds=6, seconds=6.0),
+    quick_seconds=60.0,
+    full=lambda: parts(calls=CALLS, rounds=30, seconds=300.0),
+)
+
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, "few rounds; within a minute on two cores")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,19 +33,11 @@ def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad | None, ma
 
 def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path | None) -> Study:
     """Prints the figures and writes the result file."""
-    made = study_of(study, figures, load)
+    result = study_of(study, figures, load)
     for figure in figures:
         shown = "not measured: " + figure.reason if figure.value is None else f"{figure.value:.3f}"
         interval = f"  [{figure.low:.3f}, {figure.high:.3f}]" if figure.low is not None else ""
         print(f"{figure.name:58} {shown}{interval}  ({figure.source})")
     if path is not None:
-        save(made, path)
-    return made
-
-
-def published(made: Study, paths: Iterable[Path | None]) -> Study:
-    """Returns a study whose command names no folder of this machine."""
-    command = made.command
-    for path in paths:
-        command = command.replace(str(path), path.name) if path is not None else command
-    return replace(made, command=command)
+        save(result, path)
+    return result

@@ -1,4 +1,4 @@
-"""Whether a loop is ever slower with the default line: eight models, what ran after the trial, and what it cost.
+"""Steps of eight models with the default line beside plain ones, the plan that ran after the trial, and its cost.
 
 ``python -m bench.never_slower [--quick] [--json FILE]``
 
@@ -11,7 +11,6 @@ each figure has the share of the CPU that they took.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import statistics
@@ -29,12 +28,10 @@ from torch import Tensor, nn
 
 import mosaic
 from bench.gpu.tables import number
-from bench.harness import published
 from bench.loops import Loop, Workload, in_turn, ratios
 from bench.pages import NOT_YET, newest_study, source_of, table
 from bench.record import Figure, Study, median_figure, missing_figure, one_line
 from bench.study_parts import PartedStudy, StudyPart
-from mosaic.artifact import save
 from mosaic.demo.model import TriModal, contrastive_loss
 from mosaic.engine import Handle
 from mosaic.microbench import Budget
@@ -202,34 +199,12 @@ def parts(names: Sequence[str], *, rounds: int) -> tuple[StudyPart, ...]:
     )
 
 
-def with_counts(figures: Sequence[Figure]) -> list[Figure]:
-    """Adds how many models run slower or faster by their intervals, and in how many two plain loops seem to differ."""
-    slower, faster, count = _told_apart(figures, RATIO)
-    below, above, pairs = _told_apart(figures, AGAIN)
-    counts = {
-        f"slower: of {count} models, by their intervals": slower,
-        f"faster: of {count} models, by their intervals": faster,
-        f"neither: of {count} models, by their intervals": count - slower - faster,
-        f"of {pairs} models, those whose two plain loops differ by their intervals": below + above,
-    }
-    return [*(Figure(name=name, source="measured", value=float(value)) for name, value in counts.items()), *figures]
-
-
-def _told_apart(figures: Sequence[Figure], name: str) -> tuple[int, int, int]:
-    """Returns how many ratios of a name are below 1 and above 1 by their whole interval, and how many there are."""
-    found = [figure for figure in figures if figure.name.endswith(name) and figure.value is not None]
-    below = sum(figure.high is not None and figure.high < 1 for figure in found)
-    above = sum(figure.low is not None and figure.low > 1 for figure in found)
-    return below, above, len(found)
-
-
 STUDY = PartedStudy(
     name=NAME,
     quick=lambda: parts(("clip-tiny", RECURRENT), rounds=4),
     quick_seconds=2 * PART_S,
     full=lambda: parts(tuple(MODELS), rounds=60),
     full_seconds=len(MODELS) * PART_S,
-    complete=with_counts,
 )
 
 
@@ -260,19 +235,7 @@ def _interval(ratio: Figure | None) -> str:
     return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two models, few rounds; within a minute on two cores")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    asked = parser.parse_args()
-    chosen, seconds = (STUDY.quick(), STUDY.quick_seconds) if asked.quick else (STUDY.full(), STUDY.full_seconds)
-    study = published(STUDY.run(chosen, path=asked.json, seconds=seconds), (asked.json,))
-    for figure in study.figures:
+if __name__ == "__main__":
+    for figure in STUDY.main(__doc__, "two models, few rounds; within a minute on two cores").figures:
         if figure.name.endswith(RATIO):
             print(f"{figure.labels['model']}: runs {figure.labels['runs']}; {figure.labels['decided']}")
-    if asked.json is not None:
-        save(study, asked.json)
-
-
-if __name__ == "__main__":
-    main()

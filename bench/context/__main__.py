@@ -56,7 +56,6 @@ FULL = (
         lambda: chain(
             *(balance.balance(kind, MILLION, ranks, 5) for kind in MIXED for ranks in (8, 64)),
             *(balance.balance(kind, 16384, 8, 50) for kind in MIXED),
-            balance.others(),
         ),
     ),
     received(1 << 18, (8, 32), 3),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from bench.papers.masks import DRAWN
-from bench.record import Figure, missing_figure
+from bench.record import Figure
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
@@ -38,21 +37,6 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
                 found.setdefault((one.method, "tokens"), []).append(float(counts.max() / counts.mean()))
     for (method, what), values in found.items():
         yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {what} over mean", values)
-
-
-def others() -> Iterator[Figure]:
-    """Competitors that do not run here, each with its reason, and what its rule is in our table."""
-    if importlib.util.find_spec("magi_attention") is None:
-        yield missing_figure(
-            "MagiAttention's dispatcher: most pairs over mean",
-            "it is not installed (needs Hopper to build); its rule is a heap with equal chunk counts",
-            source="predicted",
-        )
-    yield missing_figure(
-        "torch's per-document balancer: most pairs over mean",
-        "it takes documents whose lengths divide by twice the ranks, which those of drawn masks do not",
-        source="predicted",
-    )
 
 
 def _as_printed(pairs: Work, ranks: int) -> Distribution:

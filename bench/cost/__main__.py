@@ -1,4 +1,4 @@
-"""How well does the cost model predict: groups side by side, surfaces, and counted operators?
+"""Errors of the cost model's predictions: groups side by side, surfaces, and counted operators.
 
 ``python -m bench.cost [--quick] [--json FILE]``
 
@@ -7,37 +7,33 @@ Modules run on this machine. What is fitted and what judges are two sets.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+import math
+from collections.abc import Iterator
+from functools import partial
 
 from bench.cost.study import FULL, QUICK, CostStudy, Scale
 from bench.gpu.bench import Bench
-from bench.harness import finish
-from bench.record import Study
+from bench.record import Figure
+from bench.study_parts import PartedStudy, StudyPart
 from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
-from mosaic.profiler import ForeignLoad
-
-QUICK_S = 240.0
-"""Time after which ``--quick`` starts nothing new."""
 
 
-def main() -> None:
-    """Runs the study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few modules and groups; minutes on two cores")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    arguments = parser.parse_args()
-    scale, seconds = (QUICK, QUICK_S) if arguments.quick else (FULL, float("inf"))
-    study(scale, seconds=seconds, path=arguments.json)
+def parts(scale: Scale, seconds: float) -> tuple[StudyPart, ...]:
+    """Returns the one part of a study, which starts nothing new after so many seconds."""
+    return (StudyPart(name="cost", make=partial(_figures, scale), seconds=seconds),)
 
 
-def study(scale: Scale, *, seconds: float, path: Path | None) -> Study:
-    """Measures and reports."""
-    load = ForeignLoad()
-    bench = Bench(backend=HostBackend(), budget=Budget(seconds), dry_run=False)
-    return finish("bench_cost", tuple(CostStudy(bench, scale).run()), load, path)
+def _figures(scale: Scale, seconds: float) -> Iterator[Figure]:
+    yield from CostStudy(Bench(backend=HostBackend(), budget=Budget(seconds), dry_run=False), scale).run()
 
+
+STUDY = PartedStudy(
+    name="bench_cost",
+    quick=lambda: parts(QUICK, 240.0),
+    quick_seconds=240.0,
+    full=lambda: parts(FULL, math.inf),
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, "few modules and groups; minutes on two cores")

@@ -6,7 +6,7 @@ by section 5's rule of 95 % a sub-microbatch of VLM-S is then 14 images (Fig. 10
 the work with 11 to 16 images (Fig. 9b's loss of 50.5 % with text alone asks for 0.34 to 0.5), and the largest of 100
 microbatches has 4 to 5 times the operations of the smallest (4.15 in section 1). Without merging these are 24 images,
 0.16 to 0.19, and less than 2. Section 2.2's layer times, 6.75 ms for 8 images beside 10.5 ms for 8,192 tokens, ask for
-more, about 16 patches a token: ``patches_per_token=16``.
+more, about 16 patches a token.
 
 A second of video is 512 tokens: Movie Gen's 16 s at 16 FPS and 256 x 256 pixels, compressed 8 x 8 x 8 and cut 2 x 2,
 are 8,192 tokens. Cornstarch's image is 1,024 tokens (EVA-CLIP at 448 pixels in patches of 14) and its 30 s of audio
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 from bench.papers.data_sets import IMAGE_MIXTURE
@@ -65,11 +66,6 @@ class KnownModel:
     """How it was spread."""
     sharing: ContextSharing = PLAIN_SHARING
     """How context ranks share sequences."""
-    ranks: tuple[int, ...] = ()
-    """Pipeline ranks of each module, in the order of ``PipelineModel.modules``, where modules have ranks of their own;
-    empty: all modules are on all ranks."""
-    colocated_ranks: tuple[int, int] | None = None
-    """The same of all encoders together, and of the backbone: Cornstarch's colocated baseline; None where not known."""
 
     def cluster(self) -> Cluster:
         """Returns as many devices as it ran on, in whole nodes."""
@@ -81,7 +77,6 @@ class KnownModel:
         *,
         cluster: Cluster | None = None,
         degrees: Degrees | None = None,
-        patches_per_token: int = PATCHES_PER_TOKEN,
     ) -> PipelineModel:
         """Returns its modules as tables of layers, by default where and as it ran.
 
@@ -89,7 +84,7 @@ class KnownModel:
             ValueError: The cluster is too small, or a degree does not fit a shape.
         """
         machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
-        modules = tuple(self._modules(machine, patches_per_token))
+        modules = tuple(self._modules(machine))
         last = modules[-1].name
         return PipelineModel(
             modules=modules, feeds=tuple(Feed(source=module.name, target=last) for module in modules[:-1])
@@ -104,9 +99,9 @@ class KnownModel:
         images = 16 if self.vision else 0
         return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
 
-    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[LayerStack]:
+    def _modules(self, machine: RankHardware) -> Iterator[LayerStack]:
         starch = self.source.startswith("Cornstarch")
-        image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
+        image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, PATCHES_PER_TOKEN)
         backbone = self.video or self.text
         for name, shape in (("vision", self.vision), ("audio", self.audio), ("text", self.text), ("video", self.video)):
             if not shape:
@@ -124,12 +119,12 @@ class KnownModel:
             }[name]
             yield LayerStack(
                 name=name,
-                shape=KNOWN_SHAPES[shape].shape,
+                shape=KNOWN_SHAPES[shape],
                 machine=machine,
                 intake=intake,
                 is_frozen=self.is_frozen,
                 has_head=shape == backbone and not self.video,
-                projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
+                projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].hidden,
                 sharing=self.sharing,
             )
 
@@ -146,10 +141,8 @@ def find_known_model(name: str) -> KnownModel:
 
 
 def _pipeweaver() -> Iterator[KnownModel]:
-    table_1, table_4, table_6 = (f"PipeWeaver, Table {number}" for number in (1, 4, 6))
+    table_4, table_6 = (f"PipeWeaver, Table {number}" for number in (4, 6))
     rows = (
-        ("lm-7b", table_1, "", "lm-7b", "", "h800", (2, 4, 1)),
-        ("vlm-7b", table_1, "vit-2b", "lm-5b", "", "h800", (2, 4, 1)),
         ("vlm-s", table_4, "vit-5b", "llama3-8b", "", "h800", (4, 4, 1)),
         ("vlm-m", table_4, "vit-5b", "qwen2-32b", "", "h800", (8, 4, 1)),
         ("vlm-l", table_4, "vit-22b", "qwen2-72b", "", "h800", (8, 8, 1)),
@@ -171,53 +164,24 @@ _VISION = {"s": "eva-clip-1b", "m": "eva-clip-8b", "l": "eva-clip-18b"}
 _AUDIO = {"s": "whisper-1b", "m": "whisper-7b", "l": "whisper-15b"}
 _TEXT = {"s": "llama-1b", "m": "llama-8b", "l": "llama-32b"}
 
-_RANKS: Mapping[str, Mapping[str, str]] = {
-    "s": {
-        **{"vlm-s": "5,2 4,2", "vlm-m": "2,3 3,3", "vlm-l": "1,4 2,4"},
-        **{"alm-s": "3,2 3,1", "alm-m": "3,5 2,3", "alm-l": "2,6 3,5"},
-        **{"valm-ss": "3,4 3,1,1", "valm-sm": "1,3 3,1,4", "valm-sl": "1,4 3,1,5"},
-        **{"valm-ms": "2,4 3,3,1", "valm-mm": "1,4 3,2,3", "valm-ml": "1,5 3,2,4"},
-        **{"valm-ls": "1,4 3,5,1", "valm-lm": "1,6 2,4,3", "valm-ll": "5,2 2,3,3"},
-    },
-    "m": {
-        **{"vlm-s": "3,1 5,1", "vlm-m": "3,2 3,1", "vlm-l": "2,3 3,2"},
-        **{"alm-s": "4,2 5,1", "alm-m": "3,3 4,2", "alm-l": "? 4,2"},
-        **{"valm-ss": "5,2 5,1,1", "valm-sm": "4,3 5,1,1", "valm-sl": "3,4 4,1,2"},
-        **{"valm-ms": "4,4 4,2,1", "valm-mm": "3,4 4,1,1", "valm-ml": "2,4 3,1,1"},
-        **{"valm-ls": "2,4 4,2,1", "valm-lm": "2,4 4,2,2", "valm-ll": "2,5 5,1,1"},
-    },
-    "l": {
-        **{"vlm-s": "5,1 5,1", "vlm-m": "4,1 5,1", "vlm-l": "3,2 4,1"},
-        **{"alm-s": "5,1 5,1", "alm-m": "5,1 5,1", "alm-l": "5,2 5,1"},
-        **{"valm-ss": "5,1 5,1,1", "valm-sm": "5,2 5,1,1", "valm-sl": "5,2 5,1,1"},
-        **{"valm-ms": "4,1 5,1,1", "valm-mm": "4,2 5,1,1", "valm-ml": "4,3 5,1,1"},
-        **{"valm-ls": "4,2 5,1,1", "valm-lm": "4,3 5,1,1", "valm-ll": "4,3 5,1,1"},
-    },
-}
-"""Cornstarch's Tables 5 and 6: for each backbone and model the ranks of backbone and encoders, colocated, and then of
-backbone, vision, audio in Cornstarch. Tensor and context degrees are 2. One cell cannot be read."""
+_NUM_RANKS: Mapping[str, tuple[int, ...]] = {"s": (6, 6, 6, 4, 5, 8), "m": (6, 4, 5, 6, 6, 6), "l": (6, 6, 5, 6, 6, 6)}
+"""Cornstarch's Table 5: for each backbone the ranks of backbone and encoder together, with an encoder of images (s, m,
+l) and of audio. Tensor and context degrees are 2."""
 
 
 def _cornstarch() -> Iterator[KnownModel]:
-    for text, models in _RANKS.items():
-        for name, cells in models.items():
-            kind, sizes = name.split("-")
-            colocated, own = cells.split()
-            backbone, *encoders = (int(count) for count in own.split(","))
-            ranks = (*encoders, backbone)
-            both = None if colocated == "?" else tuple(int(count) for count in colocated.split(","))
+    for text, counts in _NUM_RANKS.items():
+        for (kind, size), num_ranks in zip(product(("vlm", "alm"), "sml"), counts, strict=True):
             yield KnownModel(
-                name=f"cornstarch-{name}-llm-{text}",
-                source=f"Cornstarch, Table {6 if kind == 'valm' else 5}",
-                vision="" if kind == "alm" else _VISION[sizes[0]],
-                audio="" if kind == "vlm" else _AUDIO[sizes[-1]],
+                name=f"cornstarch-{kind}-{size}-llm-{text}",
+                source="Cornstarch, Table 5",
+                vision=_VISION[size] if kind == "vlm" else "",
+                audio=_AUDIO[size] if kind == "alm" else "",
                 text=_TEXT[text],
                 is_frozen=True,
                 device="a40",
-                degrees=Degrees(tensor=2, context=2, pipeline=sum(ranks)),
+                degrees=Degrees(tensor=2, context=2, pipeline=num_ranks),
                 sharing=ContextSharing(items="split"),  # a microbatch has one image, and encoders too 2 context ranks
-                ranks=ranks,
-                colocated_ranks=None if both is None else (both[1], both[0]),
             )
 
 

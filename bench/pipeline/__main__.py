@@ -15,12 +15,11 @@ from itertools import chain
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: idle threads would spin on others' cores
 
-from bench.pipeline import simulated, speed
+from bench.pipeline import simulated
 from bench.study_parts import PartedStudy, StudyPart
 
 QUICK = (
     StudyPart.alone("Fig. 12", 30, lambda: simulated.figure_12("vlm-s", (0,), (0.2, 0.5), 2)),
-    StudyPart.alone("speed", 30, lambda: speed.layer_tuning("vlm-s", 4, 0.5)),
     StudyPart.alone("Fig. 9a", 40, lambda: simulated.figure_9a(("vlm-s",), (0,), 1)),
 )
 FULL = (
@@ -31,16 +30,7 @@ FULL = (
     StudyPart.alone(
         "Fig. 14", 300, lambda: simulated.figure_14(("vlm-xl-8k", "vlm-xl-16k", "t2v-xl-3k", "t2v-xl-6k"), 20)
     ),
-    StudyPart.alone(
-        "speed",
-        200,
-        lambda: chain(
-            speed.layer_tuning("vlm-s", 16, 0.5),
-            speed.layer_tuning("vlm-m", 16, 0.5),
-            speed.large_step("vlm-xl-16k", 64, 20),
-        ),
-    ),
-    StudyPart.alone("lanes on H100s", 300, lambda: simulated.on_h100s(("vlm-s", "vlm-m", "vlm-l"), (0, 1, 2), 5)),
+    StudyPart.alone("speed", 200, lambda: simulated.large_step("vlm-xl-16k", 64, 20)),
     StudyPart.alone("Cornstarch, frozen", 120, lambda: chain(*(simulated.cornstarch_frozen(text) for text in "sml"))),
 )
 STUDY = PartedStudy(name="bench_pipeline", quick=lambda: QUICK, quick_seconds=60.0, full=lambda: FULL)

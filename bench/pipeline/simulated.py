@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,14 +13,11 @@ from mosaic.pipelining.baselines import one_f_one_b
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
 from mosaic.pipelining.partition import Partition
-from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
 from mosaic.pipelining.task_graph import task_graph
-from mosaic.pipelining.tasks import Timed, simulate
+from mosaic.pipelining.tasks import Timed, roll_out, simulate
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
 """Those that PipeWeaver compares with; Optimus knows no decoders."""
-SLOTS = 16
-"""Of an H100."""
 OWN = "any partition, weights apart or not"
 """The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules, weights with inputs."""
 
@@ -99,32 +97,22 @@ def _ratio(name: str, numerator: float | None, denominator: float | None) -> Fig
     return simulated(name, [numerator / denominator])
 
 
-def on_h100s(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:
-    """Simulates steps of PipeWeaver's models on H100s: other partitions and 1F1B over lanes, which do not interfere.
-
-    Args:
-        names: Of models.
-        seeds: Of steps.
-        seconds: Of each search.
-    """
-    for name in names:
-        job = Job(name=name)
-        request = replace(job.request, slots_per_rank=SLOTS)
-        steps = [job.step(seed) for seed in seeds]
-
-        times_ms = {}
-        for partition in ("colocated", "separated", "mixed-v"):
-            options = PlannerOptions(partition=partition, limits=OrderLimits(effort=seconds))
-            plans = [plan_step(request, step, space=job.space, options=options) for step in steps]
-            times_ms[partition] = [plan.makespan_ns / 1e6 for plan in plans]
-        lanes = times_ms["colocated"]
-        yield simulated(f"{name}: encoders on lanes: step, ms", lanes)
-        for partition in ("separated", "mixed-v"):
-            ratio = [a / b for a, b in zip(times_ms[partition], lanes, strict=True)]
-            yield simulated(f"{name}: {partition} over lanes, ratio", ratio)
-        try:
-            rival = [plan_baseline("1f1b", request, one, space=job.space).makespan_ns / 1e6 for one in steps]
-        except InfeasibleError as error:
-            yield missing_figure(f"{name}: 1f1b over lanes, ratio", str(error), source="simulated")
-        else:
-            yield simulated(f"{name}: 1f1b over lanes, ratio", [a / b for a, b in zip(rival, lanes, strict=True)])
+def large_step(name: str, num_microbatches: int, seconds: float) -> Iterator[Figure]:
+    """A step of thousands of GPUs: simulated, and planned."""
+    began = time.perf_counter()
+    job = Job(name=name, num_microbatches=num_microbatches)
+    step = job.step(0)
+    partition = partition_by("separated", job.request)
+    graph = task_graph(job.model, partition, step, job.space, strategies="recompute")
+    roll_out(graph)
+    tasks = {"tasks": str(len(graph.tasks))}
+    took = time.perf_counter() - began
+    yield Figure(name=f"{name}: step from nothing, simulated, s", source="measured", value=took, labels=tasks)
+    began = time.perf_counter()
+    try:
+        job.plan(step, options(seconds))
+    except InfeasibleError as error:
+        yield missing_figure(f"{name}: planned with {seconds:g} s of search, s", error)
+        return
+    took = time.perf_counter() - began
+    yield Figure(name=f"{name}: planned with {seconds:g} s of search, s", source="measured", value=took, labels=tasks)

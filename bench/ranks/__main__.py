@@ -18,7 +18,6 @@ from functools import partial
 from bench.ranks.launch import on_ranks
 from bench.ranks.links import links
 from bench.ranks.simulated import large_cluster, scaling
-from bench.record import missing_figure
 from bench.study_parts import PartedStudy, StudyPart
 
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")
@@ -51,7 +50,6 @@ STUDY = PartedStudy(
         _LINKS,
     ),
     full_seconds=900.0,
-    known=(missing_figure("two GPUs: step over DDP's, ratio", "needs two GPUs, which nobody had"),),
 )
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from bench.papers.printed import printed
 from bench.record import Figure, Source, interval
@@ -27,15 +25,6 @@ from mosaic.solver.stage import Machine
 RIVALS = ("gahc", "megatron", "distmm", "spindle")
 WITH_BACKBONE: tuple[Shape, ...] = ("star", "layered", "multi")
 TEN = "10 modules, 8 GPUs, 10 %"
-GOALS: Mapping[str, float] = MappingProxyType(
-    {
-        f"{TEN}: search time, median, s": 0.001,
-        f"{TEN}: search time, worst, s": 0.5,
-        "16 modules, 8 GPUs, with a backbone: proven gap within 5 s, median, %": 0.1,
-        "16 modules, 32 GPUs, with a backbone: proven gap within 5 s, median, %": 0.1,
-    }
-)
-"""The most that figures may be, by name."""
 
 
 def figure(
@@ -132,22 +121,6 @@ def ten_modules(*, seeds: int, seconds: float, disturbed: bool) -> Iterator[Figu
     times = [one.seconds for one in searches]
     yield figure(f"{of}: search time, median, s", times, "measured")
     yield figure(f"{of}: search time, worst, s", times, "measured", statistic=max)
-
-
-def sixteen_modules(*, seeds: int, seconds: float = 5.0) -> Iterator[Figure]:
-    """Sixteen modules on 8 and 32 GPUs: the gap between plan and bound after five seconds."""
-    for count in (8, 32):
-        for kind, shapes in (("with a backbone", WITH_BACKBONE), ("purely parallel", ("align",))):
-            drawn = [
-                generate(Recipe(shape=shape, num_modules=16, num_devices=count, seed=seed))
-                for shape in shapes
-                for seed in range(seeds)
-            ]
-            with ThreadPoolExecutor(2) as pool:  # the extension releases Python's lock
-                gaps = list(pool.map(lambda one: search(one, seconds=seconds).gap, drawn))
-            of = f"16 modules, {count} GPUs, {kind}: proven gap within {seconds:g} s"
-            yield figure(f"{of}, median, %", gaps, "simulated")
-            yield figure(f"{of}, worst, %", gaps, "simulated", statistic=max)
 
 
 def held_memory(*, seeds: int, sizes: Sequence[int], seconds: float) -> Iterator[Figure]:

@@ -27,7 +27,7 @@ import torch
 import torch._dynamo  # once, here: every process forks from this one
 
 from bench.bounded import PartFailedError, within
-from bench.harness import published, study_of
+from bench.harness import study_of
 from bench.record import Figure, Study
 from bench.sweep.catalogue import all_cases, pipeline_cases
 from bench.sweep.device import on
@@ -102,7 +102,6 @@ def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> S
         print(_line(figures[-1], trial), flush=True)
     made = study_of(trial.study, figures, load)
     made = replace(made, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
-    made = published(made, (path,))
     print(_summary(figures, trial))
     if path is not None:
         save(made, path)

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 import mosaic
 from bench.bounded import PartFailedError, within
-from bench.harness import published, study_of
+from bench.harness import study_of
 from bench.record import Figure, Study, one_line
 from bench.sweep.outcomes import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES
 from bench.sweep.tables import OPERATORS_STUDY
@@ -100,7 +100,7 @@ def sweep(names: Sequence[str], *, path: Path | None) -> Study:
     figures = list(load(Study, path).figures) if path is not None and path.exists() else []
     left = [name for name in names if name not in {figure.labels["operator"] for figure in figures}]
     while True:
-        made = published(study_of(OPERATORS_STUDY, figures, foreign), (path,))
+        made = study_of(OPERATORS_STUDY, figures, foreign)
         if path is not None:
             save(made, path)
         if not left:

@@ -30,13 +30,15 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
         "from bench.papers.pipeline_models import find_known_model\n"
         "from mosaic.pipelining.layers import Microbatch\n"
         "def make(cluster, degrees):\n"
-        "    model = find_known_model('vlm-7b').model(cluster=cluster, degrees=degrees)\n"
+        "    model = find_known_model('vlm-s').model(cluster=cluster, degrees=degrees)\n"
         "    return model, [Microbatch(text_tokens=1000, images=one) for one in (1, 8, 0)]\n"
         "def wrong(cluster, degrees):\n"
         "    return 3\n"
     )
     mine = str(tmp_path / "mine.py")
-    code = run(["plan", "--pipeline=2", "--model", f"{mine}:make", *QUICK, "--output", str(tmp_path / "s.json")])
+    code = run(
+        ["plan", "--pipeline=2", "--tensor=4", "--model", f"{mine}:make", *QUICK, "--output", str(tmp_path / "s.json")]
+    )
     assert code == 0
     assert load(PipelineSchedule, tmp_path / "s.json").num_microbatches == 3
     capsys.readouterr()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from bench.colocate import study
-from bench.record import Study
-from mosaic import artifact
+from bench.colocate import parts
 
 
-def test_calls_are_measured_and_models_without_time_have_a_reason(tmp_path: Path):
-    made = study(calls=100, rounds=1, seconds=0.0, path=tmp_path / "study.json")
-    assert artifact.load(Study, tmp_path / "study.json") == made
-    figures = {figure.name: figure for figure in made.figures}
-    assert len(figures) == len(made.figures)
-    assert all((figure.value is None) == bool(figure.reason) for figure in figures.values())
-    assert figures["placed call of an empty module on a lane, launched, us"].value
-    assert figures["clip, tiny: plain step, ms"].reason
+def test_calls_and_steps_are_measured_under_names_of_their_own():
+    calls, clip, *_ = parts(calls=100, rounds=1, seconds=0.0)
+    figures = [*calls.make(60.0), *clip.make(0.0)]
+    values = {figure.name: figure.value for figure in figures}
+    assert len(values) == len(figures)
+    assert values["placed call of an empty module on a lane, launched, us"]
+    assert values["clip, tiny: step under the sequential plan over the plain step, ratio"]

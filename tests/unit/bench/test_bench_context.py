@@ -12,7 +12,6 @@ def test_planning_is_timed_and_ranks_come_out_even():
     figures = chain(
         planning.planning("mp", 2048, (2,)),
         balance.balance("ee", 4096, 4, 2),
-        balance.others(),
         balance.received("mp of ~1k, 16384 tokens", lambda seed: packed_blocks(16384, 1024, seed), 4, 1),
     )
     values = {figure.name: figure.value for figure in figures}

@@ -17,7 +17,7 @@ def test_every_figure_is_written_once_by_name_with_a_number_or_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(bench_cost, "HostBackend", lambda: HostBackend(2))
-    study = bench_cost.study(TINY, seconds=60.0, path=tmp_path / "study.json")
+    study = bench_cost.STUDY.run(bench_cost.parts(TINY, 60.0), path=tmp_path / "study.json")
     assert artifact.load(Study, tmp_path / "study.json") == study
     assert len({figure.name for figure in study.figures}) == len(study.figures)
     assert all(figure.samples if figure.value is not None else figure.reason for figure in study.figures)

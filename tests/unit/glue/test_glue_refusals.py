@@ -40,10 +40,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: glue_of(forward=Tower(cases.vision(), token=50)),
         "a tower cannot have the name 'forward', which the model has already; choose another",
     ),
-    "a name with a dot": (
-        lambda: glue_of(**{"eyes.left": Tower(cases.vision(), token=50)}),
-        "a tower cannot have the name 'eyes.left'",
-    ),
     "no such projector": (
         lambda: Tower(cases.vision(), projector="resampler"),
         "unknown projector 'resampler'; choose one of: linear, mlp, or use a module or None",
@@ -113,17 +109,9 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: changed(vision=torch.zeros(3, 3, 8, 8)),
         r"vision=Tensor is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
     ),
-    "no inputs at all": (
-        lambda: changed(vision={}),
-        r"vision=\{\} is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
-    ),
     "an id beyond the vocabulary": (
         lambda: with_ids((1, -1), 49),
         r"1 of the input_ids are not among the 48 ids of the vocabulary, such as 49, .* \(vision 50, audio 51\)",
-    ),
-    "an id below zero": (
-        lambda: with_ids((1, -1), -1),
-        "1 of the input_ids are not among the 48 ids of the vocabulary, such as -1, and are no tower's token",
     ),
     "placeholders to predict": (
         lambda: changed(labels=torch.full((2, 23), cases.IMAGE)),

@@ -20,7 +20,6 @@ from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
 from mosaic.microbench.overlap import gain_of
-from mosaic.microbench.pictures import Picture, draw_picture
 from mosaic.microbench.result import Item, Measurement, NotMeasured, Result, Row
 from mosaic.microbench.settings import Spread, time_beside
 from mosaic.profiler import Subject
@@ -283,17 +282,3 @@ def test_contexts_have_a_price_and_memory_that_is_not_returned_is_counted(monkey
     assert (driver.open_pools, driver.lent) == (0, 0)
     assert result.driver_version == "13.0"
     assert any(absent.what.startswith("torch.cuda.green_contexts") for absent in result.absent)
-
-
-@pytest.mark.filterwarnings("error")
-def test_pictures_are_drawn_with_and_without_values(tmp_path: Path):
-    spread = Spread.of([1.0, 2.0, 3.0])
-    pictures = {
-        "bars": Picture(title="a", x_axis="ms", bars=[("image", "g", spread, "2 ms")]),
-        "lines": Picture(title="a", lines={"image": [(1, 2, 1, 3), (2, 1, 1, 1)]}),
-        "cells": Picture(title="a", cells={("a", "b"): 1.5, ("b", "a"): 0.9, ("a", "a"): None}),
-        "nothing": Picture(title="a", lines={}),
-    }
-    for name, picture in pictures.items():
-        draw_picture(picture, tmp_path / f"{name}.png", subtitle="b", absent=[("x", "no GPU")])
-    assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())

@@ -68,22 +68,10 @@ def split_of(model: nn.Module) -> ModelSplit:
     return find_split(model, {"x": torch.randn(2, 4)})
 
 
-def test_a_mask_that_all_layers_read_is_handed_on():
-    split = split_of(Masked(decides=False))
-    assert split.carried("model", 1) == (Value(0, 0), Value(1, 0))
-    assert split.carried("model", 2) == (Value(0, 0), Value(2, 0))
-
-
 def test_a_tensor_that_is_read_for_its_shape_alone_is_not_handed_on():
     split = split_of(Shaped())
     assert split.carried("model", 1) == (Value(1, 0),)
     assert split.carried("model", 2) == (Value(2, 0),)
-
-
-def test_a_parameter_between_layers_belongs_to_the_layer_that_reads_what_it_makes():
-    split = split_of(Shaped())
-    owners = [(site.path, site.layer) for site in split.sites if "scale" in site.parameters]
-    assert owners == [("layers.2", 2)]
 
 
 class Selects(nn.Module):

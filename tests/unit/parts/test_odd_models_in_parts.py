@@ -155,13 +155,6 @@ def test_what_models_do_between_layers_leaves_gradients_equal(make: Callable[[],
     check_equal(case_of(make))
 
 
-def test_a_tensor_that_a_module_returns_as_it_came_counts_as_read():
-    split = find_split(Unmoved(), {"x": torch.randn(2, 4)})
-    assert [(site.path, "token" in site.parameters) for site in split.sites][:2] == [("start", False), ("drop", True)]
-    empty = Unmoved().to("meta")
-    assert find_split(empty, {"x": torch.randn(2, 4)}) == split
-
-
 def test_inputs_that_the_model_writes_into_stay_the_users():
     model, x = Overwritten(), torch.ones(2, 4)
     split = find_split(model, {"x": x})

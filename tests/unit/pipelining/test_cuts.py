@@ -1,4 +1,4 @@
-"""Partitions: refused chunks, the methods' chunks, and what those balance."""
+"""Partitions: refused chunks, the methods' chunks, and their balance."""
 
 from __future__ import annotations
 
@@ -93,18 +93,24 @@ def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "num_ranks", "message"),
+    ("name", "model", "num_ranks", "slots", "message"),
     [
-        ("separated", vision_and_text(3, 8), 4, "'vision' has 3 layers for 4 ranks"),
-        ("mixed-time", chain(3), 4, "3 layers for 4 chunks"),
-        ("parallel", two_encoders(), 2, "modules on ranks of their own need 3"),
-        ("lanes", chain(4), 2, "0 modules beside the backbone"),
-        ("sideways", chain(4), 2, "choose one of: separated"),
+        ("separated", vision_and_text(3, 8), 4, 1, "'vision' has 3 layers for 4 ranks"),
+        ("mixed-time", chain(3), 4, 1, "3 layers for 4 chunks"),
+        ("parallel", two_encoders(), 2, 1, "modules on ranks of their own need 3"),
+        ("lanes", chain(4), 2, 1, "0 modules beside the backbone"),
+        ("colocated", two_encoders(), 1, 1, "ranks have one slot each"),
+        ("colocated", chain(4), 1, 2, "nothing beside the backbone"),
+        ("colocated", vision_and_text(4, 3), 4, 2, "'text' has 3 layers for 4 ranks"),
+        ("sideways", chain(4), 2, 1, "choose one of: separated"),
     ],
 )
-def test_too_few_layers_or_ranks_are_refused(name: str, model: PipelineModel, num_ranks: int, message: str):
+def test_too_few_layers_ranks_or_slots_are_refused(
+    name: str, model: PipelineModel, num_ranks: int, slots: int, message: str
+):
+    request = Request(model=model, num_ranks=num_ranks, microbatches=images(1, 2), slots_per_rank=slots)
     with pytest.raises(ValueError, match=message):
-        partition_by(name, Request(model=model, num_ranks=num_ranks, microbatches=images(1, 2)))
+        partition_by(name, request)
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,19 +140,3 @@ def test_the_backbone_has_lane_0_of_every_rank_and_encoders_the_others():
         shares = {chunk.lane: chunk.share for chunk in partition.chunks if chunk.rank == rank}
         assert sum(shares.values()) == 1
         assert all((8 * share).is_integer() for share in shares.values())
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request(model=two_encoders(), num_ranks=1, microbatches=BOTH), "ranks have one slot each"),
-        (Request(model=chain(4), num_ranks=1, microbatches=BOTH, slots_per_rank=2), "nothing beside the backbone"),
-        (
-            Request(model=vision_and_text(4, 3), num_ranks=4, microbatches=images(1), slots_per_rank=2),
-            "'text' has 3 layers for 4 ranks",
-        ),
-    ],
-)
-def test_where_no_lanes_can_be_is_said(request_: Request, message: str):
-    with pytest.raises(ValueError, match=message):
-        partition_by("colocated", request_)

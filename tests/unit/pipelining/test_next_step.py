@@ -53,12 +53,6 @@ def steps(shared: NextStepPlanner) -> Steps:
     return Steps(shared)
 
 
-def test_a_schedule_is_planned_elsewhere_and_taken(steps: Steps) -> None:
-    for value in (3, 4):
-        steps.start(do="double", value=value)
-        assert steps.take() == Planned(schedule=2 * value)
-
-
 def test_a_search_ends_with_the_steps_time_when_it_is_taken_and_when_another_step_starts(steps: Steps) -> None:
     steps.start(step_s=0.01, do="search")
     assert steps.take().schedule == "over"

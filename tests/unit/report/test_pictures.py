@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mosaic.artifact import load, save
-from mosaic.context import causal, packed, plan_context
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.report.context_picture import context_figure, draw_context
+from mosaic.report.context_picture import draw_context
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
 from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure
@@ -184,13 +182,6 @@ def test_pipelines_are_compared_on_one_axis_and_a_step_of_nothing_is_drawn(tmp_p
     assert "nothing runs" in texts(pipelines_figure([empty]))
     with pytest.raises(ValueError, match="'small' has 1 starts of 5 tasks"):
         pipelines_figure([replace(SMALL, start_ns=[0])])
-
-
-def test_each_visible_pair_has_a_colour_of_its_querys_rank() -> None:
-    plan = plan_context(packed([causal(40), causal(30)]), 3, block=8, method="ring")
-    figure = context_figure([plan])
-    pixels = np.asarray(figure.axes[1].images[0].get_array())
-    assert np.array_equal((pixels != 1).any(axis=2), plan.mask.dense())
 
 
 @pytest.mark.parametrize(

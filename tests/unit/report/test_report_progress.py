@@ -30,14 +30,3 @@ def test_a_log_gets_at_most_one_line_in_five_seconds() -> None:
             progress.note(f"module {index}")
             progress.advance()
     assert len(file.getvalue().splitlines()) == 3
-
-
-def test_a_line_has_note_count_and_time_left() -> None:
-    console, file = log()
-    clock = Clock()
-    with Progress(console, clock=clock) as progress:
-        progress.phase("profiling", total=8)
-        progress.note("image[0]")
-        clock.now += 12
-        progress.advance(3)
-    assert file.getvalue().splitlines()[-1] == "[12 s] profiling image[0] ... 3/8, 20 s left"

@@ -4,9 +4,7 @@ from rich.console import Console
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.report.plan_view import plan_bars, plan_table
-from mosaic.report.table import profile_table
 
 HOST = Device(name="Test CPU", kind="host", num_slots=2)
 GRAPH = ModuleGraph(
@@ -56,45 +54,6 @@ def test_plan_table_shows_quotas_times_and_what_is_predicted() -> None:
     assert "predicted speed-up: 1.88×" in text
     assert "measured" not in text
     assert row(shown(plan_table(PLAN)), "head").rstrip().endswith("4.00")
-
-
-def profile() -> Profile:
-    return Profile(
-        device=HOST,
-        graph=GRAPH,
-        samples=(
-            Sample(module="image", phase=Phase.FORWARD, quota=2, times_ms=(5.0, 6.0, 7.0), peak_bytes=3 * 2**20),
-            Sample(module="image", phase=Phase.FORWARD, quota=1, times_ms=(10.0, 11.0, 14.0)),
-            Sample(module="image", phase=Phase.BACKWARD, quota=1, times_ms=(20.0, 21.0, 24.0)),
-        ),
-        pairs=(
-            PairSample(
-                module="image",
-                beside="audio[0]",
-                phase=Phase.FORWARD,
-                quota=1,
-                beside_quota=1,
-                times_ms=(15.0,),
-                alone_ms=(10.0,),
-            ),
-        ),
-        memory=(ModuleMemory(module="image", resident_bytes=1024, activation_bytes=1024),),
-        environment=Environment(
-            torch_version="2.11", python_version="3.11", created="2026-01-01T00:00:00Z", foreign_cpu_share=0.034
-        ),
-    )
-
-
-def test_profile_table_shows_what_was_measured_by_rising_quota() -> None:
-    text = shown(profile_table(profile()))
-    lines = text.splitlines()
-    first = next(index for index, line in enumerate(lines) if "image" in line)
-    assert lines[first].split() == ["image", "1", "11.0", "(10.5-12.5)", "21.0", "(20.5-22.5)", "-", "2", "KiB"]
-    assert lines[first + 1].split() == ["2", "6.00", "(5.50-6.50)", "-", "3", "MiB"]
-    assert "Profile, measured" in text
-    assert "other processes used 3.4% of the CPU" in text
-    assert "at most 1.50× (image beside audio[0], forward)" in text
-    assert "predicted" not in text
 
 
 @pytest.mark.parametrize("width", [40, 200])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-import pytest
-
 from mosaic.retrain.records import (
-    HEADLINES,
     Comparison,
     DayReport,
     DaySquare,
@@ -103,14 +99,6 @@ def report(outcome: Outcome = "promoted", text: str = "", **changed: object) -> 
         messages=(words("a hook failed"),),
     )
     return replace(base, **changed)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("outcome", HEADLINES)
-def test_a_page_says_outcome_reason_and_task(outcome: Outcome):
-    page = page_of(report(outcome))
-    assert re.search(rf'<h1 class="{outcome}">{HEADLINES[outcome]}', page)
-    assert "0042 is as good as 0041." in page
-    assert "Approve an anchor." in page
 
 
 def test_names_of_users_stay_text_and_the_page_asks_for_nothing():

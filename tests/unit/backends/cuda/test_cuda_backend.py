@@ -8,18 +8,9 @@ import pytest
 import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
-from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.pool import pack_layouts
 from mosaic.backends.host import HostBackend
 from mosaic.errors import BackendUnavailableError
-
-
-def test_the_device_is_the_drivers(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend: Backend = CudaBackend(api=runtime, driver=driver)
-    assert (backend.device.kind, backend.device.num_slots, backend.device.sms_per_slot) == ("cuda", 4, 8)
-    assert (backend.device.remainder_sms, backend.device.memory_bytes) == (4, 80 << 30)
-    assert backend.torch_device == runtime.device
 
 
 def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_for(runtime: FakeStreams):
@@ -31,19 +22,6 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
 
     with CudaBackend(api=runtime, driver=Stingy()).open_lanes([(0, 1), (2,)]) as lanes:
         assert [lane.num_sms for lane in lanes] == [14, 6]
-
-
-@pytest.mark.parametrize(
-    ("partitions", "layouts"),
-    [
-        ([], ()),
-        ([(0,), (1,)], (((0,), (1,)),)),
-        ([(0, 1), (2, 3), (0, 1, 2), (3,)], (((0, 1), (2, 3)), ((0, 1, 2), (3,)))),
-        ([(0,), (0, 1), (1,), (0,)], (((0,), (1,)), ((0, 1),))),
-    ],
-)
-def test_partitions_are_packed_into_layouts_without_a_common_slot(partitions: Any, layouts: Any):
-    assert pack_layouts(partitions) == layouts
 
 
 def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -61,13 +39,6 @@ def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, ru
 def test_sm_settings_are_refused_by_name_on_the_host():
     with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
         HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
-
-
-def test_without_the_probe_sm_ids_are_unknown(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver, verify=False)
-    with backend.open_lanes([(0,)]) as lanes:
-        assert lanes.partitions[0].sm_ids is None
-    assert not any("probed" in note for note in backend.notes)
 
 
 def test_a_machine_without_nvrtc_is_told_that_nothing_was_probed(

@@ -6,18 +6,6 @@ from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
 
-def test_a_partition_has_the_sms_of_its_slots_and_tells_requested_beside_granted(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(UNEQUAL)
-result = [[info.slots, info.requested_sms, info.granted_sms, info.sm_ids, info.creation_ms > 0]
-          for info in pool.partitions(0)]
-"""
-    assert run_pools(fake_driver, body) == [
-        [list(range(10)), 80, 80, None, True],
-        [list(range(10, 16)), 48, 48, None, True],
-    ]
-
-
 def test_what_the_driver_grants_is_told_and_not_what_was_asked_for(fake_driver: FakeDriver):
     body = """
 result = [[info.requested_sms, info.granted_sms] for info in pool_of(UNEQUAL).partitions(0)]

@@ -9,19 +9,6 @@ from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
 
-@pytest.mark.parametrize(("version", "end"), [(12050, "pool.close(); pool.close()"), (13010, "del pool")])
-def test_an_end_leaves_nothing_behind(fake_driver: FakeDriver, end: str, version: int):
-    body = f"""
-pool = pool_of(HALVES, UNEQUAL)
-pool.verify(IMAGE)
-pool.lend(0, 0)
-made = count("created", "stream")
-{end}
-result = [made, leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body, version=version) == [4 + 4, {}, []]
-
-
 def test_streams_are_waited_for_then_end_before_the_first_context_and_the_primary_last(fake_driver: FakeDriver):
     body = """
 pool = pool_of(HALVES)
@@ -53,19 +40,6 @@ result = [[error_of(call) for call in calls], pool.closed, stats.num_contexts, s
     errors, *told = run_pools(fake_driver, body)
     assert errors == [{"kind": "ValueError", "text": "this stream pool is closed; make a new one"}] * 4
     assert told == [True, 0, 0, True, [64, 64]]
-
-
-def test_pools_on_one_device_do_not_end_each_other(fake_driver: FakeDriver):
-    body = """
-first, second = pool_of(HALVES), pool_of(HALVES)
-stream = first.lend(0, 0)
-foreign = error_of(lambda: second.give_back(stream))["kind"]
-first.close()
-alive = _C.probe_stream(second.device, second.lend(0, 1), IMAGE)
-second.close()
-result = [foreign, len(alive), leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body) == ["ValueError", 64, {}, []]
 
 
 @pytest.mark.parametrize(

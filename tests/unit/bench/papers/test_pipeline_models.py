@@ -11,10 +11,10 @@ from bench.papers.pipeline_shapes import KNOWN_SHAPES
 
 @pytest.mark.parametrize("name", KNOWN_SHAPES)
 def test_shapes_have_the_parameters_of_their_names(name: str) -> None:
-    known = KNOWN_SHAPES[name]
-    counted = known.shape.parameters(with_head=known.shape.causal) / 1e9
-    margin = {"vit-5b": 0.15, "vit-2b": 0.08, "eva-clip-8b": 0.07}.get(name, 0.05)
-    assert counted == pytest.approx(known.billions, rel=margin)
+    shape = KNOWN_SHAPES[name]
+    billions = {"llama-1b": 1.2, "whisper-1b": 1.4}.get(name) or int(name.rpartition("-")[2].removesuffix("b"))
+    margin = {"vit-5b": 0.15, "eva-clip-8b": 0.07}.get(name, 0.05)
+    assert shape.parameters(with_head=shape.causal) / 1e9 == pytest.approx(billions, rel=margin)
 
 
 @pytest.mark.parametrize("name", ["vlm-s", "t2v-s", "vlm-xl-16k"])
@@ -39,15 +39,14 @@ def test_a_step_has_six_operations_for_each_parameter_and_token_and_those_of_att
 
 
 def test_all_of_both_papers_models_are_there_with_their_degrees() -> None:
-    assert len(KNOWN_MODELS) == 11 + 3 * 15
+    assert len(KNOWN_MODELS) == 9 + 3 * 6
     gpus = {"vlm-s": 16, "vlm-m": 32, "vlm-l": 64, "t2v-s": 16, "t2v-l": 64}
-    gpus |= {"vlm-xl-8k": 8192, "vlm-xl-16k": 16384, "t2v-xl-3k": 3072, "t2v-xl-6k": 6144, "lm-7b": 8, "vlm-7b": 8}
+    gpus |= {"vlm-xl-8k": 8192, "vlm-xl-16k": 16384, "t2v-xl-3k": 3072, "t2v-xl-6k": 6144}
     assert {name: find_known_model(name).degrees.num_devices for name in gpus} == gpus
-    largest = find_known_model("cornstarch-valm-ml-llm-s")
-    assert (largest.ranks, largest.colocated_ranks, largest.degrees.pipeline) == ((2, 4, 3), (5, 1), 9)
+    assert find_known_model("cornstarch-alm-l-llm-s").degrees.pipeline == 8
 
 
-@pytest.mark.parametrize("name", ["vlm-l", "t2v-s", "vlm-xl-16k", "cornstarch-valm-ml-llm-m"])
+@pytest.mark.parametrize("name", ["vlm-l", "t2v-s", "vlm-xl-16k", "cornstarch-alm-m-llm-m"])
 def test_every_model_gives_finite_layers_that_fit_its_devices(name: str) -> None:
     known = find_known_model(name)
     model, microbatch = known.model(), known.microbatch()

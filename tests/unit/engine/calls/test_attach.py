@@ -5,32 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from mosaic.engine.calls.attach import attach
 
 
-class Doubling(nn.Module):
-    """Doubles."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((), 2.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x
-
-
 def adding_one(plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return plain(*args, **kwargs) + 1
-
-
-@pytest.fixture
-def module() -> Doubling:
-    made = Doubling()
-    attach(made, adding_one)
-    return made
 
 
 @pytest.mark.parametrize(

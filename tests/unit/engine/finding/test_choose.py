@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_cases import Glued, TwoTowers, pair_batch, tower
+from engine_cases import Glued, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
@@ -66,12 +66,6 @@ def test_small_encoders_are_placed_beside_each_other_however_large_the_language_
     assert found(Modalities(layers)) == ("vision", "audio", "language")
 
 
-@pytest.mark.parametrize("head", [tower(8, 8), nn.Identity()])
-def test_a_wrapper_is_looked_through_and_its_head_does_not_matter(head: nn.Module):
-    names = found(Within(Modalities(12), head))
-    assert [name for name in names if name != "head"] == ["model.vision", "model.audio", "model.language"]
-
-
 def test_a_stack_stays_whole_in_a_wrapper_and_its_layers_are_all_that_a_model_has_to_offer():
     assert found(Within(Stack(6), nn.Linear(8, 40)), pair_batch()[0]) == ("model", "head")
     assert found(Stack(3), pair_batch()[0]) == ("layers.0", "layers.1", "layers.2")
@@ -112,18 +106,6 @@ def test_an_encoder_that_does_not_need_what_its_module_waits_for_is_placed_by_it
     assert found(model) == ("left", "right.audio", "right.language")
 
 
-def test_a_projection_beside_a_tower_is_not_placed():
-    class Projected(TwoTowers):
-        def __init__(self) -> None:
-            super().__init__(Stack(20), Stack(20))
-            self.project = nn.ModuleDict({"left": nn.Linear(8, 8), "right": nn.Sequential(nn.Linear(8, 8))})
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.project["left"](self.left(x)) @ self.project["right"](self.right(y)).T
-
-    assert found(Projected()) == ("left", "right")
-
-
 class Seeing(nn.Module):
     """An encoder whose last layer norm others call, too."""
 
@@ -147,23 +129,3 @@ def test_what_holds_a_part_that_is_used_outside_is_placed_without_that_part():
     finding = find_modules(Glued(forward, Seeing(), Stack(3)), pair_batch(), include=["left", "right"])
     assert finding.graph.names == ("right",)
     assert finding.left_out["left"].startswith("its parameter norm.bias is used outside of it too")
-
-
-class Tied(Stack):
-    """A language model whose table is its head, too."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.table = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.table(x))
-
-
-def test_layers_are_placed_only_where_nothing_else_can_be():
-    alone = Glued(lambda self, x: self.left(x) @ self.left.table.weight, Tied(), nn.Identity())
-    assert found(alone, pair_batch()[0]) == ("left.layers.0", "left.layers.1")
-    model = Glued(lambda self, x, y: self.left(x) @ self.left.table.weight @ self.right(y).T, Tied(), Stack(3))
-    finding = find_modules(model, pair_batch())
-    assert finding.graph.names == ("right",)
-    assert finding.left_out.keys() == {"left"}

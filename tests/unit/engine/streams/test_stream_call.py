@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, failing, pair_batch
-from fake_streams import FakeStreams
 from stream_cases import FakeBackend, colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine import Handle
-from mosaic.engine.streams.order import Orders
-from mosaic.errors import ModuleContractError
 
 
 @contextmanager
@@ -156,16 +152,3 @@ def test_a_copy_to_another_device_is_made_on_the_user_s_stream():
         copied = backend.api.launches[-1]
         assert copied.stream == 0
         assert copied.is_after(backend.launches_of(handle, "left")[-1])
-
-
-def test_the_user_s_stream_is_told_of_a_changed_input_when_it_is_made_to_wait_for_its_reader():
-    runtime = FakeStreams()
-    streams = {(0,): (runtime.new_stream(), 8)}
-    with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes:
-        order = Orders(lanes).of(lanes.lane((0,)))
-        read = torch.ones(2)
-        point = order.point()
-        order.note_read(read, point, "'left'")
-        read.add_(1)
-        with pytest.raises(ModuleContractError, match="an input of 'left' was written to"):
-            order.hold_user(runtime.main, point)

@@ -244,32 +244,6 @@ def test_without_one_ordering_there_is_a_race(
 # What modules exchange other than by arguments and results.
 
 
-def by_weights() -> TwoTowers:
-    """Updates one tower's weights from the other's before it is used, as momentum encoders do."""
-
-    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left = self.left(x)
-        for slow, fast in pairs:
-            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
-        return left @ self.right(y).T
-
-    model = Glued(glue)
-    pairs = list(zip(model.right.parameters(), model.left.parameters(), strict=True))
-    return model
-
-
-def by_what_both_know() -> TwoTowers:
-    """Leaves a tensor where the module finds it."""
-    known: dict[str, torch.Tensor] = {}
-
-    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left = self.left(x)
-        known["scale"] = x.mean() * 2
-        return left @ self.right(y).T
-
-    return Glued(glue, right=Doing(lambda self, y: self.layers(y) * known["scale"]))
-
-
 def by_its_argument() -> TwoTowers:
     """Writes into what the module is given before it is called, past torch's count of writes."""
 
@@ -298,7 +272,7 @@ def by_a_buffer() -> TwoTowers:
     return model
 
 
-@pytest.mark.parametrize("make", [by_weights, by_what_both_know, by_its_argument, by_a_buffer])
+@pytest.mark.parametrize("make", [by_its_argument, by_a_buffer])
 def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(make: Callable[[], TwoTowers]):
     with colocated(make(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
         steps(handle._model)
