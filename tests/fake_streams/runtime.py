@@ -38,7 +38,7 @@ class FakeStreams:
         self.device = torch.device("cpu")
         self.host: Clock = {}
         self.told: Clock = {}
-        """Launches that the host knows to have ended, by waiting or by asking. An answer is luck, so it orders nothing."""
+        """Launches known to the host as ended, by waiting or by asking. An answer is luck, so it orders nothing."""
         self.launches: list[Launch] = []
         self.memory = Memory()
         self.main = FakeStream(0)

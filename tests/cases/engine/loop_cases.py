@@ -44,7 +44,7 @@ class LoopCase:
     loop: Loop
     sample: Callable[[], Any] = pair_batch
     host: str | None = None
-    """The words of ``describe()`` on calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
+    """Words of ``describe()`` on calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
     """The same on fake streams."""
     cuda: str | None = ON_LANES
@@ -135,15 +135,14 @@ class Bag(nn.Module):
 # Loops.
 
 
-def several(forwards: int, rows: tuple[int, ...] = (6,), autocast: bool = False) -> Loop:
+def several(forwards: int, rows: tuple[int, ...] = (6,)) -> Loop:
     """Several forwards before one backward; gradients of every other step are added to the next."""
 
     def loop(model: nn.Module, record: Record) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(5):
-            with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
-                batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
-                losses = [model(*batch).float().square().mean() for batch in batches]
+            batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
+            losses = [model(*batch).square().mean() for batch in batches]
             sum(losses).backward()
             record.note(*losses)
             record.note_model(model, optimizer)

@@ -1,4 +1,4 @@
-"""State that a module reads besides its arguments is on ranks as in the plain loop, or the module is refused by name."""
+"""State that a module reads besides its arguments is as in the plain loop, or the module is refused by name."""
 
 from __future__ import annotations
 
