@@ -1,7 +1,7 @@
-"""Checks the English of README and docs/: ``make lint`` runs it.
+"""Checks the English of README, docs/ and docstrings: ``make lint`` runs it.
 
-A sentence has at most 25 words, and pages use none of the words below. Code, tables that are generated, and the text of
-links' targets do not count.
+A sentence of a page has at most 25 words, and pages use none of the words below. Code, tables that are generated, and
+targets of links do not count. A docstring of the product begins with a noun or a verb.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parent.parent
 PAGES = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
 MAX_WORDS = 25
+SOURCES = ("mosaic", "profiler")
+QUESTION = re.compile(r'"""(What|Whether|Who|Where|Which|When|How)\b.*')
 BANNED = {
     r"(some|no|any)body|whoever": "name the agent",
     r"none that|nothing but|but for": "state what is, not what is not",
@@ -27,6 +29,9 @@ _BREAKS = re.compile(r"\n\s*\n|\n(?=\s*[*#|>-] )|\n(?=\|)|\n(?=\s*\d+\. )")
 
 def main() -> None:
     complaints = [complaint for page in PAGES for complaint in complaints_of(page)]
+    for source in (source for folder in SOURCES for source in sorted((TOP / folder).rglob("*.py"))):
+        for summary in QUESTION.finditer(source.read_text(encoding="utf-8")):
+            complaints.append(f"{source.relative_to(TOP)}: {summary[0][:60]!r}...; begin with a noun or a verb")
     print("\n".join(complaints), file=sys.stderr)
     sys.exit(bool(complaints))
 

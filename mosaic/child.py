@@ -21,7 +21,7 @@ from typing import Any, Self
 from mosaic.errors import MosaicError
 
 WAITING = ("in torch's own way", "passively")
-"""How threads of the two plain loops wait."""
+"""Waiting policies of the two plain loops' threads."""
 
 
 class Child:

@@ -122,7 +122,7 @@ class Stage(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord(StrictFile):
-    """How a plan was found."""
+    """The search that produced a plan."""
 
     method: str
     """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
@@ -245,7 +245,7 @@ class Plan(StrictFile):
 
     @property
     def gap(self) -> float | None:
-        """How far it may be above the best plan, as a share of the bound; 0 if proven best, None without a bound."""
+        """Gap to the bound, as a share of the bound; 0 if proven best, None without a bound."""
         if self.search.status == "optimal":
             return 0.0
         bound_ms = self.search.bound_ms

@@ -182,7 +182,7 @@ class ModuleStructure(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError(StrictFile):
-    """How far predictions were off at measurements that they had not seen."""
+    """Errors of predictions at held-out measurements."""
 
     subject: str
     """Module whose surface it was."""
@@ -218,7 +218,7 @@ class Profile(StrictFile):
     structures: tuple[ModuleStructure, ...] = ()
     """Makes of modules; empty if unknown."""
     held_out: tuple[HeldOutError, ...] = ()
-    """How well this profile's samples predict each other."""
+    """Cross-validation of this profile's samples."""
     left_out: tuple[str, ...] = ()
     """Measurements beyond the time limit, in words."""
     environment: Environment

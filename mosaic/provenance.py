@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """How a result came to be."""
+    """Origin of a result."""
 
     command: str
     """The command line as it may be published: of an absolute path, its last part."""

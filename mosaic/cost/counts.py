@@ -44,7 +44,7 @@ class Operator(StrictFile):
     kernels: Annotated[int, Ge(0)] = 1
     """Kernels that it launches."""
     calls: Annotated[int, Ge(1)] = 1
-    """How often it is called."""
+    """Number of its calls."""
 
     @property
     def moved_bytes(self) -> int:

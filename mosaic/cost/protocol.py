@@ -18,7 +18,7 @@ class Cost(Protocol):
 
     @property
     def interference(self) -> Interference:
-        """How neighbours on a device slow each other down."""
+        """The slowdown of neighbours on a device."""
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the data-parallel degrees that may be asked for, rising."""

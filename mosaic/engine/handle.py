@@ -96,7 +96,7 @@ class Handle(Checkpointer):
 
     @property
     def num_learned(self) -> int:
-        """How many calls were the first of their kind: they ran where they were made, on another number of threads.
+        """Number of first calls of their kind. They ran where they were made, on another number of threads.
 
         Their sums come out in another order. A loop that has to give the same bits after a restart makes a step anew
         in which this grew.

@@ -26,11 +26,11 @@ class RankSettings:
     """
 
     timeout_s: float = 60.0
-    """How long a rank waits for the others in a step, and for them to come at the start, in seconds."""
+    """Time that a rank waits for the others in a step and at the start, in seconds."""
     beat_s: float = 1.0
-    """How often a rank writes where it is, in seconds."""
+    """Time between two reports of a rank's position, in seconds."""
     grace_s: float = 10.0
-    """How long the end of a rank with an error may take before its process is ended, in seconds."""
+    """Time after which a rank with an error is ended, in seconds."""
     communication_slots: int = 0
     """If Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
     many CTAs as they have SMs; a plan that is given has its own number."""
@@ -50,7 +50,7 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How ``mosaic.colocate`` plans, measures and runs.
+    """Settings of ``mosaic.colocate`` for planning, measuring and running.
 
     Raises:
         ValueError: An option has a value that it does not know.
@@ -67,9 +67,9 @@ class Options:
     of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
     bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
-    """How carefully to profile. What other processes disturb is measured again within ``retry_seconds``; on one rank on
-    the host the modules are profiled again after 100 steps and after each 1,000 from then on, once others use less than
-    a tenth of the CPU."""
+    """Care taken in profiling. A time that other processes disturb is measured again within ``retry_seconds``. On one
+    rank on the host the modules are profiled again after 100 steps and after each 1,000 from then on, once others use
+    less than a tenth of the CPU."""
     cache: ProfileCache | str | Path | None = "user"
     """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
     ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
@@ -90,8 +90,8 @@ class Options:
     """On a GPU: ``merged`` makes partitions of slots of one split; ``split`` lets the driver place the partitions of
     each stage anew, and needs a driver of CUDA 13.1."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
-    """How to try plans. ``auto``: with default bounds where Mosaic solves the plan, and not at all where it is given or
-    made by a method that is named. None: not at all; with settings, those are tried, too."""
+    """Settings of the trial. ``auto``: default bounds where Mosaic solves the plan, and no trial where the plan is
+    given or its method is named. None: no trial."""
     progress: ProgressCallback | None = None
     """Told what is being profiled, how much is done, and how much there is; on several ranks, on the first."""
     ranks: RankSettings | None = None

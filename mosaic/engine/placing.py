@@ -70,17 +70,17 @@ class Executor(Protocol):
 
     @property
     def num_failed(self) -> int:
-        """How many backwards are known to have failed; on streams errors come out of autograd alone."""
+        """Number of failed backwards; on streams errors come out of autograd alone."""
         return 0
 
     @property
     def num_learned(self) -> int:
-        """How many calls were the first of their kind and ran where they were made, on another number of threads."""
+        """Number of first calls of their kind, which ran where they were made, on another number of threads."""
         return 0
 
     @property
     def num_backwards(self) -> int:
-        """How many backwards have run."""
+        """Number of finished backwards."""
 
     @property
     def origin_ns(self) -> int:

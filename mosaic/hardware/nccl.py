@@ -32,7 +32,7 @@ POST_US = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How NCCL moves bytes."""
+    """NCCL's protocol and its efficiency."""
 
     latency: Literal["ll_us", "ll128_us", "latency_us"]
     """Field of a link that has its latency."""

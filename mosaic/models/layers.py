@@ -193,7 +193,7 @@ class Resampler(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """What a tower reads, how it becomes tokens, and what it hands to the fusion."""
+    """A tower's input, its tokens, and its output to the fusion."""
 
     sample: tuple[int, ...]
     """Channels and extent of a sample, as (3, height, width); (tokens,) for ids."""

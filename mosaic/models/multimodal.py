@@ -36,7 +36,7 @@ class Contrast:
     width: int
     """Features of the space."""
     pairs: tuple[tuple[str, str], ...]
-    """Which two modalities a loss pulls together, where a batch has both."""
+    """The two modalities that a contrastive loss compares, where a batch has both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a decoder writes."""
+    """A decoder's output."""
 
     tokens: int
     """Steps of the decoder."""
@@ -74,12 +74,12 @@ class Translate:
     vocabulary: int
     """Ids of all words and codes."""
     targets: Mapping[str, Target]
-    """What is written, by name."""
+    """Outputs by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a task of a model of several reads and writes."""
+    """Inputs and outputs of one task of a multi-task model."""
 
     reads: tuple[str, ...]
     """Encoders."""
@@ -94,7 +94,7 @@ class Config:
     encoders: Mapping[str, Encoder]
     """Towers by modality."""
     fusion: Contrast | Decode | Translate
-    """What joins them."""
+    """Fusion of the towers."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     """Tasks that a batch may be made of; none: a batch has everything."""
 

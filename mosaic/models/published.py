@@ -37,7 +37,7 @@ class Published:
     kind: Literal["clip", "llava", "qwen3-vl"]
     """Name in the zoo."""
     is_tiny: bool = False
-    """Whether it is for tests."""
+    """True for models of tests."""
 
     def make(self) -> nn.Module:
         """Returns the model.

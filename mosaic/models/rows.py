@@ -35,7 +35,7 @@ class Row:
     sizes: Mapping[str, Size]
     """Its dimensions by size."""
     source: str
-    """Who published it."""
+    """Source of its sizes."""
     workload: Literal["mosaic", "spindle"] | None = None
     """The paper that measures it: Mosaic's Table 1 and Table 2, or Spindle's section 5."""
     frozen: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ COMPARED_PLANNERS = PlannerSettings(default_layers=12)
 """Default of the planners: Spindle slices every module between 12 layers."""
 
 Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
-"""How it ended: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
+"""Outcomes: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
 which proves nothing; or a problem that the method does not take."""
 
 
@@ -38,7 +38,7 @@ class Comparison:
     plan: Plan | None = None
     """None where it has none."""
     status: Outcome
-    """How it ended."""
+    """Outcome of the method."""
     reason: str = ""
     """Why it has no plan."""
     ratio: float | None = None

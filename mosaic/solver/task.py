@@ -35,7 +35,7 @@ class PlannerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How to search."""
+    """Search settings."""
 
     grid: QuotaGrid = field(default_factory=QuotaGrid)
     """Quotas to consider; by default every slot."""
@@ -83,4 +83,4 @@ class Answer:
     stages: tuple[Stage, ...]
     """In the order of their forward pass."""
     record: SearchRecord
-    """How they were found."""
+    """The search that produced them."""

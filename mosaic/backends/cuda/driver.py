@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mosaic import _C
 
 SmPlacement = Literal["merged", "split"]
-"""How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
+"""Ways to give partitions their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ class Survey:
     leaves: dict[int, torch.Tensor]
     """Leaves that gradients reach, by id."""
     uses: dict[int, int]
-    """How often each of them is used."""
+    """Number of uses of each."""
     names: frozenset[str]
     """Names of the operators' backward nodes."""
     recasts: bool

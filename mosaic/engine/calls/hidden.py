@@ -58,7 +58,7 @@ class ModuleState(NamedTuple):
     settings: Settings
     """Torch's settings of the process."""
     versions: tuple[list[int | None], list[int | None]]
-    """How often each parameter and each buffer was written to."""
+    """Version counter of each parameter and each buffer."""
 
     @staticmethod
     def take(module: nn.Module | None) -> ModuleState:

@@ -416,7 +416,7 @@ class Executor(LaneWork):
 
     @property
     def num_learned(self) -> int:
-        """How many calls were the first of their kind, which run where they are made."""
+        """Number of first calls of their kind, which run where they are made."""
         return self._learned.total()
 
 
