@@ -1,4 +1,4 @@
-"""What is no large tensor survives JSON as it was, and what would not is refused by name."""
+"""Values other than large tensors survive JSON as they were; others are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mosaic run` says it measured on several ranks, and what it refuses."""
+"""`mosaic run` refuses options that exclude each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other, as time: rows that travel and gradients that are summed."""
+"""The time of communication: rows that travel and gradients that are summed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which surfaces and which interference a cost model is put together from."""
+"""The surfaces and the interference that make a cost model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch does with results that a lane is still computing comes out as in the plain loop, on host and streams."""
+"""Operations on results that a lane is still computing give the numbers of the plain loop, on host and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people call: the names of handles, and options that cannot be had somewhere."""
+"""The names of handles, and options that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is frozen stays as it is: weights, mode, memory; adapters train inside of it."""
+"""Frozen modules keep their weights and their mode and hold no graph; adapters train inside of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused when models are glued or called, each with the way out."""
+"""Models and batches that do not fit are refused, each with the way out."""
 
 from __future__ import annotations
 

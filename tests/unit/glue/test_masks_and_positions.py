@@ -1,4 +1,4 @@
-"""Who sees whom and where tokens are, from ids: as Hugging Face's own masks and positions, and Cornstarch's words."""
+"""Masks and positions from ids: those of Hugging Face, and Cornstarch's words."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend, available_cores
 from mosaic.backends.streams.lanes import StreamLanes
@@ -227,58 +225,3 @@ def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(streams: Stre
         pieces = time_beside(lanes, works, TINY, streams.torch_device)
     assert all(lane.all_ms for lane in pieces)
     assert "".join(order).startswith("abab")
-
-
-MIB = 1 << 20
-
-
-class Driver:
-    """Counts contexts; each takes two MiB, of which ending it returns one."""
-
-    def __init__(self) -> None:
-        self.used_bytes = self.open_pools = self.lent = self.contexts = 0
-
-    def open_pool(self, ordinal: int, layouts: Any, **options: Any) -> Any:
-        self.open_pools += 1
-        pool = SimpleNamespace(contexts=0)
-
-        def add_layout(layout: Any) -> None:
-            pool.contexts += len(layout)
-            self.used_bytes += 2 * MIB * len(layout)
-
-        def count(change: int) -> int:
-            self.lent += change
-            return 7
-
-        def close() -> None:
-            self.open_pools -= 1
-            self.used_bytes -= MIB * pool.contexts
-
-        pool.add_layout, pool.close = add_layout, close
-        pool.lend, pool.give_back = (lambda layout, partition: count(1)), (lambda stream: count(-1))
-        pool.stats = lambda: SimpleNamespace(num_contexts=pool.contexts, driver_bytes=2 * MIB * pool.contexts)
-        for layout in layouts:
-            add_layout(layout)
-        return pool
-
-    def free_bytes(self) -> int:
-        return 100 * MIB - self.used_bytes
-
-
-@pytest.mark.filterwarnings("ignore:Error while querying CUDA driver version")  # torch 2.14, without a driver
-def test_contexts_have_a_price_and_memory_that_is_not_returned_is_counted(monkeypatch: pytest.MonkeyPatch):
-    driver = Driver()
-    monkeypatch.setattr(
-        cuda.CudaDriver, "open_pool", lambda own, *args, **more: driver.open_pool(own.ordinal, *args, **more)
-    )
-    monkeypatch.setattr(cuda, "describe_driver", lambda: SimpleNamespace(version="13.0"))
-    device = Device(name="a GPU", kind="cuda", num_slots=4, sms_per_slot=8)
-    gpu: Any = SimpleNamespace(name="cuda", notes=(), api=driver, torch_device=torch.device("cuda", 0), device=device)
-    result = answer("pool", gpu)
-    assert [row.labels for row in result.of("creations")] == [{"way": "context and stream", "quota": q} for q in (2, 4)]
-    for row in result.of("creations"):
-        assert row.number("held_mib") == 2
-        assert row.number("not_returned_mib") == TINY.repeats
-    assert (driver.open_pools, driver.lent) == (0, 0)
-    assert result.driver_version == "13.0"
-    assert any(absent.what.startswith("torch.cuda.green_contexts") for absent in result.absent)

@@ -1,4 +1,4 @@
-"""What chunks hand over follows from what layers read, and not from what they are given."""
+"""Chunks hand over the tensors that later layers read, and not all that they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models do beside calling layers one after the other, and chunks do as well."""
+"""Chunks do all that models do beside calling layers one after the other."""
 
 from __future__ import annotations
 

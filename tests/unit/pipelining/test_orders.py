@@ -52,14 +52,6 @@ def test_the_same_seed_gives_the_same_answer(method: str, threads: int):
     assert (first.orders, first.timed, first.num_rollouts) == (second.orders, second.timed, second.num_rollouts)
 
 
-def test_memory_too_small_for_one_microbatch_is_a_deadlock():
-    step = random_step(5, ranks=2, microbatches=2)
-    tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
-    found = search_orders(tight, limits=OrderLimits(rollouts=200))
-    assert isinstance(found, Deadlock)
-    assert max(found.short_bytes) > 0
-
-
 SHAPES = (
     {"ranks": 2, "microbatches": 2, "segments": 2},
     {"ranks": 2, "microbatches": 3, "lag_ns": 2},

@@ -216,16 +216,6 @@ def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> Pip
     return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()
 
 
-@pytest.mark.parametrize("method", ["separated", "mixed-v", "mixed-time"])
-def test_a_schedules_partition_has_its_chunks_on_their_ranks(method: str):
-    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2, 5), sizes={"vision": 2})
-    right = partition_by(method, request)
-    found = partition_of_schedule(planned(request, method), request)
-    assert [(one.parts, one.rank) for one in found.chunks] == [(one.parts, one.rank) for one in right.chunks]
-    assert found.sizes == right.sizes
-    assert found.num_ranks == 2
-
-
 def test_a_schedule_of_another_model_is_refused_and_both_are_named():
     request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
     other = replace(request, model=two_encoders())

@@ -8,19 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
-from torch import nn
 
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile
-from mosaic.profiler import Counters, ProfileCache, Subject, Utilisation, profile_modules
+from mosaic.profiler import Counters, ProfileCache, Utilisation, profile_modules
 from mosaic.profiler import counters as counting
-from mosaic.profiler.counters import measure_utilisation
 
 
 class FakeError(Exception):
@@ -128,23 +123,6 @@ def test_a_gpu_without_counters_or_rights_says_why_and_is_no_error(nvml: FakeNvm
         with pytest.raises(RuntimeError, match="there are no counters"):
             counters.window().__enter__()
     assert (nvml.samples, nvml.open) == (0, 0)
-
-
-@pytest.mark.parametrize("phase", list(Phase))
-def test_a_phase_keeps_its_lane_busy_for_the_whole_window(phase: Phase):
-    runtime, nvml = FakeStreams(), FakeNvml(percent={2: 50.0, 10: 30.0})
-    device = Device(name="fake", kind="cuda", num_slots=2, sms_per_slot=8, remainder_sms=4)
-    subject = Subject("linear", nn.Linear(8, 4), (torch.randn(6, 8),), {})
-    streams = {(0,): (runtime.new_stream(), 10)}
-    with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes, Counters(0, nvml=nvml) as counters:
-        seen = measure_utilisation(subject, lanes.lane((0,)), phase, counters, device, call_ms=20.0)
-        before = len(runtime.launches)
-        frozen = Subject("frozen", nn.Linear(8, 4).requires_grad_(False), (torch.randn(6, 8),), {})
-        none = measure_utilisation(frozen, lanes.lane((0,)), Phase.BACKWARD, counters, device, call_ms=20.0)
-    # The lane was granted 10 of the device's 20 SMs.
-    assert seen == Utilisation(sm_util=1.0, sm_occupancy=None, dram_bandwidth=0.3)
-    assert before >= 10
-    assert none is None
 
 
 def test_a_profile_keeps_counters_and_clocks_and_looks_again_for_what_a_cache_lacks(tmp_path: Path):

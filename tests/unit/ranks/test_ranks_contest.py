@@ -1,4 +1,4 @@
-"""Which plans for several ranks are tried."""
+"""The plans for several ranks that a trial takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU is a rank's, where its model has to be, and which communicator takes a tensor."""
+"""The GPU of a rank, the place of its model, and the communicator of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is, as other ranks are told."""
+"""The place of a rank, for the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which data is new: read off the folders."""
+"""New data, read off the folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a day are kept from training: the same ones at each start, whole clusters, and at little cost."""
+"""Rows of a day that training does not see: the same ones at each start, and whole clusters."""
 
 from __future__ import annotations
 

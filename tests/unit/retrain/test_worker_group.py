@@ -1,4 +1,4 @@
-"""What ranks tell each other, where there is one; on several, tests of ranks see it."""
+"""The agreement of the ranks of a day, on one rank; tests of ranks hold it on several."""
 
 from __future__ import annotations
 

@@ -17,14 +17,6 @@ from mosaic.solver.stage import Machine
 def test_algorithm_1_keeps_to_its_time_and_says_that_it_was_ended(caplog: pytest.LogCaptureFixture) -> None:
     profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
     cost = CostModel.from_profile(profile)
-    evaluator = StageEvaluator(
-        all_options(profile.graph, cost=cost, device=profile.device, num_devices=1),
-        cost=cost,
-        machine=Machine(num_devices=1, num_slots=4, memory_bytes=0),
-        left=lambda: 0.0,
-    )
-    assert evaluator.evaluate(["a", "b"]) is None
-    assert evaluator.num_sat_calls == 0
     search = SearchOptions(limits=SearchLimits(effort=0))
     plan = solve(profile.graph, cost, profile.device, method="gahc", search=search)
     assert [stage.names for stage in plan.stages] == [("a",), ("b",), ("c",), ("d",)]

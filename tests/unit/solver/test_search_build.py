@@ -15,7 +15,7 @@ LOOSE = ("-ffast-math", "-funsafe-math-optimizations", "-Ofast", "-fassociative-
 
 @pytest.fixture
 def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What setup.py would build, by name."""
+    """The extensions of setup.py, by name."""
     found: list[Any] = []
     monkeypatch.setattr(setuptools, "setup", lambda **given: found.extend(given["ext_modules"]))
     runpy.run_path(str(ROOT / "setup.py"))

@@ -1,4 +1,4 @@
-"""Whether torch and the driver mean the same device."""
+"""Torch and the driver have to mean the same device."""
 
 from __future__ import annotations
 

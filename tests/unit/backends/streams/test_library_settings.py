@@ -46,7 +46,7 @@ class Libraries:
         return 0
 
     def seen(self) -> tuple[int | None, int, bool, bool]:
-        """What work that this thread launches now goes by."""
+        """The settings of work that this thread launches now."""
         target = self.targets.get(threading.get_ident(), 0)
         return self.carveout, target, torch.backends.cudnn.enabled, torch.backends.cuda.cudnn_sdp_enabled()
 

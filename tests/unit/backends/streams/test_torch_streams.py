@@ -132,7 +132,7 @@ def test_more_streams_than_torch_has_are_an_error_and_those_of_another_priority_
 
 
 class Current:
-    """What torch knows of current streams while ``torch.cuda.graph`` itself, the real one, is at work."""
+    """The current streams as torch knows them while ``torch.cuda.graph`` itself, the real one, is at work."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.stream: Any = "the caller's"

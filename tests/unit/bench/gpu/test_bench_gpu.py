@@ -33,7 +33,7 @@ REHEARSED = (
         if measurement.in_dry_run and (name == "models/clip/2" or not name.startswith(("models/", "tests/")))
     ),
 )
-"""What a dry run takes, but for other models, which are the same code, and for tests, which are in this suite."""
+"""The parts of a dry run, but for other models, which are the same code, and for tests, which are in this suite."""
 
 
 def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What ``init`` writes: it is complete, it trains, and it never overwrites."""
+"""The folder that ``init`` writes is complete and trains; nothing is overwritten."""
 
 from __future__ import annotations
 

@@ -71,25 +71,6 @@ def test_a_stack_stays_whole_in_a_wrapper_and_its_layers_are_all_that_a_model_ha
     assert found(Stack(3), pair_batch()[0]) == ("layers.0", "layers.1", "layers.2")
 
 
-class Joint(nn.Module):
-    """Layers for each of two inputs, then layers for both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.both = (nn.ModuleList(Layer() for _ in range(2)) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for left, right in zip(self.left, self.right, strict=True):
-            x, y = left(x), right(y)
-        return nn.Sequential(*self.both)(x + y)
-
-
-def test_a_module_is_opened_where_two_stacks_inside_of_it_can_run_at_the_same_time():
-    layers = tuple(f"right.{side}.{index}" for index in range(2) for side in ("left", "right"))
-    model = Glued(lambda self, x, y: self.right(self.left(x), y), nn.Linear(8, 8), Joint())
-    assert found(model) == (*layers, "right.both.0", "right.both.1")
-
-
 class Hearing(nn.Module):
     """A language model with an encoder of its own."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from contextlib import nullcontext
@@ -144,20 +143,6 @@ def test_a_sample_is_given_in_any_form(kind: str):
 def test_a_sample_that_is_no_batch_is_refused():
     with pytest.raises(TypeError, match="sample is a int"):
         find_modules(TwoTowers(), 3)
-
-
-def test_dataclasses_are_seen_through():
-    @dataclasses.dataclass
-    class Output:
-        hidden: torch.Tensor
-        extra: list[torch.Tensor]
-
-    def encode(self: Doing, x: torch.Tensor) -> Output:
-        hidden = self.layers(x)
-        return Output(hidden, [hidden + 1])
-
-    model = Glued(lambda self, x: self.right(self.left(x).extra[0]), Doing(encode), tower(16, 16))
-    assert edges(find_modules(model, pair_batch()[0])) == {("left", "right")}
 
 
 class Video(TwoTowers):

@@ -6,21 +6,10 @@ import logging
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, colocated, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, Glued, colocated, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-
-
-class Cache:
-    """Keeps what a module may need in its next call."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.hidden = hidden
-
-
-class DynamicCache(Cache):
-    """One with the name of transformers' own."""
 
 
 def read_before_the_other(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -47,17 +36,6 @@ def test_a_look_at_a_value_is_a_remark_only_where_another_module_waits_for_it_in
     remarks = find_modules(Glued(glue), pair_batch()).remarks
     assert [remark.module for remark in remarks] == remarked
     assert all("looks at a value of its result (item)" in remark.what for remark in remarks)
-
-
-def test_a_module_that_returns_a_cache_is_left_out_with_the_remedy_and_others_are_placed():
-    def encode(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, DynamicCache]:
-        hidden = self.layers(x)
-        return hidden, DynamicCache(hidden)
-
-    finding = find_modules(Glued(lambda self, x, y: self.left(x)[0] @ self.right(y).T, Doing(encode)), pair_batch())
-    assert finding.graph.names == ("right",)
-    assert finding.left_out["left"] == "it returns a DynamicCache, which may hide tensors"
-    assert finding.left_out["left"].todo.startswith("switch it off while training: model(..., use_cache=False)")
 
 
 def twice(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

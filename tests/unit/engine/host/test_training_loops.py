@@ -17,7 +17,7 @@ from engine_cases import (
     tower,
     train,
 )
-from loop_cases import LOOPS, check, check_removing_between_forward_and_backward, differentiable, several
+from loop_cases import LOOPS, check, check_removing_between_forward_and_backward, differentiable
 from torch import nn
 
 
@@ -29,11 +29,6 @@ def test_a_loop_is_equal_to_the_plain_one(name: str):
 
 def test_removing_between_forward_and_backward_is_equal():
     check_removing_between_forward_and_backward(colocated)
-
-
-def test_several_forwards_under_one_autocast_run_in_place():
-    described = run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, several(2, autocast=True), on_lanes=False)
-    assert "autocast keeps its cast weights" in described
 
 
 def test_gradients_of_gradients_are_refused_and_work_when_disabled():

@@ -1,4 +1,4 @@
-"""What planning is told of a user's model."""
+"""The counts of a user's model, for planning."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def within_ranks(schedule: PipelineSchedule) -> dict[str, set[str]]:
 
 
 def merged(drawn: Step) -> tuple[tuple[str, ...], ...]:
-    """What each rank does, lanes merged, as the executor runs them."""
+    """The cells of each rank, lanes merged, in the order of the executor."""
     found = []
     for rank in range(drawn.num_ranks):
         rows = [iter(row) for row in rows_of_rank(drawn.schedule, rank)]

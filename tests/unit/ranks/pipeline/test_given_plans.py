@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pipeline_cases import images, two_encoders, vision_and_text
+from pipeline_cases import images, vision_and_text
 
 from mosaic.artifact import save
-from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
@@ -42,9 +41,3 @@ def test_a_plan_is_a_partition_a_schedule_or_its_file(tmp_path: Path):
         assert [(one.parts, one.rank) for one in found.chunks] == [
             (one.parts, one.rank) for one in planned.partition.chunks
         ]
-
-
-def test_a_partition_of_another_model_is_refused_and_both_are_named():
-    other = Request(model=two_encoders(), num_ranks=2, microbatches=images(2))
-    with pytest.raises(InvalidScheduleError, match="has the modules vision, audio, text, the partition vision, text"):
-        partition_of(partition_by("separated", REQUEST), other)

@@ -40,7 +40,7 @@ def check(works: tuple[NumberWork, ...], drawn: Step) -> None:
 
 
 def outcomes(size: int, program: Callable[[Transport], object]) -> list[BaseException | None]:
-    """What each rank's program raises."""
+    """Returns the error of each rank's program."""
 
     def caught(transport: Transport) -> BaseException | None:
         try:
