@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parent
 
 LOADED = ("ctypes", "json", "threading", "mosaic._C")
 WITH_TORCH = ("torch._dynamo", "fake_streams", "mosaic.backends.cuda.driver")
-"""What children find loaded; those that import torch find it, too."""
+"""Modules that are loaded before children are forked, with torch for those that import it."""
 
 # Names that every child has: the library through ctypes, and the error of a call as plain data.
 PRELUDE = """

@@ -1,4 +1,4 @@
-"""What every child that makes stream pools begins with."""
+"""The first lines of every child that makes stream pools."""
 
 from __future__ import annotations
 

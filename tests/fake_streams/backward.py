@@ -22,7 +22,7 @@ _AUTOGRAD = (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradFunc
 
 
 class Origins:
-    """Which stream was current when a thread made which node: the engine numbers nodes in the order of their making."""
+    """The stream on which a thread made each node: the engine numbers nodes in the order of their making."""
 
     def __init__(self, runtime: FakeStreams) -> None:
         self._runtime = runtime

@@ -23,12 +23,12 @@ class Launch:
     number: int
     """Position among the launches of its stream, from 1."""
     clock: Clock = field(repr=False, compare=False)
-    """What it was ordered after, and itself."""
+    """The launches that it was ordered after, and itself."""
 
     def is_after(self, other: Launch) -> bool:
-        """Whether ``other`` has surely ended before this one starts."""
+        """Returns True if ``other`` has surely ended before this one starts."""
         return self is not other and self.clock.get(other.stream, 0) >= other.number
 
     def is_concurrent_with(self, other: Launch) -> bool:
-        """Whether nothing orders the two."""
+        """Returns True if nothing orders the two."""
         return not self.is_after(other) and not other.is_after(self)

@@ -1,4 +1,4 @@
-"""Who wrote and read which memory last, and whether each access was ordered after the ones it depends on."""
+"""The last write and reads of each storage; an access that is not ordered after them is a race."""
 
 from __future__ import annotations
 

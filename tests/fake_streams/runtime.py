@@ -38,7 +38,7 @@ class FakeStreams:
         self.device = torch.device("cpu")
         self.host: Clock = {}
         self.told: Clock = {}
-        """What the host knows to have ended, by waiting or by asking. An answer is luck, so it orders nothing."""
+        """Launches known to the host as ended, by waiting or by asking. An answer is luck, so it orders nothing."""
         self.launches: list[Launch] = []
         self.memory = Memory()
         self.main = FakeStream(0)
@@ -52,7 +52,7 @@ class FakeStreams:
         self._holds: list[Hold] = []
         self._with_workspace: dict[int, Recording | None] = {}
         self.generator: torch.Tensor | None = None
-        """Where all graphs find the generator's state, as they do before torch 2.13; None: each has its own."""
+        """The generator's state that all graphs share, as before torch 2.13; None: each has its own."""
 
     # StreamApi.
 
@@ -177,7 +177,7 @@ class FakeStreams:
 
     @staticmethod
     def in_backward() -> bool:
-        """Whether autograd is running a node: what it calls once all have run, it calls on the loop's own stream."""
+        """Returns True while autograd runs a node; its final callbacks run on the loop's own stream."""
         return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
     def running(self, backward: Backward) -> AbstractContextManager[None]:
@@ -192,7 +192,7 @@ class FakeStreams:
 
     @property
     def origins(self) -> Origins:
-        """Which stream the nodes of this thread were made on."""
+        """The streams on which this thread made its nodes."""
         if not hasattr(self._of_thread, "origins"):
             self._of_thread.origins = Origins(self)
         return self._of_thread.origins  # type: ignore[no-any-return]

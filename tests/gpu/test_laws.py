@@ -49,7 +49,7 @@ def graphs(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def on_lanes(cuda_backend: CudaBackend, graphs: bool) -> Callable[..., Any]:
-    """What colocates on the GPU."""
+    """Returns the context manager that colocates on the GPU."""
     return partial(colocated, backend=cuda_backend, graphs=graphs)
 
 

@@ -1,4 +1,4 @@
-"""Which SMs kernels really run on, read by ``%smid`` from the kernels themselves."""
+"""The SMs that kernels really run on, read by ``%smid`` from the kernels themselves."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_partition_has_the_sms_of_its_slots_in_whatever_layout(cuda_backend: C
 
 
 def test_a_probe_compiled_to_ptx_sees_the_same(cuda_backend: CudaBackend):
-    """What devices newer than this NVRTC get."""
+    """The image for devices newer than this NVRTC."""
     from mosaic.backends.cuda import probe as cuda_probe
 
     major, minor = cuda.describe_devices()[0].compute_capability.split(".")

@@ -1,4 +1,4 @@
-"""Whether a plan keeps the rules of an instance, and what it then takes: recomputed from the instance's tables.
+"""The rules of an instance and the time of a plan, checked anew from the instance's tables.
 
 Shares no code with any solver, cost model or search: only the two file formats. What it says is the authority.
 """
@@ -19,7 +19,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the checker found."""
+    """The answer of the checker."""
 
     problems: tuple[str, ...]
     """One sentence for each rule that is broken; empty for a plan that keeps them all."""
@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the plan keeps every rule."""
+        """True if the plan keeps every rule."""
         return not self.problems
 
 

@@ -38,7 +38,7 @@ WARM_STEPS = 3
 
 @dataclass
 class Watch:
-    """What is watched while a recipe runs: the two encoders that meet, and the handle once there is one."""
+    """The observations of a recipe's run: the two encoders that meet, and the handle once there is one."""
 
     recipe: Recipe
     meeting: Meeting
@@ -64,7 +64,7 @@ class Watch:
 
     @property
     def is_calm(self) -> bool:
-        """Whether calm steps may go before.
+        """True if calm steps may go before.
 
         Of a parameter that is used several times in a call, a lane sums the gradient by itself; where the first step
         with more calls than before finds such a call on a lane, sums are rounded elsewhere.

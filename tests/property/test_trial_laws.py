@@ -24,9 +24,9 @@ class Ran:
     turns: Turns
     decision: Decision
     order: list[int] = field(default_factory=list)
-    """Who ran each step."""
+    """The candidate of each step."""
     overrun: bool = False
-    """Whether a step with a plan began after the budget was used up."""
+    """True if a step with a plan began after the budget was used up."""
 
     @property
     def report(self) -> TrialReport:

@@ -32,7 +32,7 @@ def run_ranks(
 
 
 def answer(rank: int, size: int, folder: Path) -> None:
-    """What a rank runs: joins the others, calls the function, and leaves what it returned."""
+    """Is one rank's program: joins the others, calls the function, and stores its result."""
     import torch.distributed as dist
 
     function, arguments = json.loads((folder / "asked.json").read_text())

@@ -51,7 +51,7 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a random model is made of."""
+    """The choices behind a random model."""
 
     depths: tuple[int, ...]
     """Modules in each chain from a vector input."""
@@ -59,7 +59,7 @@ class Shape:
     """For each chain, whether its first module is frozen."""
     num_decoders: int
     sums: bool
-    """Whether what the chains make is added up, or goes through a module that fuses it."""
+    """True: results of chains are added up; False: a module fuses them."""
     tie: str
     """How the table is tied: "none", "head" (to a decoder), "glue" (looked up between modules), or "both"."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 LOADED = ("torch._dynamo", "torch.distributed.checkpoint", "mosaic.ranks.colocate", "mosaic.checkpoint.methods")
-"""What every rank would load for itself otherwise, some of it at a model's first call."""
+"""Modules that every rank would load for itself otherwise, some at a model's first call."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Ended:
     code: int | None
     """Exit code, or the negative number of a signal; None for one that was still there at the end."""
     said: str
-    """What it wrote to standard output and error."""
+    """Its standard output and error."""
     seconds: float
     """How long it ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What ranks run."""
+    """A function for some ranks."""
 
     function: str
     """``module:function``, called with rank, number of ranks and folder."""
     size: int
     """Ranks."""
     seconds: float
-    """When those that are left are killed."""
+    """Ranks that run longer are killed."""
     folder: str
-    """Where they meet and leave their files; it is made."""
+    """The folder of their store and files; it is made."""
     environment: dict[str, str]
     """Variables of the environment."""
 
@@ -205,7 +205,7 @@ class Running:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal."""
+    """Returns True if a signal has stopped a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

@@ -121,7 +121,7 @@ def colocated(model: nn.Module, sample: Any, stages: Stages, **choice: Any) -> A
 
 @dataclass
 class Record:
-    """What a loop computed."""
+    """The results of a loop."""
 
     values: list[torch.Tensor] = field(default_factory=list)
 
@@ -169,7 +169,7 @@ def assert_near(plain: Record, colocated: Record, *, of_largest: float = 0.0) ->
 
 
 def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether two tensors are of one type and equal; what is not a number equals only what is not a number, too."""
+    """Compares two tensors: of one type and equal; NaN equals NaN alone."""
     if ours.dtype != theirs.dtype or ours.layout != theirs.layout or ours.shape != theirs.shape:
         return False
     ours, theirs = (tensor.to_dense() if tensor.layout != torch.strided else tensor for tensor in (ours, theirs))

@@ -40,10 +40,10 @@ def plain_source(name: str) -> str:
 
 @dataclass
 class Ran:
-    """What an example came to."""
+    """The results of an example."""
 
     returned: tuple[Any, ...]
-    """What its ``main`` returned: models, optimizers, losses and other values."""
+    """The results of its ``main``: models, optimizers, losses and other values."""
     handles: list[Handle] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     described: list[str] = field(default_factory=list)

@@ -193,24 +193,13 @@ def averaged(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None
             one.mul_(0.9).add_(other, alpha=0.1)
 
 
-def averaged_at_once(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        torch._foreach_lerp_(slow, fast, 0.1)
-
-
-def copied(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for one, other in zip(slow, fast, strict=True):
-            one.copy_(one * 0.9 + other * 0.1)
-
-
 def replaced(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
     for one, other in zip(slow, fast, strict=True):
         one.data = one.data * 0.9 + other.data * 0.1
 
 
-COUNTED = [averaged, averaged_at_once, copied, replaced]
-"""Ways to write to weights that torch counts, or that move them."""
+COUNTED = [averaged, replaced]
+"""A way to write to weights that torch counts, and one that moves them."""
 
 
 def teacher(update: Any, when: str) -> Glued:
@@ -403,7 +392,7 @@ BETWEEN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def held_back(case: str) -> bool:
-    """Whether graphs do not capture what a case of ``BETWEEN`` keeps of its modules."""
+    """Returns True for cases of ``BETWEEN`` that keep something of their modules, which graphs do not capture."""
     return "feature" in case or case.endswith(" is")
 
 

@@ -44,7 +44,7 @@ class LoopCase:
     loop: Loop
     sample: Callable[[], Any] = pair_batch
     host: str | None = None
-    """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
+    """Words of ``describe()`` on calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
     """The same on fake streams."""
     cuda: str | None = ON_LANES
@@ -58,13 +58,6 @@ class LoopCase:
 
 def normed() -> TwoTowers:
     return TwoTowers(tower(8, 16, nn.BatchNorm1d(16)), tower(8, 16, nn.BatchNorm1d(16)))
-
-
-class DropPath(nn.Module):
-    """Leaves out rows at random."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (torch.rand(len(x), 1, device=x.device) < 0.7) / 0.7
 
 
 def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -142,15 +135,14 @@ class Bag(nn.Module):
 # Loops.
 
 
-def several(forwards: int, rows: tuple[int, ...] = (6,), autocast: bool = False) -> Loop:
+def several(forwards: int, rows: tuple[int, ...] = (6,)) -> Loop:
     """Several forwards before one backward; gradients of every other step are added to the next."""
 
     def loop(model: nn.Module, record: Record) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(5):
-            with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
-                batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
-                losses = [model(*batch).float().square().mean() for batch in batches]
+            batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
+            losses = [model(*batch).square().mean() for batch in batches]
             sum(losses).backward()
             record.note(*losses)
             record.note_model(model, optimizer)
@@ -175,19 +167,6 @@ def with_inputs(model: nn.Module, record: Record) -> None:
         assert all(type(tensor.grad) is torch.Tensor for tensor in batch)
         record.note(torch.rand(1, device=device()), *(tensor.grad for tensor in batch))
         record.note_model(model)
-
-
-def clipping(model: nn.Module, record: Record) -> None:
-    """Reads whole gradients right after backward."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(6):
-        loss = model(*pair_batch(step)).square().mean() / 3
-        loss.backward()
-        if step % 3 == 2:
-            record.note(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step > 3)
-        record.note_model(model, optimizer)
 
 
 def going_backward_twice(model: nn.Module, record: Record) -> None:
@@ -293,16 +272,8 @@ def calling_branches(model: nn.Module, record: Record) -> None:
 
 
 LOOPS = {
-    "AdamW": LoopCase(loop=train(5), host=ON_LANES),
-    "dropout": LoopCase(make=dropping, loop=train(5), host=ON_LANES),
-    "drop path": LoopCase(make=lambda: TwoTowers(tower(8, 16, DropPath()), tower(8, 16)), loop=train(5), host=ON_LANES),
     "masked spectra": LoopCase(
         make=lambda: TwoTowers(Doing(masking_spectra), Doing(masking_spectra)), loop=train(5), host=ON_LANES
-    ),
-    "batch norm": LoopCase(make=normed, loop=train(5), host=ON_LANES),
-    "three forwards before one backward": LoopCase(loop=several(3)),
-    "one forward of a module that repeats a parameter": LoopCase(
-        make=lambda: TwoTowers(Repeating(), Repeating()), loop=train(4), host=ON_LANES
     ),
     "several forwards of a module that repeats a parameter": LoopCase(
         make=lambda: TwoTowers(Repeating(), Repeating()),
@@ -313,8 +284,6 @@ LOOPS = {
     "forwards of several shapes": LoopCase(
         make=normed, loop=several(3, rows=(6, 4)), host="other shapes than the plan was made for"
     ),
-    "one forward under autocast": LoopCase(loop=several(1, autocast=True), host=ON_LANES),
-    "clipping": LoopCase(loop=clipping),
     "a second backward": LoopCase(loop=going_backward_twice),
     "evaluation between steps": LoopCase(make=dropping, loop=evaluating, host="inference mode is active"),
     "freezing and unfreezing": LoopCase(loop=freezing),

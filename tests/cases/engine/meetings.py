@@ -13,7 +13,7 @@ WAIT_S = 20
 
 
 class Meeting:
-    """Where two modules on lanes wait for each other while it is on; copies of a model meet where the model does.
+    """Lets two modules on lanes wait for each other while it is on; copies of a model meet where the model does.
 
     It has slots, so that the engine does not take it for settings of the modules that change while they run.
     """

@@ -31,7 +31,7 @@ WAITED_FOR = ("dropout", "inplace", "view")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a random model and loop are made of."""
+    """The choices behind a random model and loop."""
 
     kinds: tuple[str, ...]
     frozen: tuple[bool, ...]

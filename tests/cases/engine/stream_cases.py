@@ -40,7 +40,7 @@ class FakeBackend(Backend):
         return StreamLanes(self.api, streams, lambda: None)
 
     def launches_of(self, handle: Handle, module: str) -> list[Launch]:
-        """What ran on the lane of a module."""
+        """Returns the launches on the lane of a module."""
         assert handle._executor is not None
         lane: Any = handle._executor.lanes.lane(handle.plan.placement(module).slots)
         return self.api.on(lane.stream)

@@ -90,7 +90,7 @@ def trying(
 
 
 def running(handle: Handle) -> str:
-    """What runs the model now."""
+    """Returns the name of the candidate that runs the model now."""
     return PLAIN if handle._placed is None else name_of(handle._placed.plan)
 
 

@@ -140,7 +140,7 @@ def chain_step(num_ranks: int, microbatches: int = 4) -> Step:
 
 
 def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
-    """What each task makes, by a walk of the graph that knows no ranks and no schedule."""
+    """Returns the result of each task, by a walk of the graph that knows no ranks and no schedule."""
     inputs = defaultdict(list)
     for wait in graph.waits:
         inputs[wait.target].append(wait.source)
@@ -161,7 +161,7 @@ def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
 
 
 def own(name: TaskName, made: Mapping[TaskName, int]) -> tuple[int, ...]:
-    """What a task takes from the other phases of its own chunk and piece: backward from forward."""
+    """Returns the inputs of a task from other phases of its own chunk and piece: backward takes from forward."""
     return () if name.kind is ActionKind.FORWARD else (made[replace(name, kind=ActionKind.FORWARD)],)
 
 

@@ -185,7 +185,7 @@ def run(
 
 
 def plain(laned: LanedModel) -> tuple[Gradients, list[float]]:
-    """What the plain loop makes of the step."""
+    """Returns the gradients and losses of the plain loop."""
     model, losses = copy.deepcopy(laned.model), []
     for one in laned.step:
         loss = laned.loss(model(**one), one)

@@ -49,7 +49,7 @@ class PartedCase:
     modules: Mapping[str, str] | None = None
     """Lists by hand."""
     feeds: tuple[tuple[str, str], ...] = ()
-    """What is found."""
+    """The edges between modules that the tracer finds."""
     loss: Callable[[Any], torch.Tensor] = field(default=lambda output: output.loss)
     """Of the model's output."""
     sizes: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Whether chunks give what the plain model gives."""
+"""Comparisons of chunks with the plain model."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def instances(draw: st.DrawFn, most_modules: int = 5, *, has_pairs: bool = True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """What came of an instance, by the checker's arithmetic."""
+    """The outcome of planning an instance, by the checker's arithmetic."""
 
     status: str
     objective_ms: float | None = None

@@ -40,7 +40,7 @@ torch.set_num_threads(1)  # a fork of a process whose threads are gone would wai
 
 
 class Fork:
-    """What ``subprocess.Popen`` is to ``Workers``, without starting another program."""
+    """Stands in for ``subprocess.Popen`` in ``Workers``, without starting another program."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What modules read besides their arguments: on lanes they read what the plain loop would have let them read."""
+"""State that modules read besides their arguments: as in the plain loop, in place, or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mosaic.errors import ModuleContractError, UnsupportedModelError
 SCALE = contextvars.ContextVar("SCALE", default=1.0)
 OF_THREAD = threading.local()
 SEEN: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its content is no state of a model's
-"""Whether each forward of a left tower ran on a lane."""
+"""True for each forward of a left tower that ran on a lane."""
 
 
 def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:

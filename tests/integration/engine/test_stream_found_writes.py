@@ -47,7 +47,7 @@ FOUND: dict[str, tuple[str, Callable[[], Glued]]] = {
     "a layer with statistics is called beside it": ("left", with_layers),
     **{
         f"weights are {update.__name__} {when} the call": ("right", partial(teacher, update, when))
-        for update, when in zip(COUNTED, ("after", "between", "after", "between"), strict=True)
+        for update, when in zip(COUNTED, ("after", "between"), strict=True)
     },
 }
 
@@ -74,7 +74,7 @@ def test_a_write_beside_a_lane_that_no_sample_showed_is_an_error_of_the_same_ste
         model(*pair_batch()).square().mean().backward()
 
 
-@pytest.mark.parametrize("case", [case for case in FOUND if "layer" not in case][::3])
+@pytest.mark.parametrize("case", [case for case in FOUND if "layer" not in case][:2])
 def test_a_write_beside_a_lane_that_the_sample_showed_is_ordered(case: str):
     name, make = FOUND[case]
     model = make()

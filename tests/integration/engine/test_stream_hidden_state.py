@@ -1,4 +1,4 @@
-"""What a module reads besides its arguments, on streams: as in the plain loop, and no launch unordered."""
+"""State that a module reads besides its arguments, on streams: as in the plain loop, and no launch unordered."""
 
 from __future__ import annotations
 

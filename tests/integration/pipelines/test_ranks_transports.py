@@ -1,4 +1,4 @@
-"""What every transport promises, held by threads and by processes; ``ranks.transport_promises`` says what ranks do."""
+"""The promises of every transport, on threads and on processes; ``ranks.transport_promises`` has the programs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ranks.cases import run_ranks
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every loop came to on each rank, of one start-up."""
+    """The results of every loop on each rank, of one start-up."""
     return run_ranks("ranks.programs.parameters.awkward:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 

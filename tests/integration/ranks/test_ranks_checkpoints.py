@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int
 
 @pytest.fixture(scope="module")
 def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What two ranks said of what others have saved, and of their own checkpoints."""
+    """The answers of two ranks that load checkpoints of others and their own."""
     folder, _ = saved
     return run_ranks(
         "ranks.programs.parameters.checkpoints:on_two_ranks",

@@ -47,7 +47,7 @@ def outcomes(folder: Path) -> dict[str, list[Ended]]:
 
 
 def names(said: str, rank: int) -> bool:
-    """Whether a message names a rank with its machine and process, as the one at fault."""
+    """Returns True if a message names a rank with its machine and process as the one at fault."""
     return re.search(rf"RankFailedError: rank {rank} \(\S+, process \d+\)", said) is not None
 
 

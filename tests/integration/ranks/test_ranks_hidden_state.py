@@ -1,4 +1,4 @@
-"""What a module reads besides its arguments is on ranks as in the plain loop, or the module is refused by name."""
+"""State that a module reads besides its arguments is as in the plain loop, or the module is refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ranks.programs.calls.hidden import REFUSED, RIGHT
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every model came to on each rank, of one start-up."""
+    """The results of every model on each rank, of one start-up."""
     return run_ranks("ranks.programs.calls.hidden:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 

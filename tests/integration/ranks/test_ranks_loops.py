@@ -22,7 +22,7 @@ EQUAL = (
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every loop came to on each rank, of one start-up."""
+    """The results of every loop on each rank, of one start-up."""
     return run_ranks("ranks.programs.running.unchanged:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 

@@ -26,7 +26,7 @@ FIRST = "2026-11-20"
 
 
 class Inside:
-    """What ``subprocess.Popen`` is to ``Workers``: runs the worker at once, here."""
+    """Stands in for ``subprocess.Popen`` in ``Workers``: runs the worker at once, here."""
 
     pid = 0
 

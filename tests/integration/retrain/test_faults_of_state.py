@@ -20,7 +20,7 @@ Make = Callable[..., Node]
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, object]:
-    """What ``quiet`` found."""
+    """The bits of ``quiet``, computed once."""
     return {}
 
 

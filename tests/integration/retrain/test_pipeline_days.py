@@ -17,7 +17,7 @@ SCRIPT = TESTS / "cases" / "retraining" / "retraining_pipeline.py"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``retraining_pipeline.py`` tells, from a process of its own, which makes forks."""
+    """The output of ``retraining_pipeline.py``, from a process of its own, which makes forks."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
     command = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("pipeline"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

@@ -24,7 +24,7 @@ FAULTS = "    import sys\n    sys.modules['node_faults'].before_loss()\n"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``retraining_ranks.py`` tells, from a process of its own, which makes forks."""
+    """The output of ``retraining_ranks.py``, from a process of its own, which makes forks."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
     command = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("ranks"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

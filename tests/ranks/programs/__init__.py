@@ -1,1 +1,1 @@
-"""What ranks do in tests, a function a rank; the rooms are those of ``mosaic.ranks``."""
+"""Programs of ranks in tests, by the packages of ``mosaic.ranks``."""

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of their engine; each is called on every rank of a gloo group."""
+"""Programs for the tests of the ranks' engine; each is called on every rank of a gloo group."""
 
 from __future__ import annotations
 

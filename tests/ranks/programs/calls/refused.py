@@ -1,4 +1,4 @@
-"""What cannot be done with a model that is colocated over ranks, and what is said then."""
+"""Refusals of a model that is colocated over ranks, and their messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ranks.graphs import colocated
 
 
 def refusals(rank: int) -> dict[str, str]:
-    """What cannot be done while the model is colocated; each ends on both ranks."""
+    """Returns the messages of refusals while the model is colocated; each ends on both ranks."""
     torch.manual_seed(0)
     model = Clip()
     plain_clip = clip_grad_norm_.__closure__[0].cell_contents

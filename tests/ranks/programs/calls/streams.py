@@ -176,7 +176,7 @@ def race_without_waiting(rank: int, size: int) -> str:
 
 
 def refused(rank: int, size: int) -> list[str]:
-    """What cannot run: a gradient asked for by name, calls that differ, and devices."""
+    """Returns the messages of refusals: a gradient asked for by name, calls that differ, and devices."""
     model = Model()
     said: list[str] = []
     inputs = batch(rank, 3)

@@ -94,7 +94,7 @@ class Run:
         self.handle.replan(sample, reason="others are there", plan=plan, **{"optimizer": self.optimizer, **options})
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What this rank's optimizer keeps, by the names of parameters."""
+        """Returns the state of this rank's optimizer by the names of parameters."""
         named = {parameter: name for name, parameter in self.model.named_parameters()}
         return {named[p]: copy.deepcopy(state) for p, state in self.optimizer.state.items() if p in named}
 
@@ -184,7 +184,7 @@ def coming_and_going(rank: int, size: int, folder: str) -> list[int]:
 
 
 def refusals(rank: int, size: int, folder: str) -> list[str]:
-    """What is refused, on all ranks, and changes nothing; and what ends the handle. Returns what was said."""
+    """Returns the messages of refusals on all ranks, which change nothing, and of the failure that ends the handle."""
     said = []
     run = Run(rank, size, FIRST)
 

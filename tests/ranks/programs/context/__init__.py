@@ -1,1 +1,1 @@
-"""What ranks run that share a sequence."""
+"""Programs of ranks that share a sequence."""

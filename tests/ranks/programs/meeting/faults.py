@@ -1,4 +1,4 @@
-"""What goes wrong on ranks: each function is one rank's program, run by ``ranks.nursery`` until it ends or hangs."""
+"""Faults of ranks: each function is one rank's program, run by ``ranks.nursery`` until it ends or hangs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
 
 
 def restarted(rank: int, size: int, place: Path) -> None:
-    """What ``torchrun --nproc-per-node=2 --max-restarts=1`` does, with a rank that is killed at a random step."""
+    """Acts as ``torchrun --nproc-per-node=2 --max-restarts=1``, with a rank that is killed at a random step."""
     draw = random.Random()
     kill_rank, kill_step = draw.randrange(2), draw.randrange(1, STEPS)
     print(f"killed rank {kill_rank} at step {kill_step}", flush=True)

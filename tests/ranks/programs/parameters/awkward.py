@@ -110,7 +110,7 @@ def sparse(rank: int) -> list[float]:
 
 
 def reading(rank: int) -> dict[str, str]:
-    """What loops do with all parameters of a model; each rank lacks half of them."""
+    """Returns the messages of loops that use all parameters of a model; each rank lacks half of them."""
     model, x = linear(), data(rank)
     early = {"LBFGS": torch.optim.LBFGS(model.parameters()), "ZeRO": zero(model)}
     handle = colocated(model, x, APART, 2)

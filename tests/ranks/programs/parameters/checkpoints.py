@@ -178,7 +178,7 @@ def resumed(rank: int, size: int, folder: str) -> bool:
 
 
 def refusals(rank: int, size: int, folder: str) -> list[str]:
-    """What cannot be saved or loaded; returns what was said on this rank."""
+    """Returns the messages of refused saves and loads on this rank."""
     said = []
 
     def attempt(call: Any) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong in pipelines of the user's models; each function is one rank's program."""
+"""Faults of pipelines of the user's models; each function is one rank's program."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def around(rank: int, size: int, place: Path) -> None:
 
 
 def again(rank: int, size: int, place: Path) -> None:
-    """What a trial chose, and its rival, give the same bits once they were in a file."""
+    """A trial's plan, and its rival, give the same bits after a file."""
     torch.manual_seed(3)
     steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
 

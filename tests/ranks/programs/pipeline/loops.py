@@ -1,4 +1,4 @@
-"""What loops do beside steps, beside the plain loop; each function is one rank's program."""
+"""Loops around the steps of a pipeline, beside the plain loop; each function is one rank's program."""
 
 from __future__ import annotations
 

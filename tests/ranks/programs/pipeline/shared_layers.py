@@ -98,7 +98,7 @@ def two_by_two(rank: int, size: int, place: Path) -> None:
 
 
 def refused(rank: int, size: int, place: Path) -> None:
-    """What cannot be shared is named."""
+    """Layers that cannot be shared are named."""
     up = "model.layers.*.mlp.up_proj"
     for make, plan, kind, said in (
         (lambda: llama(num_key_value_heads=1), None, UnsplittableError, "k_proj has 1 heads, which tensor=2 ranks"),

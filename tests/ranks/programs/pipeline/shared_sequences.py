@@ -134,7 +134,7 @@ def packed_and_padded(rank: int, size: int, place: Path) -> None:
 
 
 def refused(rank: int, size: int, place: Path) -> None:
-    """What cannot be shared, and how it is said; the ranks go on."""
+    """Refusals with their messages; the ranks go on."""
 
     def check(message: str, error: type[Exception], make: Any = llava, **asked: Any) -> None:
         made: list[nn.Module] = []

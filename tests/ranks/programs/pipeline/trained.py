@@ -103,7 +103,7 @@ def check_equal(
 
 
 def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Tensor:
-    """What of a tensor is this rank's, where tensor ranks share it."""
+    """Returns this rank's part of a tensor that tensor ranks share."""
     dim = next((dim for dim in range(own.ndim) if own.shape[dim] != whole.shape[dim]), None)
     degree = pipe.degrees.tensor
     return whole if dim is None else whole.chunk(degree, dim)[pipe.world.rank % degree]
