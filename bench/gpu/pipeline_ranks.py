@@ -105,7 +105,7 @@ class _Rank:
     def __init__(self, bench: Bench, job: _Job, model: nn.Module, transport: InProcessTransport) -> None:
         self._bench, self._job, self._model, self._transport = bench, job, model, transport
         split = job.counted.split
-        self._executor = Executor(transport, split=repr(split.modules))
+        self._executor = Executor(transport)
         self._parted = {
             way: PartedModel(model, split, [chunk.parts for chunk in plan.partition.chunks])
             for way, plan in job.plans.items()
@@ -126,12 +126,12 @@ class _Rank:
     def _note(self, seen: _Seen, way: str, at: int, run: Callable[[], object]) -> None:
         self._model.zero_grad()
         if way != PLAIN:
-            self._transport.tell(f"ready for {way}")
+            self._transport.all_gather(way)  # both ranks begin together
         began = time.perf_counter()
         run()
         self._synchronize()
         if way != PLAIN:
-            self._transport.tell(f"done with {way}")
+            self._transport.all_gather(way)  # and the step ends with the later one
         if at:  # the first one warms up
             seen.step_ms[way].append(1e3 * (time.perf_counter() - began))
 
@@ -145,7 +145,7 @@ class _Rank:
             layers=job.counted.layers,
             averaged_over=len(job.step),
         )
-        self._executor.run(data.schedule, ChunkWork(self._parted[way], _loss, data), shapes=way)
+        self._executor.run(data.schedule, ChunkWork(self._parted[way], _loss, data))
 
     def _stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(torch.cuda.Stream(self._bench.torch_device)) if self._bench.on_gpu else nullcontext()

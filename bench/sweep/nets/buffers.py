@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, alike, batch, between, part, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, between, part, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -32,24 +31,6 @@ def teacher_averaged_after_its_call(self, x, y):
     return online - target
 
 
-def teacher_averaged_by_the_loop(session: Session):
-    model = Two()
-    model.b.requires_grad_(False)
-    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-
-    def update(step):
-        average(list(model.b.parameters()), list(model.a.parameters()), step)
-
-    train(session, model, before=update)
-
-
-def averaged_copy_of_the_whole_model(session: Session):
-    model = Two().to(device())
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    train(session, model, before=lambda step: averaged.update_parameters(model))
-    session.note(averaged(*batch(9)))
-
-
 @between(queue=lambda: torch.randn(32, 256), place=0)
 def queue_of_negatives(self, x, y):
     q, k = functional.normalize(self.a(x), dim=1), functional.normalize(self.b(y), dim=1)
@@ -65,20 +46,6 @@ def queue_kept_in_a_deque(self, x, y):
     a, b = self.a(x), self.b(y)
     self.old.append(b.detach())
     return a @ torch.cat(list(self.old)).T
-
-
-def memory_bank_written_at_indices(session: Session):
-    bank = torch.zeros(128, 32, device=device())
-
-    class Net(Two):
-        def forward(self, x, y):
-            index = y[:, 0].mul(1000).long().remainder(128)
-            near = bank[index]
-            made = self.a(x)
-            bank[index] = 0.5 * near + 0.5 * made.detach()
-            return made * self.b(y) + near
-
-    train(session, Net())
 
 
 def _centered(self, x):
@@ -141,11 +108,3 @@ def parameters_clamped_in_forward(self, x):
     for parameter in self.net.parameters():
         parameter.data.clamp_(-0.1, 0.1)
     return self.net(x)
-
-
-@between()
-def parameters_normalised_between_calls(self, x, y):
-    a = self.a(x)
-    with torch.no_grad():
-        self.b[0].weight.div_(self.b[0].weight.norm())
-    return a * self.b(y)

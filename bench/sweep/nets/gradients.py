@@ -23,12 +23,6 @@ from bench.sweep.nets.pieces import (
 from bench.sweep.session import Session
 
 
-@losses(model=Both)
-def several_losses_summed(session, model, inputs):
-    a, b = model(*inputs)
-    return a.square().mean() + 0.5 * b.abs().mean() + (a * b).mean()
-
-
 @stepping(model=Both)
 def a_backward_for_each_loss(session, model, optimizer, step):
     optimizer.zero_grad()
@@ -47,15 +41,6 @@ def retained_graph(session, model, optimizer, step):
     (loss * 2).backward()
     optimizer.step()
     session.note(loss.item())
-
-
-@losses()
-def gradient_of_inputs(session, model, inputs):
-    x, y = inputs[0].requires_grad_(), inputs[1]
-    made = model(x, y).square().mean()
-    (gradient,) = torch.autograd.grad(made, x, retain_graph=True)
-    session.note(gradient)
-    return made
 
 
 @losses()
@@ -78,24 +63,6 @@ def adversarial_inputs(session, model, inputs):
     x = inputs[0].requires_grad_()
     (gradient,) = torch.autograd.grad(model(x, inputs[1]).square().mean(), x)
     return model((x + 0.1 * gradient.sign()).detach(), inputs[1]).square().mean()
-
-
-@stepping()
-def sharpness_aware_steps(session, model, optimizer, step):
-    squared(model, batch(step)).backward()
-    moved = [(p, p.grad * 0.05) for p in model.parameters()]
-    with torch.no_grad():
-        for parameter, by in moved:
-            parameter.add_(by)
-    optimizer.zero_grad()
-    loss = squared(model, batch(step))
-    loss.backward()
-    with torch.no_grad():
-        for parameter, by in moved:
-            parameter.sub_(by)
-    optimizer.step()
-    optimizer.zero_grad()
-    session.note(loss.item())
 
 
 @between(towers=lambda: (tower(nn.Dropout(0.1)),))
@@ -131,16 +98,6 @@ def checkpoint_around_the_model(session, model, inputs):
 def one_tower_unused_in_the_loss(session, model, inputs):
     a, b = model(*inputs)
     return a.square().mean() + 0 * b.detach().sum()
-
-
-def loss_of_every_other_step_uses_one_tower(session: Session):
-    calls = [0]
-
-    def loss(model, inputs):
-        calls[0] += 1
-        return model(*inputs)[calls[0] % 2].square().mean()
-
-    train(session, Both(), loss=loss, before=lambda step: calls.__setitem__(0, step), steps=6)
 
 
 def gradients_set_to_zeros(session: Session):

@@ -55,24 +55,6 @@ def forward_pre_hook_changes_the_input(session: Session):
     train(session, model)
 
 
-def hook_with_a_counter(session: Session):
-    model, calls = Two(), [0]
-
-    def count(module, given, made):
-        calls[0] += 1
-        return made * calls[0]
-
-    model.a.register_forward_hook(count)
-    train(session, model)
-
-
-def full_backward_hook_notes_norms(session: Session):
-    model, norms = Two(), []
-    model.a.register_full_backward_hook(lambda module, inner, outer: norms.append(outer[0].norm()))
-    train(session, model)
-    session.note(*norms)
-
-
 def full_backward_hook_scales_gradients(session: Session):
     model = Two()
     model.a[2].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
@@ -113,12 +95,6 @@ def optimizer_within_the_backward(session: Session):
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
     train(session, model)
-
-
-def hook_removed_in_mid_training(session: Session):
-    model = Two()
-    hook = model.a.register_forward_hook(lambda module, given, made: made.tanh())
-    train(session, model, before=lambda step: hook.remove() if step == 2 else None)
 
 
 def hook_added_in_mid_training(session: Session):

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench.sweep.device import device, moved
-from bench.sweep.inputs import labelled, words
 from bench.sweep.models import find
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train
 from bench.sweep.session import Session
@@ -52,10 +51,6 @@ def _accelerator() -> str:
 
 def _on_host(rows: int):
     return [part.cpu() for part in batch(0, rows)]
-
-
-def trainer_of_transformers(session: Session):
-    _trainer(session, "llava")
 
 
 def trainer_with_accumulation_and_bfloat16(session: Session):
@@ -141,31 +136,6 @@ def gradient_checkpoints_of_transformers(session: Session):
     for step in range(4):
         loss = model(**moved(draw(torch.Generator().manual_seed(step)))).loss
         loss.backward()
-        session.note(loss.item())
-
-
-def preference_pair_with_a_reference(session: Session):
-    class Preferring(nn.Module):
-        def __init__(self):
-            super().__init__()
-            config = tf.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-            self.policy, self.reference = tf.GPT2LMHeadModel(config), tf.GPT2LMHeadModel(config).requires_grad_(False)
-
-        def forward(self, input_ids, **more):
-            with torch.no_grad():
-                reference = self.reference(input_ids, use_cache=False).logits.log_softmax(-1)
-            policy = self.policy(input_ids, use_cache=False).logits.log_softmax(-1)
-            gained = (policy - reference).gather(-1, input_ids[..., None]).sum((1, 2))
-            return -nn.functional.logsigmoid(gained[:2] - gained[2:]).mean()
-
-    model = Preferring()
-    session.colocate(model, moved(labelled(words(torch.Generator().manual_seed(0)))))
-    optimizer = torch.optim.AdamW(model.policy.parameters(), 1e-3)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = model(**moved(labelled(words(torch.Generator().manual_seed(step)))))
-        loss.backward()
-        optimizer.step()
         session.note(loss.item())
 
 

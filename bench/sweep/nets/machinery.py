@@ -10,7 +10,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench.sweep.device import device, moved
 from bench.sweep.nets.pieces import Two, batch, between, squared, tower, towers, train
@@ -31,16 +30,8 @@ def scripted_tower(session: Session):
     train(session, Two(torch.jit.script(tower())))
 
 
-def traced_tower(session: Session):
-    train(session, Two(torch.jit.trace(tower().to(device()), batch(0)[:1])))
-
-
 def exported_tower(session: Session):
     train(session, Two(torch.export.export(tower().to(device()), batch(0)[:1]).module()))
-
-
-def symbolically_traced_tower(session: Session):
-    train(session, Two(torch.fx.symbolic_trace(tower())))
 
 
 def wrapper_that_hides_its_module(session: Session):
@@ -74,11 +65,6 @@ def mapped_over_the_batch(self, x):
 @between()
 def towers_mapped_by_the_model(self, x, y):
     return torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)
-
-
-@towers(weights=lambda: nn.Parameter(torch.randn(3, 32, 32) / 6))
-def ensemble_of_stacked_weights(self, x):
-    return torch.func.vmap(lambda weight: (x @ weight).tanh())(self.weights).mean(0)
 
 
 @towers(net=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
@@ -120,16 +106,6 @@ def dispatch_mode_around_the_model(session: Session):
     _trained_under(session, _NotingDispatch())
 
 
-def operations_counted(session: Session):
-    counter = FlopCounterMode(display=False)
-
-    def loss(model, inputs):
-        with counter:
-            return squared(model, inputs)
-
-    train(session, Two(), loss=loss, after=lambda step: session.note(counter.get_total_flops()))
-
-
 def profiler_of_torch(session: Session):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         train(session, Two())
@@ -161,22 +137,6 @@ def model_called_from_another_thread(session: Session):
         thread.join()
 
 
-def evaluated_by_a_thread_meanwhile(session: Session):
-    model, found = Two(), []
-
-    def evaluate():
-        with torch.no_grad():
-            found.append(model(*batch(90)).sum().item())
-
-    def both(step):
-        thread = threading.Thread(target=evaluate)
-        thread.start()
-        thread.join()
-
-    train(session, model, before=both)
-    session.note(*found)
-
-
 def loader_of_several_processes(session: Session):
     model = Two()
     session.colocate(model, batch(0))
@@ -191,18 +151,6 @@ def loader_of_several_processes(session: Session):
             session.note(loss.item())
 
 
-def loader_that_calls_a_frozen_tower(session: Session):
-    model = Two().to(device())
-    model.b.requires_grad_(False)
-
-    def collated(step):
-        x, y = batch(step)
-        with torch.no_grad():
-            return x, model.b(y)
-
-    train(session, model, batch=collated)
-
-
 def number_of_threads_changed(session: Session):
     try:
         train(session, Two(), before=lambda step: torch.set_num_threads(1 + step % 2), steps=5)
@@ -213,12 +161,3 @@ def number_of_threads_changed(session: Session):
 def device_context(session: Session):
     with torch.device(device()):
         train(session, Two())
-
-
-def meta_device_model_materialised(session: Session):
-    with torch.device("meta"):
-        model = Two()
-    model.to_empty(device=device())
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.05)
-    train(session, model)

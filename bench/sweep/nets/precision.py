@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from bench.sweep.device import device, moved
 from bench.sweep.nets.pieces import (
@@ -97,10 +96,6 @@ def scaled_losses(session: Session):
         session.note(loss.item(), scaler.get_scale())
 
 
-def double_precision(session: Session):
-    train(session, Two().double(), batch=lambda step: tuple(part.double() for part in batch(step)))
-
-
 def bfloat16_weights(session: Session):
     train(session, Two().bfloat16(), batch=lambda step: tuple(part.bfloat16() for part in batch(step)))
 
@@ -172,14 +167,3 @@ def flags_of_backends_set_around_a_call(self, x, y):
     with torch.backends.mkldnn.flags(enabled=False):
         a = self.a(x)
     return a * self.b(y)
-
-
-@towers(
-    weight=lambda: nn.Parameter(torch.randn(32, 32) / 6),
-    scale=lambda: torch.tensor(0.05),
-    zero=lambda: torch.tensor(0, dtype=torch.int32),
-)
-def fake_quantized_weights(self, x):
-    self.scale.copy_(self.weight.detach().abs().max() / 127)
-    weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, self.zero, -127, 127)
-    return functional.linear(x, weight)

@@ -29,14 +29,6 @@ def dropout_that_draws_between_modules(self, x, y):
     return self.b(functional.dropout(y, 0.2, self.training)) * a
 
 
-@towers(layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(4)))
-def drop_path(self, x):
-    for layer in self.layers:
-        keep = x.new_empty(len(x), 1).bernoulli_(0.7)
-        x = x + layer(x).relu() * keep.div_(0.7)
-    return x
-
-
 def _dropping_layers(draw):
     class Dropping(nn.Module):
         def __init__(self):
@@ -69,32 +61,6 @@ def random_numbers_drawn_by_the_loop(session: Session):
         session.note(random.random(), np.random.rand(), torch.rand(2, device=device()))
 
     train(session, Two(tower(nn.Dropout(0.3))), before=drawn)
-
-
-@towers(net=tower, mask=lambda: nn.Parameter(torch.zeros(32)))
-def masked_spans_of_numpy(self, x):
-    masked = np.zeros(len(x), dtype=bool)
-    for start in np.random.choice(len(x) - 4, 3, replace=False):
-        masked[start : start + 4] = True
-    return self.net(torch.where(torch.from_numpy(masked).to(x.device)[:, None], self.mask, x))
-
-
-@towers()
-def masked_tokens(self, x):
-    order = torch.rand(len(x), device=x.device).argsort()
-    kept = x[order[: len(x) // 2]]
-    return self.net(kept)[torch.randint(len(kept), (len(x),), device=x.device)]
-
-
-@towers(net=tower, book=lambda: nn.Linear(32, 32))
-def gumbel_softmax(self, x):
-    return self.book(functional.gumbel_softmax(self.net(x), tau=0.5, hard=True))
-
-
-@towers(net=tower, mean=lambda: nn.Linear(32, 32), scale=lambda: nn.Linear(32, 32))
-def variational_sampling(self, x):
-    hidden = self.net(x)
-    return torch.distributions.Normal(self.mean(hidden), self.scale(hidden).exp()).rsample()
 
 
 @towers(net=tower, generator=lambda: torch.Generator(device()).manual_seed(3))

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from bench.sweep.nets.pieces import alike, between, losses, tower, train
@@ -54,22 +53,6 @@ _Named = namedtuple("_Named", "made extra")
 @_glued(lambda a, b: a.made * b.extra[:, None])
 def named_tuple_results(self, x, made):
     return _Named(made, made.mean(1))
-
-
-@dataclass
-class _Data:
-    made: torch.Tensor
-    extra: torch.Tensor | None = None
-
-
-@_glued(lambda a, b: a.made * b.extra)
-def dataclass_results(self, x, made):
-    return _Data(made, made.tanh())
-
-
-@_glued(lambda a, b: a.last_hidden_state * b.hidden_states[1] + b[0] + a.to_tuple()[1][0])
-def model_output_results(self, x, made):
-    return BaseModelOutput(last_hidden_state=made, hidden_states=(x, made), attentions=None)
 
 
 @dataclass
@@ -136,11 +119,6 @@ def _yield(self, x):
 @between(towers=lambda: alike(_yield, layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(3))))
 def generator_as_a_result(self, x, y):
     return sum(a * b for a, b in zip(self.a(x), self.b(y), strict=True))
-
-
-@_glued(lambda a, b: a[0] * b[1] + b[0] * a[1])
-def input_passed_through(self, x, made):
-    return made, x
 
 
 @_glued(lambda a, b: a[0][:, ::2] * b[1] + (b[0] @ a[2]).sum())

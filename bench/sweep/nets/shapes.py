@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bench.sweep.device import moved
-from bench.sweep.nets.pieces import Two, alike, batch, between, losses, squared, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, losses, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -17,19 +16,6 @@ def layer_skipped_by_value(self, x):
     if x[0, 0] > 0:
         hidden = self.drop(hidden)
     return self.last(hidden)
-
-
-@towers(
-    batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)),
-    steps=6,
-    layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6)),
-)
-def early_exit(self, x):
-    for layer in self.layers:
-        x = layer(x).tanh()
-        if x.abs().mean() < 0.2:
-            break
-    return x
 
 
 @towers(cell=lambda: nn.GRUCell(32, 32), halt=lambda: nn.Linear(32, 1))
@@ -45,13 +31,6 @@ def halting_by_value(self, x):
 def result_of_another_length_for_the_same_shapes(self, x, y):
     a, b = self.a(x), self.b(y)
     return a.mean(0) * b.sum(0)
-
-
-@between()
-def rows_chosen_between_modules(self, x, y):
-    a = self.a(x)
-    kept = a.norm(dim=1).topk(16).indices
-    return self.b(y[kept]) * a[kept]
 
 
 @between(steps=6)
@@ -89,15 +68,6 @@ def experts_by_topk_and_nonzero(self, x, weights):
     return made
 
 
-@_routed()
-def experts_by_bincount_and_split(self, x, weights):
-    top, chosen = weights.max(-1)
-    order = chosen.argsort(stable=True)
-    counts = chosen.bincount(minlength=4).tolist()
-    parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
-    return torch.cat(parts)[order.argsort()] * top[:, None]
-
-
 @_routed(batch=lambda step: batch(step, 4), steps=6)
 def experts_skipped_where_nobody_comes(self, x, weights):
     chosen = weights.argmax(-1)
@@ -107,35 +77,12 @@ def experts_skipped_where_nobody_comes(self, x, weights):
     return made
 
 
-@_routed(loss=lambda model, inputs: squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance))
-def experts_with_a_balancing_loss(self, x, weights):
-    self.balance = weights.mean(0).square().sum()
-    return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
-
-
-@towers(lstm=lambda: nn.LSTM(8, 16, batch_first=True, bidirectional=True))
-def packed_sequences(self, x):
-    lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
-    packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
-    made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
-    return made.flatten(1)
-
-
 @between(towers=lambda: tuple(nn.GRU(8, 16, batch_first=True) for _ in range(2)))
 def packed_sequence_between_modules(self, x, y):
     packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
     a, _ = self.a(packed)
     b, _ = self.b(y.view(-1, 4, 8))
     return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
-
-
-def sequences_of_other_lengths_each_step(session: Session):
-    def padded(step):
-        generator = torch.Generator().manual_seed(step)
-        parts = moved([torch.randn(2 + (step + row) % 3, 32, generator=generator) for row in range(4)])
-        return pad_sequence(parts, batch_first=True), pad_sequence(parts[::-1], batch_first=True)
-
-    train(session, Two(), batch=padded, steps=6)
 
 
 @towers(net=lambda: nn.Linear(32, 32))
@@ -148,24 +95,9 @@ def batches_of_other_sizes(session: Session):
     train(session, Two(), batch=lambda step: batch(step, 64 - 8 * (step % 3)), steps=6)
 
 
-def last_batch_is_smaller(session: Session):
-    train(session, Two(tower(nn.BatchNorm1d(32))), batch=lambda step: batch(step, 10 if step == 3 else 64), steps=5)
-
-
 @losses(batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
 def empty_batch(session, model, inputs):
     return model(*inputs).square().sum()
-
-
-def batch_of_one(session: Session):
-    train(session, Two(), batch=lambda step: batch(step, 1))
-
-
-@between(steps=6, calls=0)
-def tower_called_on_some_steps_only(self, x, y):
-    self.calls += 1
-    a = self.a(x)
-    return a if self.calls % 3 == 0 else a * self.b(y)
 
 
 @between(batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)

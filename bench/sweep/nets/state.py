@@ -100,14 +100,6 @@ def closure_counts_calls(session: Session):
     train(session, Two(Counting(), Counting()))
 
 
-_temperature = [1.0]
-
-
-@towers(before=lambda model, step: _temperature.__setitem__(0, 1.0 + step))
-def global_set_by_the_loop(self, x):
-    return self.net(x) / _temperature[0]
-
-
 @towers(after=lambda session, model, step: session.note(model.a.calls, model.b.calls), net=tower, calls=0)
 def counter_warms_a_tower_up(self, x):
     self.calls += 1

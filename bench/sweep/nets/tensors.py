@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from bench.sweep.nets.pieces import Both, Two, alike, batch, between, losses, net, part, squared, tower, towers, train
+from bench.sweep.nets.pieces import Both, Two, alike, batch, between, losses, net, squared, tower, towers
 from bench.sweep.session import Session
 
 
@@ -24,13 +24,6 @@ class Reversed(torch.autograd.Function):
 def reversed_gradients(self, x, y):
     a = self.a(x)
     return a.sum(1) + self.b(Reversed.apply(a, 0.5)).sum(1) + y.sum(1)
-
-
-def reversed_gradients_within_a_tower(session: Session):
-    def adversary(self, x):
-        return Reversed.apply(self.net(x), self.scale)
-
-    train(session, Two(*(part(adversary, net=tower, scale=scale) for scale in (0.1, 0.2))))
 
 
 class _Doubled(torch.autograd.Function):

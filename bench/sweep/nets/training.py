@@ -17,7 +17,6 @@ from bench.sweep.nets.pieces import (
     stepping,
     tower,
     train,
-    train_step,
 )
 from bench.sweep.session import Session
 
@@ -37,16 +36,6 @@ def gradients_clipped(session: Session):
     train(session, model, after=lambda step: session.note(nn.utils.clip_grad_norm_(model.parameters(), 1e-4)))
 
 
-def learning_rate_scheduled(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-1, momentum=0.9, nesterov=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
-    for step in range(5):
-        train_step(session, model, optimizer, step)
-        schedule.step()
-
-
 def line_search_of_lbfgs(session: Session):
     model = Two()
     session.colocate(model, batch(0))
@@ -62,36 +51,10 @@ def line_search_of_lbfgs(session: Session):
         session.note(optimizer.step(closure).item())
 
 
-def an_optimizer_for_each_module(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizers = torch.optim.Adam(model.a.parameters(), 1e-3), torch.optim.SGD(model.b.parameters(), 1e-2)
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        loss.backward()
-        for optimizer in optimizers[: 1 + step % 2]:
-            optimizer.step()
-        session.note(loss.item())
-
-
-@stepping(optimizer=lambda model: torch.optim.AdamW(model.a.parameters(), 1e-3))
-def parameter_groups_added(session, model, optimizer, step):
-    if step == 2:
-        optimizer.add_param_group({"params": model.b.parameters(), "lr": 1e-2})
-    train_step(session, model, optimizer, step)
-
-
 @losses()
 def penalty_on_all_parameters(session, model, inputs):
     penalty = sum(parameter.square().sum() for parameter in model.parameters())
     return squared(model, inputs) + 1e-4 * penalty
-
-
-def norms_of_parameters_noted(session: Session):
-    model = Two()
-    train(session, model, after=lambda step: session.note(*[p.norm().item() for p in model.parameters()]))
 
 
 @before_step()
@@ -112,13 +75,6 @@ def evaluation_in_between(session, model, step):
 def one_tower_in_eval_mode(session: Session):
     model = Two(tower(nn.Dropout(0.5)), tower(nn.Dropout(0.5)))
     train(session, model, before=lambda step: model.b.train(step % 2 == 1), steps=6)
-
-
-@between()
-def gradients_switched_off_for_one_tower(self, x, y):
-    with torch.no_grad():
-        a = self.a(x)
-    return a * self.b(y)
 
 
 @between()

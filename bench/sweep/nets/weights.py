@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, before_step, between, losses, tokens, tower, towers, train
+from bench.sweep.nets.pieces import Two, batch, before_step, between, losses, tokens, tower, train
 from bench.sweep.session import Session
 
 
@@ -21,11 +21,6 @@ class Words(nn.Module):
 
     def forward(self, tokens):
         return self.net(self.table(tokens)).mean(1)
-
-
-def embedding_shared_by_towers(session: Session):
-    table = nn.Embedding(50, 32)
-    train(session, Two(Words(table), Words(table)), batch=tokens)
 
 
 @between(towers=lambda: (Words(nn.Embedding(50, 32)), Words(nn.Embedding(50, 32))), batch=tokens)
@@ -88,12 +83,6 @@ def spectral_norm_by_hook(session: Session):
     train(session, Two(tower(nn.utils.spectral_norm(nn.Linear(32, 32))), tower()))
 
 
-def orthogonal_weights(session: Session):
-    model = Two(tower(nn.Linear(32, 32)))
-    parametrizations.orthogonal(model.a[5])
-    train(session, model)
-
-
 class _Symmetric(nn.Module):
     def forward(self, weight):
         return weight.triu() + weight.triu(1).mT
@@ -119,35 +108,6 @@ def batch_norm_in_both_towers(session: Session):
 def batch_norm_shared_by_towers(session: Session):
     norm = nn.BatchNorm1d(32)
     train(session, Two(tower(norm), tower(norm)))
-
-
-def batch_norm_of_its_own(session: Session):
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(32))
-            self.register_buffer("calls", torch.tensor(0))
-
-        def forward(self, x):
-            if self.training:
-                self.calls += 1
-                self.mean.lerp_(x.detach().mean(0), float(1 / self.calls))
-            return x - (x.mean(0) if self.training else self.mean)
-
-    train(session, Two(tower(Norm()), tower(Norm())))
-
-
-def instance_and_group_norm(session: Session):
-    class Images(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(96, 8))
-
-        def forward(self, x):
-            return self.layers(x.view(-1, 1, 4, 8))
-
-    norms = nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.GroupNorm(2, 8)
-    train(session, Two(*map(Images, norms)))
 
 
 def _adapted(**settings):
@@ -178,12 +138,6 @@ def layers_frozen_and_thawed(session: Session):
     train(session, model, before=lambda step: model.a.requires_grad_(step % 2 == 0), steps=5)
 
 
-def layers_thawed_one_by_one(session: Session):
-    model = Two()
-    model.requires_grad_(False)
-    train(session, model, before=lambda step: model.a[4 - 2 * step].requires_grad_(True), steps=3)
-
-
 def frozen_tower(session: Session):
     model = Two()
     model.b.requires_grad_(False)
@@ -200,19 +154,6 @@ def tower_replaced_in_mid_training(session, model, step):
 def layer_replaced_in_mid_training(session, model, step):
     if step == 2:
         model.a[2] = nn.Linear(256, 256).to(device())
-
-
-@before_step()
-def head_grown_in_mid_training(session, model, step):
-    if step == 2:
-        model.a.append(nn.Linear(32, 32).to(device()))
-        model.b.append(nn.Linear(32, 32).to(device()))
-
-
-@before_step()
-def parameter_replaced_in_mid_training(session, model, step):
-    if step == 2:
-        model.a[0].weight = nn.Parameter(model.a[0].weight.detach() * 0.5)
 
 
 @before_step()
@@ -242,23 +183,7 @@ def inner_step_of_meta_learning(self, x, y):
     return functional_call(self.a, fast, (y,)) * self.b(y)
 
 
-@between()
-def hypernetwork(self, x, y):
-    weight = self.a(x).T @ x / len(x)
-    return self.b(y) @ weight
-
-
 def lazy_layers(session: Session):
     model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d())).to(device())
     model(*batch(0))
     train(session, model)
-
-
-@towers(
-    weights=lambda: nn.ParameterList(nn.Parameter(torch.randn(32, 32) / 6) for _ in range(3)),
-    scales=lambda: nn.ParameterDict({"last": nn.Parameter(torch.ones(32))}),
-)
-def parameters_in_a_list(self, x):
-    for weight in self.weights:
-        x = (x @ weight).tanh()
-    return x * self.scales["last"]
