@@ -70,12 +70,6 @@ def test_a_plan_against_the_dependencies_is_refused():
         plan({"image": (0,), "head": (1,)}, {"text": (0,)}).check_covers(GRAPH)
 
 
-def test_a_plan_of_another_model_is_refused():
-    other = ModuleGraph(modules=(ModuleNode(name="image"),))
-    with pytest.raises(InvalidPlanError, match="plan again for this model"):
-        plan({"image": (0,), "text": (1,)}, {"head": (0,)}).check_matches(graph=other, device=DEVICE)
-
-
 def test_a_plan_of_a_larger_device_is_refused():
     small = Device(name="two cores", kind="host", num_slots=2)
     with pytest.raises(InvalidPlanError, match="four cores with 4 slots"):

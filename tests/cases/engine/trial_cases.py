@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from engine_cases import TwoTowers, pair_batch
-from planning_cases import Time, profile_of
+from planning_cases import profile_of
 from torch import nn
 
 import mosaic
@@ -53,10 +53,10 @@ class LoopClock:
         self.num_settled += 1
 
 
-def profile_for(model: nn.Module, sample: Any, backend: Backend, times: dict[str, Time] | None = None) -> Profile:
-    """A made-up profile; by default all modules scale badly, so that side by side is predicted best."""
+def profile_for(model: nn.Module, sample: Any, backend: Backend) -> Profile:
+    """A made-up profile: all modules scale badly, so that side by side is predicted best."""
     graph = find_modules(model, sample).graph
-    made = profile_of(times or dict.fromkeys(graph.names, hardly_scaling), num_slots=backend.device.num_slots)
+    made = profile_of(dict.fromkeys(graph.names, hardly_scaling), num_slots=backend.device.num_slots)
     return dataclasses.replace(made, graph=graph, device=backend.device, environment=environment_of(backend))
 
 
@@ -66,7 +66,6 @@ def trying(
     *,
     backend: Backend | None = None,
     sample: Any = None,
-    times: dict[str, Time] | None = None,
     graphs: Any = False,
     **bounds: Any,
 ) -> Iterator[tuple[Handle, LoopClock]]:
@@ -78,7 +77,7 @@ def trying(
         model,
         sample=sample,
         options=mosaic.Options(
-            profile=profile_for(model, sample, backend, times),
+            profile=profile_for(model, sample, backend),
             cuda_graphs=graphs,
             trial=TrialSettings(clock=clock, **bounds),
         ),

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from chained_chunks import chunks_of
-from part_models import DECODERS, SEVERAL_MODULES, PartedCase
+from part_models import SEVERAL_MODULES, PartedCase
 from torch import nn
 
 from mosaic.errors import UnsplittableError
@@ -15,7 +15,6 @@ from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.weights import drop_weights
 
-TIED = DECODERS["llama, tied"]
 CUT = chunks_of("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
 
 

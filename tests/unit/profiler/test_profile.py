@@ -65,15 +65,6 @@ def test_numbers_and_names_that_cannot_be_are_refused(make, said):
         make()
 
 
-def test_a_profile_of_another_device_or_graph_is_refused():
-    other = Device(name="eight cores", kind="host", num_slots=8)
-    made = profile(sample())
-    with pytest.raises(InvalidProfileError, match="profile again on this device"):
-        made.check_matches(graph=GRAPH, device=other)
-    with pytest.raises(InvalidProfileError, match="profile this model again"):
-        made.check_matches(graph=ModuleGraph(modules=(ModuleNode(name="image"),)), device=DEVICE)
-
-
 def full_profile():
     made = profile(
         replace(sample(), bandwidth_utilisation=0.25, sm_occupancy=1.0, source="composed"),

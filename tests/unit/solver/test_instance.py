@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
 from instance_cases import instance, module, option, solve_instance
 
 from bench.solver.generate import Recipe, generate
 from mosaic.artifact import parse, to_json
-from mosaic.errors import InvalidGraphError
 from mosaic.solver.instance import Instance, Pin, TableCost
 
 
 def test_an_instance_survives_json():
     made = generate(Recipe(shape="multi", num_modules=9, num_devices=4, disturbed=True, tight_memory=True))
     assert parse(Instance, to_json(made), source="here") == made
-
-
-@pytest.mark.parametrize(
-    ("modules", "named"),
-    [
-        ([module("a", after=("b",)), module("b", after=("a",))], r"a.*b|b.*a"),
-        ([module("a", after=("ghost",))], "ghost"),
-    ],
-)
-def test_a_cycle_and_an_unknown_module_are_refused_by_name(modules, named):
-    with pytest.raises(InvalidGraphError, match=named):
-        instance(*modules)
 
 
 def test_pins_leave_only_what_they_allow():
