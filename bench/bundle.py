@@ -15,11 +15,11 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
 WHEELS = TOP / "build" / "gpu-wheels"
-"""What travels with the tree."""
+"""The wheels that travel with the tree."""
 SITE = TOP / "build" / "gpu-site"
-"""Where it is installed: a folder of its own, before the machine's packages."""
+"""The folder of the installed bundle, before the machine's packages."""
 WANTED = ("pydantic>=2.9", "tyro>=0.9", "ortools>=9.12", "pybind11>=3.0", "setuptools>=77,<82")
-"""What such a machine lacks, or may have too old; their dependencies come along. No CUDA build of torch takes a newer
+"""Packages that such a machine lacks or has too old; their dependencies come along. No CUDA build of torch has a newer
 setuptools, which is why its pin in ``constraints.txt`` does not hold here."""
 PRESENT = ("numpy",)
 """Dependencies that every machine with torch has, too large to carry twice."""

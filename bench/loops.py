@@ -17,7 +17,7 @@ from mosaic.models import loss_of
 from mosaic.take_turns import take_turns
 
 BLOCK_MS = 150.0
-"""How long each loop runs before it is another's turn."""
+"""The length of a loop's turn."""
 MIN_ROUNDS = 3
 
 

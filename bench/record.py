@@ -22,7 +22,7 @@ class Figure(StrictFile):
     """One number of a study."""
 
     name: str
-    """What it is, with its unit."""
+    """A description, with its unit."""
     source: str
     """``measured``, ``simulated`` or ``predicted``."""
     value: float | None
@@ -38,31 +38,30 @@ class Figure(StrictFile):
     part: str = ""
     """Name of the measurement that it belongs to; empty in studies of one part."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What it was measured of, such as ``work`` and ``quota``."""
+    """Its subject, such as ``work`` and ``quota``."""
     dry_run: bool = False
-    """Whether it comes from a rehearsal at the smallest sizes, and means nothing."""
+    """True if it comes from a rehearsal at the smallest sizes, and means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(StrictFile):
-    """What came of one step of a study: of a build, of tests, or of one measurement."""
+    """The outcome of one step of a study: of a build, of tests, or of one measurement."""
 
     name: str
     """Its name, which its figures carry."""
     asks: str
     """The question it answers."""
     status: Status
-    """How it ended; ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
+    """Its end: ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
     seconds: float = 0.0
-    """How long it took."""
     reason: str = ""
     """Why it did not end well."""
     left_out: tuple[str, ...] = ()
-    """What it had no time for."""
+    """Pieces that it had no time for."""
     notes: tuple[str, ...] = ()
-    """What to know about its figures."""
+    """Remarks on its figures."""
     verdict: str = ""
-    """What came of it, in plain words; empty where the figures speak for themselves."""
+    """The conclusion in plain words; empty where the figures speak for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +85,13 @@ class Study(StrictFile):
     torch_version: str
     """Version of torch."""
     machine: Device | None
-    """Where it ran; None where that could not be found out."""
+    """Its device; None where that could not be read."""
     foreign_cpu_share: float | None
     """Share of the CPU that other processes took meanwhile; None where unknown."""
     figures: tuple[Figure, ...]
     """The numbers."""
     dry_run: bool = False
-    """Whether everything ran at the smallest sizes: then no number means anything."""
+    """True if everything ran at the smallest sizes: then no number means anything."""
     driver_version: str = ""
     """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -116,14 +115,14 @@ def median_figure(
 ) -> Figure:
     """Returns the median of measured samples with a bootstrapped 95 % interval."""
     low, high = interval(list(samples), statistics.median, seed)
-    kept = tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]) if labels is not None else tuple(samples)
+    shown = tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]) if labels is not None else tuple(samples)
     return Figure(
         name=name,
         source="measured",
         value=statistics.median(samples),
         low=low,
         high=high,
-        samples=kept,
+        samples=shown,
         labels=labels or {},
     )
 
@@ -146,5 +145,5 @@ def one_line(text: object, most: int = 400) -> str:
 def interval(samples: list[float], statistic: Callable[[list[float]], float], seed: int) -> tuple[float, float]:
     """Returns the bootstrapped 95 % interval of a statistic."""
     draw = random.Random(seed)
-    found = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
-    return found[12], found[-13]
+    values = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
+    return values[12], values[-13]

@@ -1,4 +1,4 @@
-"""How fast a step could be at best: operations and bytes counted, over ceilings measured on the same device."""
+"""The least time of a step: operations and bytes counted, over ceilings measured on the same device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADAMW_BYTES = 28
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What a training step needs whatever runs it."""
+    """The needs of a training step on any device."""
 
     flops: float
     """Operations of matrix products, convolutions and attention, forward and backward."""
@@ -42,26 +42,26 @@ def measure_ceilings(bench: Bench) -> Iterator[Figure]:
     out = torch.empty_like(left)
     times = _times_ms(bench, lambda: torch.mm(left, right, out=out))
     yield median_figure("bf16_tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels={"size": str(size)})
-    given = torch.ones(count, device=device, dtype=torch.float32)
-    taken = torch.empty_like(given)
-    times = _times_ms(bench, lambda: taken.copy_(given))
+    source = torch.ones(count, device=device, dtype=torch.float32)
+    taken = torch.empty_like(source)
+    times = _times_ms(bench, lambda: taken.copy_(source))
     yield median_figure(
-        "copy_gb_per_s", [2.0 * given.nbytes / ms / 1e6 for ms in times], labels={"bytes": str(given.nbytes)}
+        "copy_gb_per_s", [2.0 * source.nbytes / ms / 1e6 for ms in times], labels={"bytes": str(source.nbytes)}
     )
 
 
 def _times_ms(bench: Bench, call: Callable[[], object], repeats: int = 12) -> list[float]:
     for _ in range(3):
         call()
-    found = []
+    times_ms = []
     for _ in range(3 if bench.dry_run else repeats):
         bench.synchronize()
         start = time.perf_counter()
         for _ in range(4):
             call()
         bench.synchronize()
-        found.append(max(1e-6, (time.perf_counter() - start) * 1e3 / 4))
-    return found
+        times_ms.append(max(1e-6, (time.perf_counter() - start) * 1e3 / 4))
+    return times_ms
 
 
 def count_step(model: nn.Module, loss_of: Callable[[], torch.Tensor]) -> Count:
@@ -71,18 +71,18 @@ def count_step(model: nn.Module, loss_of: Callable[[], torch.Tensor]) -> Count:
     touches its state once, and what is kept for backward is written once and read once.
     """
     weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def note(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = loss_of()
-        activations = sum(kept.values())
+        activations = sum(saved_bytes.values())
         loss.backward()
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     read = sum(2 * p.nbytes for p in model.parameters())

@@ -36,7 +36,7 @@ TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
 README = TOP / "README.md"
 PAGES = (README, TOP / "bench" / "README.md", *sorted((TOP / "docs").glob("*.md")))
-"""Which have tables between markers."""
+"""Pages with tables between markers."""
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def embedded_blocks(tokens: int, seed: int) -> MaskBlocks:
 
 
 def received(tokens: int, ranks: tuple[int, ...], masks: int) -> StudyPart:
-    """What has to travel, for short and long documents and for one."""
+    """Describes the traffic of short and of long documents, and of one document."""
     draws = {
         f"mp of ~4k, {tokens} tokens": partial(packed_blocks, tokens, 4096),
         f"mp of ~16k, {tokens} tokens": partial(packed_blocks, tokens, 16384),

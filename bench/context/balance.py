@@ -1,4 +1,4 @@
-"""How even ranks are by each method and by others' rules, and what a rank receives against gathering everything."""
+"""Balance of ranks by each method and by other rules, and a rank's received bytes against gathering everything."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
 
     Ours shares out what ``plan_context`` would, the paper's method pairs, torch's tiles.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    values_of: dict[tuple[str, str], list[float]] = {}
     for seed in range(masks):
         blocks = MaskBlocks(mask=DRAWN[kind](tokens, seed))
         pairs, tiles = blocks.work(), blocks.tile_pairs()
         ours = tiles if blocks.num_blocks <= MAX_TILED_BLOCKS else pairs
         shared = [distribute(pairs, ranks, name, seed=seed) for name in COMPARED if name != "lpt"]
         shared += [_as_printed(pairs, ranks), distribute(ours, ranks, chunk=1), _ptrr(tiles // blocks.block**2, ranks)]
-        for one in shared:
-            found.setdefault((one.method, "pairs"), []).append(one.imbalance(pairs))
-            found.setdefault((one.method, "tiles"), []).append(one.imbalance(tiles))
-            if one.method == "lpt-paper":
-                counts = np.bincount(one.rank_of, minlength=ranks)
-                found.setdefault((one.method, "tokens"), []).append(float(counts.max() / counts.mean()))
-    for (method, what), values in found.items():
+        for distribution in shared:
+            values_of.setdefault((distribution.method, "pairs"), []).append(distribution.imbalance(pairs))
+            values_of.setdefault((distribution.method, "tiles"), []).append(distribution.imbalance(tiles))
+            if distribution.method == "lpt-paper":
+                counts = np.bincount(distribution.rank_of, minlength=ranks)
+                values_of.setdefault((distribution.method, "tokens"), []).append(float(counts.max() / counts.mean()))
+    for (method, what), values in values_of.items():
         yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {what} over mean", values)
 
 

@@ -1,4 +1,4 @@
-"""How long planning a sequence takes on this machine."""
+"""The time of planning a sequence on this machine."""
 
 from __future__ import annotations
 

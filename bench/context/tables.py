@@ -22,9 +22,9 @@ def balance_table(results: Path) -> str:
         return NOT_YET
     cells: dict[str, dict[str, str]] = {}
     for figure in study.figures:
-        if (found := _BALANCE.fullmatch(figure.name)) is not None:
-            row = cells.setdefault(f"{found['of']}, {found['what']}", {})
-            row[found["by"]] = f"{_ratio(figure.value)} ({_ratio(float(figure.labels['worst']))})"
+        if (match := _BALANCE.fullmatch(figure.name)) is not None:
+            row = cells.setdefault(f"{match['of']}, {match['what']}", {})
+            row[match["by"]] = f"{_ratio(figure.value)} ({_ratio(float(figure.labels['worst']))})"
     return _grid(study, cells)
 
 
@@ -36,9 +36,9 @@ def received_table(results: Path) -> str:
     values = {figure.name: figure.value for figure in study.figures}
     cells: dict[str, dict[str, str]] = {}
     for name, value in values.items():
-        if (found := _RECEIVED.fullmatch(name)) is not None:
-            even = values[f"{found['of']}, {found['by']}: most pairs over mean"]
-            cells.setdefault(found["of"], {})[found["by"]] = f"{_ratio(value)} / {_ratio(even)}"
+        if (match := _RECEIVED.fullmatch(name)) is not None:
+            even = values[f"{match['of']}, {match['by']}: most pairs over mean"]
+            cells.setdefault(match["of"], {})[match["by"]] = f"{_ratio(value)} / {_ratio(even)}"
     return _grid(study, cells)
 
 

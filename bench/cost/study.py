@@ -38,7 +38,7 @@ AT_QUOTAS, AT_DEGREE = "surface error at held-out quotas", "surface error at a h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much to measure."""
+    """The extent of a study."""
 
     size: Size
     """Of the modules."""
@@ -202,9 +202,10 @@ class CostStudy:
                 name = f"error on other groups of the fitted modules, {of}, {words}"
                 yield mean_figure(name, [abs(e) for e in errors], reason=reasons.get(words, ""))
         twice = {_key(group): group for group in again}
-        pairs = [(one, two) for group in judge for one, two in zip(group, twice.get(_key(group), ()), strict=False)]
+        pairs = [(first, two) for group in judge for first, two in zip(group, twice.get(_key(group), ()), strict=False)]
         yield mean_figure(
-            "difference of the same groups run twice", [abs(two.beside_ms / one.beside_ms - 1) for one, two in pairs]
+            "difference of the same groups run twice",
+            [abs(two.beside_ms / first.beside_ms - 1) for first, two in pairs],
         )
 
     def _run_groups(self, groups: Sequence[tuple[tuple[str, int], ...]]) -> list[Group]:

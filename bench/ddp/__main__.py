@@ -35,27 +35,27 @@ QUICK = Scale(rounds=2, steps=2, settings=2)
 def of_model(seconds: float, *, name: str, scale: Scale, launches: int) -> Iterator[Figure]:
     """Yields a model's figures over all launches, which end after ``seconds``; those for which there is time."""
     ends, longest = time.monotonic() + seconds, 0.0
-    found: defaultdict[str, list[Figure]] = defaultdict(list)
-    while len(found["ddp"]) < launches and longest < ends - time.monotonic():
+    figures: defaultdict[str, list[Figure]] = defaultdict(list)
+    while len(figures["ddp"]) < launches and longest < ends - time.monotonic():
         began = time.monotonic()
-        best = found["ddp"][0].labels["setting"] if found["ddp"] else None
+        best = figures["ddp"][0].labels["setting"] if figures["ddp"] else None
         for figure in on_ranks(partial(launch, name=name, scale=scale, best=best), RANKS, ends - began):
-            found[figure.name].append(figure)
+            figures[figure.name].append(figure)
         longest = max(longest, time.monotonic() - began)
-    yield from figures_of(name, found)
+    yield from figures_of(name, figures)
 
 
-def figures_of(name: str, found: dict[str, list[Figure]]) -> Iterator[Figure]:
+def figures_of(name: str, figures: dict[str, list[Figure]]) -> Iterator[Figure]:
     """Yields the figures of a model from those of its launches."""
 
     def pooled(what: str, key: str, **labels: str) -> Figure:
-        samples = [sample for figure in found[key] for sample in figure.samples]
+        samples = [sample for figure in figures[key] for sample in figure.samples]
         return median_figure(f"{name}: {what}", samples, labels={"samples": str(len(samples)), **labels})
 
-    best = _distinct(figure.labels["setting"] for figure in found["ddp"])
+    best = _distinct(figure.labels["setting"] for figure in figures["ddp"])
     yield pooled("gradients, MB", "MB")
-    for setting in dict.fromkeys(figure.labels["setting"] for figure in found["setting"]):
-        ms = [figure.samples[0] for figure in found["setting"] if figure.labels["setting"] == setting]
+    for setting in dict.fromkeys(figure.labels["setting"] for figure in figures["setting"]):
+        ms = [figure.samples[0] for figure in figures["setting"] if figure.labels["setting"] == setting]
         yield median_figure(
             f"{name}: step of DistributedDataParallel, {setting}, ms", ms, labels={"samples": str(len(ms))}
         )
@@ -65,8 +65,8 @@ def figures_of(name: str, found: dict[str, list[Figure]]) -> Iterator[Figure]:
     yield pooled("the same of forward and backward, ratio", "gain of passes")
     yield pooled("data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio", "alike over ddp")
     yield pooled("forward and backward of that over DistributedDataParallel's, ratio", "passes of alike over ddp")
-    plans = _distinct(figure.labels["plan"] for figure in found["picked"])
-    picked = [figure.samples[0] for figure in found["picked"]]
+    plans = _distinct(figure.labels["plan"] for figure in figures["picked"])
+    picked = [figure.samples[0] for figure in figures["picked"]]
     yield Figure(
         name=f"{name}: launches in which the trial picked a plan",
         source="measured",
@@ -74,10 +74,10 @@ def figures_of(name: str, found: dict[str, list[Figure]]) -> Iterator[Figure]:
         samples=tuple(picked),
         labels={"samples": str(len(picked)), "plan": plans},
     )
-    if found["claimed"]:
+    if figures["claimed"]:
         yield pooled("gain of forward and backward that the trial says, ratio", "claimed")
-    yield _worst(f"{name}: largest relative difference of a loss", found["loss"])
-    yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", found["parameters"])
+    yield _worst(f"{name}: largest relative difference of a loss", figures["loss"])
+    yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", figures["parameters"])
 
 
 def _distinct(names: Iterator[str]) -> str:

@@ -39,25 +39,25 @@ def ddp_table(results: Path, *, is_short: bool = False) -> str:
 
 
 def _row(study: Study, name: str) -> tuple[str, ...] | None:
-    found = {
+    figures = {
         figure.name.removeprefix(f"{name}: "): figure for figure in study.figures if figure.name.startswith(f"{name}: ")
     }
-    picked = found.get("launches in which the trial picked a plan")
+    picked = figures.get("launches in which the trial picked a plan")
     if picked is None:
-        missing = next((figure.reason for figure in found.values() if figure.reason), None)
+        missing = next((figure.reason for figure in figures.values() if figure.reason), None)
         return None if missing is None else (name, f"not measured: {missing}", *[""] * (len(HEADS) - 1))
-    megabytes = found["gradients, MB"].value
-    claimed = found.get("gain of forward and backward that the trial says, ratio")
+    megabytes = figures["gradients, MB"].value
+    claimed = figures.get("gain of forward and backward that the trial says, ratio")
     return (
         f"{name}, {number(megabytes)} MB of gradients",
-        _shown(found["step of DistributedDataParallel at its best, ms"]),
-        _shown(found["step of mosaic.colocate, ms"]),
-        _shown(found["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
+        _shown(figures["step of DistributedDataParallel at its best, ms"]),
+        _shown(figures["step of mosaic.colocate, ms"]),
+        _shown(figures["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
         f"{number(picked.value)} of {len(picked.samples)} times",
-        _shown(found["the same of forward and backward, ratio"]),
+        _shown(figures["the same of forward and backward, ratio"]),
         number(claimed.value) if claimed is not None else "",
-        _shown(found["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
-        _difference(found["length of the difference of all parameters over theirs, ratio"]),
+        _shown(figures["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
+        _difference(figures["length of the difference of all parameters over theirs, ratio"]),
     )
 
 

@@ -42,7 +42,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured in a launch."""
+    """The extent of a launch."""
 
     rounds: int = 3
     """Rounds in which all take turns, and steps of each setting of DistributedDataParallel."""
@@ -51,7 +51,7 @@ class Scale:
     warm_steps: int = 1
     """Steps of each before anything counts, and before each turn."""
     settings: int = len(SETTINGS)
-    """How many of the settings of DistributedDataParallel are tried."""
+    """Tried settings of DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ def launch(
         scale.rounds,
     )
     for way, taken in turns.items():
-        yield _figure(way, [ms for one in chain(*taken) for ms in one.steps_ms], setting=best)
-    steps = {way: [statistics.median(one.steps_ms) for one in chain(*taken)] for way, taken in turns.items()}
-    passes = {way: [statistics.median(one.passes_ms) for one in chain(*taken)] for way, taken in turns.items()}
+        yield _figure(way, [ms for turn in chain(*taken) for ms in turn.steps_ms], setting=best)
+    steps = {way: [statistics.median(turn.steps_ms) for turn in chain(*taken)] for way, taken in turns.items()}
+    passes = {way: [statistics.median(turn.passes_ms) for turn in chain(*taken)] for way, taken in turns.items()}
     yield _ratio("gain", steps["ddp"], steps["ours"])
     yield _ratio("gain of passes", passes["ddp"], passes["ours"])
     yield _ratio("alike over ddp", steps["alike"], steps["ddp"])
@@ -151,7 +151,7 @@ def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> fl
 
 
 def _picked(handle: RankHandle) -> Iterator[Figure]:
-    """What the trial picked, and how much faster than data-parallel training it says that is."""
+    """Yields the trial's choice, and its gain over data-parallel training by the trial's report."""
     said = handle.describe()
     places = " | ".join(f"{p.module}: ranks {', '.join(map(str, p.devices))}" for p in handle.plan.placements)
     claim = re.search(r"is measured (\S+) times as fast as data-parallel", said)
@@ -161,7 +161,7 @@ def _picked(handle: RankHandle) -> Iterator[Figure]:
 
 
 def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: DistributedDataParallel) -> Iterator[Figure]:
-    """How far losses of this rank and all parameters are from each other after the same steps."""
+    """Yields differences of this rank's losses and of all parameters after the same steps."""
     losses = zip(ours.losses, theirs.losses, strict=True)
     yield _figure("loss", [max(abs(a - b) / max(abs(b), 1e-12) for a, b in losses)])
     state = copy.copy(handle.full_state_dict())

@@ -22,12 +22,12 @@ class Bench:
     dry_run: bool
     known: tuple[Figure, ...] = ()
     notes: list[str] = field(default_factory=list)
-    """What to know about the figures; may be added to."""
+    """Remarks on the figures; a measurement appends to them."""
     driver_version: str = ""
     """To be set by the measurement that asks for it."""
     cudnn: bool = True
     verdict: str = ""
-    """What came of it, in plain words, where a measurement says so."""
+    """The conclusion in plain words, where a measurement has one."""
 
     @property
     def device(self) -> Device:

@@ -26,14 +26,14 @@ from bench.record import Figure, Part, Status, one_line
 from mosaic.device import Device
 
 TRACE_BEFORE_S = 1.0
-"""How long before its end a process that hangs leaves a traceback in the log."""
+"""A process that hangs leaves a traceback in the log so long before its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     measurement: Measurement
     file: str
-    """Where its findings go, one JSON object a line."""
+    """The file of its findings, one JSON object a line."""
     log: str
     seconds: float
     """Soft bound: what does not fit is left out."""
@@ -51,7 +51,7 @@ class Outcome:
     part: Part
     figures: tuple[Figure, ...]
     device: Device | None
-    """What it ran on; None where it did not come so far."""
+    """The device that it ran on; None where it did not come so far."""
     driver_version: str
 
 
@@ -83,11 +83,11 @@ class Server:
                 kill_group(process.pid or 0)
                 process.kill()
                 process.join(10)
-        found = _read(file)
+        report = _read(file)
         file.unlink(missing_ok=True)
-        left_out = tuple(found.get("left_out", ()))
-        status, reason = _status(found, code, order.hard_seconds)
-        if not found.get("ended") and status != "done":
+        left_out = tuple(report.get("left_out", ()))
+        status, reason = _status(report, code, order.hard_seconds)
+        if not report.get("ended") and status != "done":
             reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
         shorten_section(log, since=start)
         part = Part(
@@ -97,39 +97,39 @@ class Server:
             seconds=round(time.monotonic() - began, 2),
             reason=reason,
             left_out=left_out,
-            notes=tuple(found.get("notes", ())),
-            verdict=found.get("verdict", ""),
+            notes=tuple(report.get("notes", ())),
+            verdict=report.get("verdict", ""),
         )
-        device = Device(**found["device"]) if "device" in found else None
+        device = Device(**report["device"]) if "device" in report else None
         return Outcome(
             part=part,
-            figures=tuple(found["figures"]),
+            figures=tuple(report["figures"]),
             device=device,
-            driver_version=found.get("driver_version", ""),
+            driver_version=report.get("driver_version", ""),
         )
 
 
 def _read(file: Path) -> dict[str, Any]:
     """Reads what a process wrote until it ended; of a line that it could not end, nothing."""
-    found: dict[str, Any] = {"figures": []}
+    report: dict[str, Any] = {"figures": []}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
             row: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:  # it was killed while it wrote
             break
         if "figure" in row:
-            found["figures"].append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
+            report["figures"].append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
         else:
-            found |= row
-    return found
+            report |= row
+    return report
 
 
-def _status(found: dict[str, Any], code: int | None, hard_seconds: float) -> tuple[Status, str]:
+def _status(report: dict[str, Any], code: int | None, hard_seconds: float) -> tuple[Status, str]:
     """Returns how a process ended; ``code`` is None for one that was still running at its limit."""
-    if found.get("error"):
-        return "failed", found["error"]
-    if found.get("ended"):
-        return ("cut short" if found.get("left_out") else "done"), ""
+    if report.get("error"):
+        return "failed", report["error"]
+    if report.get("ended"):
+        return ("cut short" if report.get("left_out") else "done"), ""
     if code is None:
         return "timed out", f"still running after {hard_seconds:.0f} s; figures from before that are kept"
     if code < 0:
@@ -179,10 +179,10 @@ def _measure(order: Order, write: Callable[..., object]) -> None:
     except BaseException as raised:
         traceback.print_exc()
         error = one_line(raised)
-    found = {} if bench is None else {
+    report = {} if bench is None else {
         "driver_version": bench.driver_version,
         "left_out": bench.budget.left_out,
         "notes": bench.notes,
         "verdict": bench.verdict,
     }  # fmt: skip
-    write(ended=True, error=error, **found)
+    write(ended=True, error=error, **report)

@@ -21,7 +21,7 @@ PRELOADED = (
     *("torch._dynamo", "numpy", "pytest", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
     "bench.cost.study",
 )
-"""What the server that measurements are forked from loads."""
+"""Modules that the server loads from which measurements are forked."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
 """Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
 
@@ -32,7 +32,7 @@ class Measurement:
     """Key; slashes make groups."""
     asks: str
     function: str
-    """What measures, as ``module:function``: takes a ``Bench``, yields figures as they are found."""
+    """``module:function``, which takes a ``Bench`` and yields figures as they are measured."""
     arguments: dict[str, Any] = field(default_factory=dict)
     seconds: float
     """Its share of a run of nine minutes."""
@@ -41,7 +41,7 @@ class Measurement:
     most_seconds: float | None = None
     """Its bound in place of one by its share, for what may take much less or much more."""
     in_dry_run: bool = True
-    """Whether a dry run takes it; False for repetitions of the same code at other sizes."""
+    """True if a dry run includes it; False for repetitions of the same code at other sizes."""
 
     def resolve(self) -> Callable[[Bench], Iterator[Figure]]:
         """Imports the function and returns it with its keywords."""

@@ -18,7 +18,7 @@ from bench.processes import run_logged
 
 TOP = bundle.TOP
 BUILT = TOP / "build" / "gpu"
-"""Where the package is built: nothing is installed into the machine's Python."""
+"""The folder of the built package: nothing is installed into the machine's Python."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Package:
     imported: str
     """As Python imports it."""
     without: str
-    """What cannot be done without it; empty where nothing can."""
+    """The loss without it; empty where nothing can run."""
     at_least: tuple[int, ...] = ()
 
 
@@ -89,10 +89,10 @@ def _is_there(package: Package) -> bool:
     try:
         if importlib.util.find_spec(package.imported) is None:
             return False
-        found = importlib.metadata.version(package.name) if package.at_least else ""
+        result = importlib.metadata.version(package.name) if package.at_least else ""
     except (ImportError, ValueError):
         return False
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".") if part.isdigit())
+    numbers = tuple(int(part) for part in result.split("+")[0].split(".") if part.isdigit())
     return not package.at_least or numbers >= package.at_least
 
 
@@ -114,17 +114,17 @@ def how_to_bring(missing: Sequence[Package]) -> str:
 
 def missing_tools(*, to_build: bool) -> tuple[str, ...]:
     """Returns what is missing besides packages, each with what to do."""
-    found = []
+    result = []
     if to_build and shutil.which(os.environ.get("CXX", "g++")) is None:
-        found.append("g++ is missing (Debian: apt-get install g++)")
+        result.append("g++ is missing (Debian: apt-get install g++)")
     if to_build and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        found.append("Python's headers are missing (Debian: apt-get install python3-dev)")
+        result.append("Python's headers are missing (Debian: apt-get install python3-dev)")
     if to_build and not has_cuda_header():
-        found.append(
+        result.append(
             "no cuda.h is found: it comes with torch's own CUDA packages (nvidia/cu13/include), with "
             "`pip install 'nvidia-cuda-runtime>=13.0'`, or with a toolkit that CUDA_HOME names"
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def has_cuda_header() -> bool:
@@ -189,10 +189,10 @@ def environment_of_build() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that are there."""
-    found = {}
+    result = {}
     for package in PACKAGES:
         try:
-            found[package.name] = importlib.metadata.version(package.name)
+            result[package.name] = importlib.metadata.version(package.name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result

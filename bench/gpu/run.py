@@ -41,20 +41,20 @@ class Options:
     out: Path
     minutes: float = 9.0
     small: bool = False
-    """Whether to rehearse on the GPU at the smallest sizes."""
+    """True: a rehearsal on the GPU at the smallest sizes."""
     dry_run: bool = False
-    """Whether to rehearse on the host at the smallest sizes."""
+    """True: a rehearsal on the host at the smallest sizes."""
     only: tuple[str, ...] = ()
     """Parts or groups; empty for all."""
     build: bool = True
-    """Whether to build the package; without, the one that is installed is taken."""
+    """True: builds the package; False: uses the installed one."""
     commit: str = ""
     """Commit to record where this is no clone."""
     ordinal: int = 0
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether no number means anything."""
+        """True if no number means anything."""
         return self.small or self.dry_run
 
     def chooses(self, name: str) -> bool:
@@ -92,12 +92,12 @@ class Record:
         )
         self.write()
 
-    def add(self, part: Part, figures: Sequence[Figure] = (), **found: Any) -> bool:
+    def add(self, part: Part, figures: Sequence[Figure] = (), **more: Any) -> bool:
         """Adds a part with its figures, says so in a line, and writes the file; returns whether it was done."""
         part = replace(part, reason=without_folders(part.reason), verdict=without_folders(part.verdict))
         figures = tuple(replace(figure, reason=without_folders(figure.reason)) for figure in figures)
         self.study = replace(
-            self.study, parts=(*self.study.parts, part), figures=(*self.study.figures, *figures), **found
+            self.study, parts=(*self.study.parts, part), figures=(*self.study.figures, *figures), **more
         )
         self.write()
         tail = "; ".join(filter(None, [part.verdict, part.reason]))

@@ -37,48 +37,48 @@ def kept_studies(studies: Iterable[Study]) -> Newest:
     for study in studies:
         if not study.dry_run:
             by_name.setdefault(study.study, []).append(study)
-    for found in by_name.values():
-        found.sort(key=lambda one: ("--quick" not in one.command, one.created), reverse=True)
+    for rows in by_name.values():
+        rows.sort(key=lambda study: ("--quick" not in study.command, study.created), reverse=True)
     return by_name
 
 
-def paper_table(paper: Paper, kept: Newest) -> str:
+def paper_table(paper: Paper, newest: Newest) -> str:
     """Returns a paper's table."""
-    rows = [line for row in paper.rows for line in _lines(row, kept)]
+    rows = [line for row in paper.rows for line in _lines(row, newest)]
     head = f"{paper.title} ({paper.source}); theirs on {paper.testbed}. {paper.pictures}.\n\n"
     return head + "".join(f"| {' | '.join(cells)} |\n" for cells in (HEADS, ["---"] * len(HEADS), *rows))
 
 
-def _lines(row: PaperRow, kept: Newest) -> Iterator[tuple[str, ...]]:
+def _lines(row: PaperRow, newest: Newest) -> Iterator[tuple[str, ...]]:
     """Yields the lines of a figure: what there is, then what there is not, one line for each reason."""
-    cells = [cell for answer in row.ours for cell in _cells(answer, kept)]
-    found = [(cell.ours, cell.how, *cell.origin) for cell in cells if not cell.lacks]
+    cells = [cell for answer in row.ours for cell in _cells(answer, newest)]
+    rows = [(cell.ours, cell.how, *cell.origin) for cell in cells if not cell.lacks]
     lacking: dict[tuple[str, str], list[str]] = {("", row.not_yet): []} if row.not_yet else {}
     for cell in cells:
         if cell.lacks:
             lacking.setdefault((cell.how, cell.lacks), []).append(cell.ours)
     for (how, why), of in lacking.items():
         what = "; ".join(dict.fromkeys(filter(None, of)))
-        found.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
+        rows.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
     head: tuple[str, ...] = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
-    for line in found:
+    for line in rows:
         yield (*head, *line)
         head = ("", "", "")
 
 
-def _cells(answer: Answer, kept: Newest) -> Iterator[Cell]:
+def _cells(answer: Answer, newest: Newest) -> Iterator[Cell]:
     """Yields what the first study has that has any value, one for each source; else why there is none."""
-    studies = kept.get(answer.study, ())
+    studies = newest.get(answer.study, ())
     reasons: dict[str, None] = {}
     for study in studies:
-        found = list(_matching(answer, study))
-        sources = dict.fromkeys(figure.source for figure, _ in found if figure.value is not None)
+        rows = list(_matching(answer, study))
+        sources = dict.fromkeys(figure.source for figure, _ in rows if figure.value is not None)
         for source in sources:
-            ours = f"{answer.says}: {_shown(answer, found, source)}".removeprefix(": ")
+            ours = f"{answer.says}: {_shown(answer, rows, source)}".removeprefix(": ")
             yield Cell(ours=ours, how=f"{source}, `{answer.command}`", origin=_origin(answer, study))
         if sources:
             return
-        reasons |= dict.fromkeys(figure.reason for figure, _ in found)
+        reasons |= dict.fromkeys(figure.reason for figure, _ in rows)
     if not studies:
         reasons = {"no run on a GPU kept" if answer.study == "gpu" else "no result kept": None}
     lacks = "; ".join(reasons) or "the kept results do not have it"
@@ -93,12 +93,10 @@ def _matching(answer: Answer, study: Study) -> Iterator[tuple[Figure, str]]:
             yield figure, ", ".join(filter(None, words))
 
 
-def _shown(answer: Answer, found: Iterable[tuple[Figure, str]], source: Source) -> str:
+def _shown(answer: Answer, rows: Iterable[tuple[Figure, str]], source: Source) -> str:
     """Returns the values of one source, or their ranges where there are many."""
     scale = 100 if answer.percent else 1
-    values = [
-        (of, scale * figure.value) for figure, of in found if figure.value is not None and figure.source == source
-    ]
+    values = [(of, scale * figure.value) for figure, of in rows if figure.value is not None and figure.source == source]
     if len(values) <= MAX_VALUES:
         return _joined((of, number(value)) for of, value in values)
     ranges: dict[str, list[float]] = {}

@@ -469,11 +469,11 @@ def _between(low: Layer, high: Layer, part: float) -> Layer:
         weights_ms=mixed(low.weights_ms, high.weights_ms),
         strategies=tuple(
             Strategy(
-                name=one.name,
-                kept_bytes=round(mixed(one.kept_bytes, other.kept_bytes)),
-                extra_backward_ms=mixed(one.extra_backward_ms, other.extra_backward_ms),
+                name=strategy.name,
+                kept_bytes=round(mixed(strategy.kept_bytes, other.kept_bytes)),
+                extra_backward_ms=mixed(strategy.extra_backward_ms, other.extra_backward_ms),
             )
-            for one, other in zip(low.strategies, high.strategies, strict=True)
+            for strategy, other in zip(low.strategies, high.strategies, strict=True)
         ),
         workspace_bytes=round(mixed(low.workspace_bytes, high.workspace_bytes)),
     )
@@ -487,11 +487,11 @@ def _sum(layer: Layer, other: Layer) -> Layer:
         weights_ms=layer.weights_ms + other.weights_ms,
         strategies=tuple(
             Strategy(
-                name=one.name,
-                kept_bytes=one.kept_bytes + another.kept_bytes,
-                extra_backward_ms=one.extra_backward_ms + another.extra_backward_ms,
+                name=strategy.name,
+                kept_bytes=strategy.kept_bytes + another.kept_bytes,
+                extra_backward_ms=strategy.extra_backward_ms + another.extra_backward_ms,
             )
-            for one, another in zip(layer.strategies, other.strategies, strict=True)
+            for strategy, another in zip(layer.strategies, other.strategies, strict=True)
         ),
         workspace_bytes=max(layer.workspace_bytes, other.workspace_bytes),
     )

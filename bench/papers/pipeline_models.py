@@ -63,9 +63,8 @@ class KnownModel:
     device: str
     """On which it ran."""
     degrees: Degrees
-    """How it was spread."""
     sharing: ContextSharing = PLAIN_SHARING
-    """How context ranks share sequences."""
+    """The context ranks' shares of sequences."""
 
     def cluster(self) -> Cluster:
         """Returns as many devices as it ran on, in whole nodes."""

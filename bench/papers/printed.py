@@ -20,7 +20,7 @@ PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(StrictFile):
-    """Which figures of which study stand beside a paper's."""
+    """Figures of a study that stand beside a paper's."""
 
     study: str
     """Of the kept files; ``gpu`` is ``bench.gpu``."""
@@ -31,11 +31,11 @@ class Answer(StrictFile):
     by: tuple[str, ...] = ()
     """Labels that say what each value is of, after the groups."""
     says: str = ""
-    """What the values are, with their unit."""
+    """A description of the values, with their unit."""
     percent: bool = False
-    """Whether shares are shown in per cent."""
+    """True if shares are shown in per cent."""
     device: str = ""
-    """What a prediction or a simulation is of; empty where the study's machine is."""
+    """The described device of a prediction or a simulation; empty for the study's machine."""
 
     @property
     def command(self) -> str:
@@ -59,11 +59,10 @@ class PaperRow(StrictFile):
     where: str
     """The section that tells of it."""
     shows: str
-    """What it shows, with the unit."""
+    """Its content, with the unit."""
     theirs: Mapping[str, str]
     """Values as printed in the text, by what they are of."""
     ours: tuple[Answer, ...] = ()
-    """What stands beside it."""
     not_yet: str = ""
     """Why nothing does."""
 
@@ -79,9 +78,7 @@ class Paper(StrictFile):
     title: str
     """Its title."""
     source: str
-    """Where it is."""
     testbed: str
-    """What its figures were measured on."""
     pictures: str
     """Figures and tables that are left out, and why."""
     rows: tuple[PaperRow, ...] = field(default=())

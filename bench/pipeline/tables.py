@@ -27,33 +27,35 @@ HEADS = (
 
 def measured_table(results: Path) -> str:
     """Returns the steps of the newest kept study, and under it why something is missing."""
-    made = newest_study(NAME, results)
-    if made is None:
+    study = newest_study(NAME, results)
+    if study is None:
         return NOT_YET
-    found = (re.fullmatch(r"(.+): planned: step, ms", one.name) for one in made.figures)
-    rows = [_row(made, match[1]) for match in found if match is not None]
-    reasons = dict.fromkeys(one.reason for one in made.figures if one.reason and " over the planned one's" in one.name)
+    matches = (re.fullmatch(r"(.+): planned: step, ms", figure.name) for figure in study.figures)
+    rows = [_row(study, match[1]) for match in matches if match is not None]
+    reasons = dict.fromkeys(
+        figure.reason for figure in study.figures if figure.reason and " over the planned one's" in figure.name
+    )
     notes = "".join(f"\n{reason}.\n" for reason in reasons)
-    return table((source_of(made), *HEADS), rows) + (f"\nMissing (-): {notes.lstrip()}" if notes else "")
+    return table((source_of(study), *HEADS), rows) + (f"\nMissing (-): {notes.lstrip()}" if notes else "")
 
 
-def _row(made: Study, of: str) -> tuple[str, ...]:
+def _row(study: Study, of: str) -> tuple[str, ...]:
     memory = f"{of}: planned: memory of the fullest rank, MB"
     return (
         of,
-        _shown(made, f"{of}: planned: step, ms"),
-        *(_shown(made, f"{of}: {rival}: step over the planned one's, ratio") for rival in RIVALS),
-        _shown(made, f"{of}: simulated against measured tasks of a step, median error, % (goal: 5)"),
-        _shown(made, memory),
-        _shown(made, memory, source="simulated"),
+        _shown(study, f"{of}: planned: step, ms"),
+        *(_shown(study, f"{of}: {rival}: step over the planned one's, ratio") for rival in RIVALS),
+        _shown(study, f"{of}: simulated against measured tasks of a step, median error, % (goal: 5)"),
+        _shown(study, memory),
+        _shown(study, memory, source="simulated"),
     )
 
 
-def _shown(made: Study, name: str, *, source: str = "measured") -> str:
-    figures: Sequence[Figure] = [one for one in made.figures if (one.name, one.source) == (name, source)]
+def _shown(study: Study, name: str, *, source: str = "measured") -> str:
+    figures: Sequence[Figure] = [figure for figure in study.figures if (figure.name, figure.source) == (name, source)]
     if not figures or figures[0].value is None:
         return "-"
-    one = figures[0]
-    if one.low is None or one.high is None or one.low == one.high:
-        return number(one.value)
-    return f"{number(one.value)} ({number(one.low)} to {number(one.high)})"
+    figure = figures[0]
+    if figure.low is None or figure.high is None or figure.low == figure.high:
+        return number(figure.value)
+    return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"

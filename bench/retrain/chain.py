@@ -18,7 +18,7 @@ from mosaic.lines import steps_in
 from mosaic.retrain.folder import DayFolder, Folder
 
 Target = Literal["launcher", "worker", "loader", "all", "told", "told twice"]
-"""Who gets SIGKILL; ``told``: the launcher gets SIGTERM; ``told twice``: and again at once."""
+"""Receivers of SIGKILL; ``told``: the launcher receives SIGTERM; ``told twice``: and again at once."""
 _START = "import sys; from mosaic.cli.main import main; main(sys.argv[1:])"
 
 
@@ -39,7 +39,6 @@ class Kill:
     """A kill that fell."""
 
     target: Target
-    """Who was killed."""
     day: str
     """The day that was under way; empty before the first."""
     step: int
@@ -167,7 +166,7 @@ def _parent(pid: int) -> int:
 
 
 def _signs(folder: Folder) -> object:
-    """What a worker changes first in a day's folder."""
+    """Returns the files that a worker changes first in a day's folder, with their times."""
     days = folder.days()
     return [(path.name, path.stat().st_mtime_ns) for path in _worker_files(days[-1])] if days else None
 

@@ -29,7 +29,7 @@ WORDS: Mapping[Target, str] = MappingProxyType(
         "told twice": "kills by SIGTERM and again at once",
     }
 )
-"""What figures call those that are killed."""
+"""Names of kills in figures."""
 WORKERS = 2
 """That load data where kills fall; the undisturbed days have none."""
 PAUSE_S = 0.02
@@ -47,15 +47,13 @@ class KilledDay:
     kills: tuple[Kill, ...]
     """In order."""
     differs: tuple[str, ...]
-    """What is not as it is after an undisturbed run; nothing if all is well."""
+    """Names of values that differ from an undisturbed run's; empty if all is well."""
     again: int
     """Steps that were made more than once."""
     again_differently: int
     """Those of them that had another loss the second time."""
     outcome: str | None
-    """How it ended."""
     report: DayReport
-    """What its page says."""
 
 
 def killed_days(

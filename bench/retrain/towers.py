@@ -1,4 +1,4 @@
-"""What a user writes, in small: two towers, with all that is random or has state in a loop. Copied into a folder."""
+"""A user's program, in small: two towers, with all that is random or has state in a loop. Copied into a folder."""
 
 import copy
 import json
@@ -82,6 +82,6 @@ def loss(model, batch):
 
 
 def score(model, batch):
-    """Whether each row is told right."""
+    """Returns for each row 1 if its class is right."""
     right = model(batch["left"], batch["right"]).argmax(1) == batch["label"]
     return {"value": right.float(), "label": batch["label"], "modality": batch["modality"]}

@@ -67,10 +67,10 @@ def search(instance: Instance, *, seconds: float) -> Searched:
     options = all_options(instance.graph, cost=cost, device=device, num_devices=count)
     machine = Machine(num_devices=count, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes)
     began = time.perf_counter()
-    found = search_exactly(instance.graph, options, cost=cost, machine=machine, limits=SearchLimits(effort=seconds))
+    result = search_exactly(instance.graph, options, cost=cost, machine=machine, limits=SearchLimits(effort=seconds))
     took = time.perf_counter() - began
-    is_proven = found.record.status == "optimal"
-    return Searched(cost_ms=found.cost_ms, bound_ms=found.record.bound_ms, is_proven=is_proven, seconds=took)
+    is_proven = result.record.status == "optimal"
+    return Searched(cost_ms=result.cost_ms, bound_ms=result.record.bound_ms, is_proven=is_proven, seconds=took)
 
 
 def plan_of(instance: Instance, *, method: str = "exact", seconds: float, **search: object) -> Plan:

@@ -19,10 +19,10 @@ AS_TOLD = "equal, changed as told"
 """The model was refused, changed as the message says, and then equal."""
 
 OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, TOLD, DIFFERENT, CRASHED)
-"""How a case whose plain loop runs can end that is colocated."""
+"""Outcomes of a colocated case whose plain loop runs."""
 CUDA_OUTCOMES = (ON_LANES, NEAR, *OUTCOMES[1:])
 """The same on lanes of a GPU."""
 PIPELINE_OUTCOMES = (EQUAL, AS_TOLD, REFUSED, DIFFERENT, CRASHED)
-"""How a case can end whose model is cut into chunks."""
+"""Outcomes of a case whose model is cut into chunks."""
 FAULTS = (DIFFERENT, CRASHED)
 """Those that break what Mosaic promises."""

@@ -1,4 +1,4 @@
-"""How a model ends that is cut into chunks, as a pipeline runs them: equal, refused, different or crashed."""
+"""The outcome of a model that is cut into chunks, as a pipeline runs them: equal, refused, different or crashed."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ class PlainHandle:
 
 @dataclass
 class Session:
-    """What a case's loop is given; a case runs once with ``on_lanes`` and once without."""
+    """The argument of a case's loop; a case runs once with ``on_lanes`` and once without."""
 
     on_lanes: bool
-    """Whether ``colocate`` colocates, or leaves the model as it is."""
+    """True: ``colocate`` colocates; False: it leaves the model as it is."""
     graphs: bool = False
-    """Whether lanes of a GPU launch modules as CUDA graphs."""
+    """True: lanes of a GPU launch modules as CUDA graphs."""
     noted: dict[str, Any] = field(default_factory=dict)
-    """What the loop noted, by a name that says what and when."""
+    """The loop's values, by a name with their number."""
     models: list[nn.Module] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
     """The handles of colocated models, also of those that are removed."""
@@ -101,7 +101,7 @@ class Case:
     run: Callable[[Session], None]
     """Makes a model, colocates it by the session, trains it and notes the losses."""
     told: str = ""
-    """What ``describe()`` says of a difference, where that is all that one can do."""
+    """The line of ``describe()`` on an expected difference; empty where none is expected."""
 
 
 class CaughtModel(BaseException):

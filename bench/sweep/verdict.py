@@ -1,4 +1,4 @@
-"""How a case ends: equal, refused, raised, different or crashed, with what to know about it."""
+"""The outcome of a case: equal, refused, raised, different or crashed, with remarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mosaic.errors import MosaicError
 from mosaic.timeline import Span
 
 ROUNDING = 0.01
-"""How far a number may be off on a GPU, as a share of the largest of its tensor: AdamW's steps amplify rounding."""
+"""Tolerance of numbers on a GPU, as a share of the largest of a tensor: AdamW's steps amplify rounding."""
 _TOP = Path(__file__).resolve().parent.parent.parent
 
 

@@ -147,24 +147,3 @@ made = min(count("created", kind) for kind in ["primary", "green", "stream", "li
 result = [wrong, made > 100, misused()]
 """
     assert run_pools(fake_driver, body, devices="132:9.0,108:8.0") == [[], True, []]
-
-
-def test_ten_thousand_lend_return_close_sequences_leave_nothing_behind(fake_driver: FakeDriver):
-    body = """
-import random
-rng = random.Random(3)
-device = _C.Device(0)
-for _ in range(10_000):
-    pool = _C.StreamPool(device, [[[0], [1]]])
-    lent = []
-    for _ in range(rng.randrange(6)):
-        if lent and rng.random() < 0.5:
-            pool.give_back(lent.pop())
-        elif len(lent) < 2:
-            lent.append(pool.lend(0, len(lent)))
-    if rng.random() < 0.7:
-        pool.close()
-del pool
-result = [count("created", "green") == 20_000, leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body) == [True, {}, []]

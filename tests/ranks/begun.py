@@ -8,15 +8,13 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
-from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.running.handle import RankHandle
 from ranks.training import Model, batch, draw_plan, loss_of
@@ -59,25 +57,17 @@ def in_turn(*programs: Program) -> Program:
     return run
 
 
-def halves(model: nn.Module, size: int) -> Plan:
-    """Every module on some of the ranks, so that rows travel."""
-    return draw_plan(model, size, random.Random(3))
-
-
 def watching(**settings: Any) -> Options:
     return Options(ranks=RankSettings(**{"timeout_s": TIMEOUT_S, **WATCH, **settings}))
 
 
-def begin(
-    rank: int, size: int, place: Path, *, plan: Plan | Literal["halves"] | None = "halves", **settings: Any
-) -> tuple[Model, RankHandle]:
-    """Joins the others and colocates a model; without a plan, by one that is solved."""
+def begin(rank: int, size: int, place: Path) -> tuple[Model, RankHandle]:
+    """Joins the others and colocates a model with each module on some of the ranks, so that rows travel."""
     join(rank, size, place)
     torch.manual_seed(0)
     model = Model()
-    plan = halves(model, size) if plan == "halves" else plan
-    sample, options = batch(0, ROWS), watching(**settings)
-    return model, colocate_ranks(model, sample, plan=plan, backend=HostBackend(1), options=options)
+    plan = draw_plan(model, size, random.Random(3))
+    return model, colocate_ranks(model, batch(0, ROWS), plan=plan, backend=HostBackend(1), options=watching())
 
 
 def train(model: Model, steps: int = STEPS, before: Callable[[int], None] = lambda step: None) -> None:

@@ -48,10 +48,10 @@ def loss_of(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return out["logits"].square().mean() + out["seen"].abs().mean() * 0.1
 
 
-def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -> Plan:
+def draw_plan(model: Model, size: int, draw: random.Random) -> Plan:
     """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
     graph = find_modules(model, batch(0, 3)).graph
-    members = {name: tuple(draw.sample(range(size), draw.randint(least, size))) for name in graph.topological_order()}
+    members = {name: tuple(draw.sample(range(size), draw.randint(1, size))) for name in graph.topological_order()}
     return plan_of(graph, members, size)
 
 

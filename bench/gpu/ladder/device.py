@@ -32,14 +32,14 @@ from mosaic.microbench.settings import time_alone
 
 def device(bench: Bench) -> Iterator[Figure]:
     with on_lanes(bench) as backend:
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "name": backend.device.name,
             "num_slots": backend.device.num_slots,
             "sms_per_slot": backend.device.sms_per_slot,
             "remainder_sms": backend.device.remainder_sms,
         }
     ordinal = bench.torch_device.index or 0
-    found |= {
+    result |= {
         "fine slots": reading(lambda: cuda.CudaDriver(ordinal).describe_slots(fine=True).num_slots),
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
         "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
@@ -49,20 +49,20 @@ def device(bench: Bench) -> Iterator[Figure]:
         "free_gib": reading(lambda: torch.cuda.mem_get_info(bench.torch_device)[0] / 2**30),
     }
     with suppress(MosaicError):
-        bench.driver_version = f"{describe_nvml().driver_version} ({found['driver']})"
-    bench.notes += [f"{name}: {value}" for name, value in found.items() if isinstance(value, str)]
-    yield from figures_of({name: value for name, value in found.items() if not isinstance(value, str)})
-    bench.verdict = judge_device(found)
+        bench.driver_version = f"{describe_nvml().driver_version} ({result['driver']})"
+    bench.notes += [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
+    yield from figures_of({name: value for name, value in result.items() if not isinstance(value, str)})
+    bench.verdict = judge_device(result)
 
 
-def judge_device(found: Mapping[str, Any]) -> str:
+def judge_device(result: Mapping[str, Any]) -> str:
     """Says what the device is, and whether its slots add up."""
-    slots, size, rest = found["num_slots"], found["sms_per_slot"], found["remainder_sms"]
-    words, total = f"{found['name']}: {slots} slots of {size} SMs and {rest} left over", slots * size + rest
-    if total != found["num_sms"]:
-        words += f", which is {total} where torch says {found['num_sms']}: do not trust quotas here"
-    words += f"; driver {found['driver']}; torch {found['torch']}; {found['clocks']}"
-    return words + (f"; the driver lacks {found['lacking']}" if found["lacking"] else "")
+    slots, size, rest = result["num_slots"], result["sms_per_slot"], result["remainder_sms"]
+    words, total = f"{result['name']}: {slots} slots of {size} SMs and {rest} left over", slots * size + rest
+    if total != result["num_sms"]:
+        words += f", which is {total} where torch says {result['num_sms']}: do not trust quotas here"
+    words += f"; driver {result['driver']}; torch {result['torch']}; {result['clocks']}"
+    return words + (f"; the driver lacks {result['lacking']}" if result["lacking"] else "")
 
 
 def _clocks(ordinal: int) -> str:
@@ -82,25 +82,25 @@ def products(bench: Bench) -> Iterator[Figure]:
 
     If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
     """
-    found = []
+    result = []
     with on_lanes(bench) as backend:
         for figure in _products(bench, backend):
-            found.append(figure)
+            result.append(figure)
             yield figure
-    speedups = speedups_of(found)
+    speedups = speedups_of(result)
     if speedups:
         yield Figure(name=SM_TARGET_SPEEDUP, source="measured", value=statistics.geometric_mean(speedups.values()))
-    bench.verdict = judge_products(speedups, sorted({figure.reason for figure in found if figure.reason}))
+    bench.verdict = judge_products(speedups, sorted({figure.reason for figure in result if figure.reason}))
 
 
 def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
     device, dtype, settings = backend.torch_device, half_type(backend.torch_device), bench.settings(grid=4)
     size = 32 if bench.dry_run else 4096
-    given, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    rows, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     bias, out = torch.randn(size, device=device, dtype=dtype), torch.empty(size, size, device=device, dtype=dtype)
     products: dict[str, Callable[[], object]] = {
-        "mm": lambda: torch.mm(given, weight, out=out),
-        "addmm (cuBLASLt)": lambda: torch.addmm(bias, given, weight, out=out),
+        "mm": lambda: torch.mm(rows, weight, out=out),
+        "addmm (cuBLASLt)": lambda: torch.addmm(bias, rows, weight, out=out),
     }
     partitions = [backend.device.slots[:quota] for quota in settings.quotas(backend.device.num_slots)]
     with backend.open_lanes(partitions) as lanes:

@@ -58,8 +58,8 @@ def reading(look: Callable[[], Any]) -> Any:
 
 def readings(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns what was found, or the error under ``error``."""
-    found = reading(look)
-    return {"error": found} if isinstance(found, str) else found
+    result = reading(look)
+    return {"error": result} if isinstance(result, str) else result
 
 
 def figures_of(readings: Mapping[str, Any]) -> Iterator[Figure]:

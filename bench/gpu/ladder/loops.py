@@ -42,9 +42,9 @@ def _block(width: int) -> nn.Module:
 def towers(bench: Bench) -> Iterator[Figure]:
     """Trains ten steps plain and colocated by an even split."""
     with on_lanes(bench) as backend:
-        found = readings(lambda: _towers(bench, backend))
-    yield from figures_of(found)
-    bench.verdict = judge_towers(found)
+        result = readings(lambda: _towers(bench, backend))
+    yield from figures_of(result)
+    bench.verdict = judge_towers(result)
 
 
 def _towers(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
@@ -95,24 +95,24 @@ def _train(model: nn.Module, batch: tuple[torch.Tensor, ...], backend: CudaBacke
     return (time.perf_counter() - began) * 1e3 / (STEPS - STEPS // 2), [float(loss) for loss in losses]
 
 
-def judge_towers(found: Mapping[str, Any]) -> str:
+def judge_towers(result: Mapping[str, Any]) -> str:
     """Says whether the numbers are the plain loop's, and whether the towers ran at the same time."""
-    if "error" in found:
-        return f"two towers cannot be colocated here: {found['error']}"
-    far = max(found["loss difference"], found["weight difference"])
+    if "error" in result:
+        return f"two towers cannot be colocated here: {result['error']}"
+    far = max(result["loss difference"], result["weight difference"])
     words = f"equal within {far:.1g}" if far <= CLOSE else f"WRONG NUMBERS: {far:.2g} from the plain loop's"
-    words += f"; lanes overlap during {found['overlap']:.0%} of their time"
-    if found["overlap"] < 0.5:
+    words += f"; lanes overlap during {result['overlap']:.0%} of their time"
+    if result["overlap"] < 0.5:
         words += ", so one waits for the other: look at events and at the launching thread first"
-    return f"{words}; a step takes {found['plain step ms']:.2f} ms plain, {found['colocated step ms']:.2f} colocated"
+    return f"{words}; a step takes {result['plain step ms']:.2f} ms plain, {result['colocated step ms']:.2f} colocated"
 
 
 def dropout(bench: Bench) -> Iterator[Figure]:
     """Replays two graphs with dropout, each on its lane: in turn, and then in no order from the same seed."""
     with on_lanes(bench) as backend:
-        found = readings(lambda: _dropout(bench, backend))
-    yield from figures_of(found)
-    bench.verdict = judge_dropout(found, torch.__version__)
+        result = readings(lambda: _dropout(bench, backend))
+    yield from figures_of(result)
+    bench.verdict = judge_dropout(result, torch.__version__)
 
 
 def _dropout(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
@@ -155,25 +155,25 @@ class _DropoutGraph:
 def _masks(backend: CudaBackend, graphs: list[_DropoutGraph], replays: int, *, in_turn: bool) -> list[torch.Tensor]:
     """Returns what each replay keeps: of the left lane, the right one, the left one, and so on."""
     torch.manual_seed(1)
-    found = []
+    result = []
     for _ in range(replays):
         for graph in graphs:
-            found.append(graph.replay(backend.api))
+            result.append(graph.replay(backend.api))
             if in_turn:
                 backend.api.synchronize()
     backend.api.synchronize()
-    return found
+    return result
 
 
-def judge_dropout(found: Mapping[str, Any], torch_version: str) -> str:
+def judge_dropout(result: Mapping[str, Any], torch_version: str) -> str:
     """Says whether lanes may replay graphs with random numbers in no order."""
-    if "error" in found:
-        return f"dropout cannot be captured on lanes here: {found['error']}"
+    if "error" in result:
+        return f"dropout cannot be captured on lanes here: {result['error']}"
     names = ("replays with other numbers", "replays that repeat the one before", "replays equal on both lanes")
-    wrong = [f"{found[name]} {name}" for name in names if found[name]]
-    if abs(found["share kept"] - 0.5) > 0.02:
-        wrong.append(f"{found['share kept']:.0%} kept where half should be")
+    wrong = [f"{result[name]} {name}" for name in names if result[name]]
+    if abs(result["share kept"] - 0.5) > 0.02:
+        wrong.append(f"{result['share kept']:.0%} kept where half should be")
     if not wrong:
-        return f"{found['replays']} replays drew the same numbers at once as in turn (torch {torch_version})"
+        return f"{result['replays']} replays drew the same numbers at once as in turn (torch {torch_version})"
     remedy = f"modules with random numbers must not be captured on torch {torch_version}"
-    return f"of {found['replays']}: {', '.join(wrong)}; {remedy}"
+    return f"of {result['replays']}: {', '.join(wrong)}; {remedy}"

@@ -25,19 +25,19 @@ def operators(bench: Bench) -> Iterator[Figure]:
     """Computes each operator on the default stream and on a lane."""
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
-        found = {}
+        result = {}
         for name, step in _operators(backend, bench.dry_run).items():
-            found[name] = reading(lambda step=step: _difference(step(), lane.submit(step).wait()))
-            yield from figures_of({name: found[name]})
-    bench.verdict = judge_equal(found)
+            result[name] = reading(lambda step=step: _difference(step(), lane.submit(step).wait()))
+            yield from figures_of({name: result[name]})
+    bench.verdict = judge_equal(result)
 
 
-def judge_equal(found: Mapping[str, Any]) -> str:
+def judge_equal(result: Mapping[str, Any]) -> str:
     """Says which of several things differ on a lane, or fail there."""
-    wrong = [f"{name}: {value}" for name, value in found.items() if isinstance(value, str)]
-    wrong += [f"{name} differs by {v:.2g}" for name, v in found.items() if isinstance(v, float) and not v <= CLOSE]
-    exact = [name for name, value in found.items() if value == 0]
-    near = [f"{name} within {v:.1g}" for name, v in found.items() if isinstance(v, float) and 0 < v <= CLOSE]
+    wrong = [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
+    wrong += [f"{name} differs by {v:.2g}" for name, v in result.items() if isinstance(v, float) and not v <= CLOSE]
+    exact = [name for name, value in result.items() if value == 0]
+    near = [f"{name} within {v:.1g}" for name, v in result.items() if isinstance(v, float) and 0 < v <= CLOSE]
     right = [f"equal bit for bit: {', '.join(exact)}"] * bool(exact) + near
     return "; ".join([*wrong, *right])
 
@@ -73,7 +73,7 @@ def conv_native(bench: Bench) -> Iterator[Figure]:
 
 
 def _convolutions(bench: Bench, how: str) -> Iterator[Figure]:
-    found = {}
+    result = {}
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
         for name, step in _kernels(backend, bench.dry_run).items():
@@ -86,15 +86,15 @@ def _convolutions(bench: Bench, how: str) -> Iterator[Figure]:
                     ours = lane.submit(step).wait()
                 return _difference(step(), ours)
 
-            found[name] = reading(run)
-            yield from figures_of({name: found[name]})
-    bench.verdict = judge_conv(how, found)
+            result[name] = reading(run)
+            yield from figures_of({name: result[name]})
+    bench.verdict = judge_conv(how, result)
 
 
-def judge_conv(how: str, found: Mapping[str, Any]) -> str:
+def judge_conv(how: str, result: Mapping[str, Any]) -> str:
     """Says whether convolutions run on lanes this way, and which switch helps where they do not."""
-    said = judge_equal(found)
-    if all(isinstance(value, float) and value <= CLOSE for value in found.values()):
+    said = judge_equal(result)
+    if all(isinstance(value, float) and value <= CLOSE for value in result.values()):
         return said
     remedies = {
         "cold": "warm up outside of lanes first, as colocate does (see conv-warm)",
@@ -122,17 +122,17 @@ def triton(bench: Bench) -> Iterator[Figure]:
         def run() -> float:
             from bench.gpu.ladder.triton_double import double
 
-            given = torch.randn(1 << 16, device=backend.torch_device)
-            return _difference([given * 2], [lane.submit(lambda: double(given)).wait()])
+            source = torch.randn(1 << 16, device=backend.torch_device)
+            return _difference([source * 2], [lane.submit(lambda: double(source)).wait()])
 
-        found = {"double": reading(run)}
-    yield from figures_of(found)
-    bench.verdict = judge_triton(found)
+        result = {"double": reading(run)}
+    yield from figures_of(result)
+    bench.verdict = judge_triton(result)
 
 
-def judge_triton(found: Mapping[str, Any]) -> str:
+def judge_triton(result: Mapping[str, Any]) -> str:
     """Says whether compiled branches can be placed here."""
-    value = found["double"]
+    value = result["double"]
     if value == 0:
         return "Triton kernels run on lanes: compiled branches can be placed"
     what = value if isinstance(value, str) else f"wrong by {value:.2g}"

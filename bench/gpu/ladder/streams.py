@@ -18,7 +18,7 @@ from mosaic.backends.cuda.pool import CDP_SMS
 from mosaic.microbench.isolation import slots_in_turn
 
 SPIN_NS = 20_000
-"""How long a block of the probe holds its SM, so that later ones go to the others."""
+"""A block of the probe holds its SM for this time, so that later ones go to the others."""
 
 
 def events(bench: Bench) -> Iterator[Figure]:
@@ -28,22 +28,22 @@ def events(bench: Bench) -> Iterator[Figure]:
         left, right = (backend.api.external_stream(handle) for handle in loan.streams.values())
         streams = {"default": backend.api.current_stream(), "left": left, "right": right}
         ways = [("default", "left"), ("left", "default"), ("left", "right")]
-        found = {
+        result = {
             f"{a} before {b}": reading(lambda a=a, b=b: _ordered(backend, streams[a], streams[b], size))
             for a, b in ways
         }
-        found |= {
+        result |= {
             f"ms {a} to {b}": reading(lambda a=a, b=b: _elapsed(backend, streams[a], streams[b], size)) for a, b in ways
         }
-    yield from figures_of(found)
-    bench.verdict = judge_events(found)
+    yield from figures_of(result)
+    bench.verdict = judge_events(result)
 
 
-def judge_events(found: Mapping[str, Any]) -> str:
+def judge_events(result: Mapping[str, Any]) -> str:
     """Says which ways events order and time, and what to do where they do not."""
-    wrong = [f"{name}: {value}" for name, value in found.items() if isinstance(value, str)]
-    wrong += [f"{name}: what was written is not seen" for name, value in found.items() if value is False]
-    backwards = [name for name, value in found.items() if name.startswith("ms") and _is_number(value) and value <= 0]
+    wrong = [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
+    wrong += [f"{name}: what was written is not seen" for name, value in result.items() if value is False]
+    backwards = [name for name, value in result.items() if name.startswith("ms") and _is_number(value) and value <= 0]
     wrong += [f"{name}: no time passed" for name in backwards]
     if not wrong:
         return "events order and time green streams and the default stream, every way"
@@ -99,15 +99,15 @@ def partitions(bench: Bench) -> Iterator[Figure]:
     with on_lanes(bench) as backend:
         count = backend.device.num_slots
         layouts = [(count // 2, count - count // 2), (count - count // 4, count // 4), (1,) * count]
-        found = {"+".join(map(str, quotas)): reading(lambda q=quotas: _seen(backend, q)) for quotas in layouts}
+        result = {"+".join(map(str, quotas)): reading(lambda q=quotas: _seen(backend, q)) for quotas in layouts}
         bench.notes += backend.notes
-    for layout, seen in found.items():
+    for layout, seen in result.items():
         if isinstance(seen, str):
             yield from figures_of({layout: seen})
         else:
             num_seen = float(sum(len(ids) for _, ids in seen))
             yield Figure(name="num_sms_seen", source="measured", value=num_seen, labels={"layout": layout})
-    bench.verdict = judge_partitions(found)
+    bench.verdict = judge_partitions(result)
 
 
 def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
@@ -116,10 +116,10 @@ def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[
         return [(record.granted_sms, record.sm_ids or ()) for record in loan.records.values()]
 
 
-def judge_partitions(found: Mapping[str, Any]) -> str:
+def judge_partitions(result: Mapping[str, Any]) -> str:
     """Says which layouts are disjoint and full; at most two shared SMs are what a CDP module takes."""
     words = []
-    for layout, seen in found.items():
+    for layout, seen in result.items():
         if isinstance(seen, str):
             words.append(f"{layout}: {seen}")
             continue
@@ -133,15 +133,15 @@ def judge_partitions(found: Mapping[str, Any]) -> str:
             words.append(f"{layout}: " + ", ".join(f"{granted} granted, {count} seen" for granted, count in wrong))
         if unread:
             words.append(f"{layout}: the ids of {unread} partitions were not read")
-    return "; ".join(words) or f"disjoint, and as many SMs as granted: {', '.join(found)}"
+    return "; ".join(words) or f"disjoint, and as many SMs as granted: {', '.join(result)}"
 
 
 def capture(bench: Bench) -> Iterator[Figure]:
     """Captures one graph that forks from one lane to another, and replays it from the default stream."""
     with on_lanes(bench) as backend:
-        found = readings(lambda: _captured(bench, backend, halves(backend)))
-    yield from figures_of(found)
-    bench.verdict = judge_capture(found)
+        result = readings(lambda: _captured(bench, backend, halves(backend)))
+    yield from figures_of(result)
+    bench.verdict = judge_capture(result)
 
 
 def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) -> dict[str, Any]:
@@ -172,25 +172,25 @@ def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) ->
             api.synchronize()
             graph.replay()
         api.synchronize()
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"{side} value": float(value[0]) for side, value in zip(("left", "right"), values, strict=True)
         }
         for side, bits, record in zip(("left", "right"), seen, lanes.partitions, strict=True):
-            found[f"{side} ids"] = None if probe is None else (sm_ids(bits.tolist()), record.sm_ids)
+            result[f"{side} ids"] = None if probe is None else (sm_ids(bits.tolist()), record.sm_ids)
         graph.reset()
-    return found
+    return result
 
 
-def judge_capture(found: Mapping[str, Any]) -> str:
-    if "error" in found:
-        return f"stages cannot be captured here: {found['error']}"
-    words = [] if (found["left value"], found["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]
+def judge_capture(result: Mapping[str, Any]) -> str:
+    if "error" in result:
+        return f"stages cannot be captured here: {result['error']}"
+    words = [] if (result["left value"], result["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]
     for side in ("left", "right"):
-        if found[f"{side} ids"] is not None:
-            inside, granted = (set(ids or ()) for ids in found[f"{side} ids"])
+        if result[f"{side} ids"] is not None:
+            inside, granted = (set(ids or ()) for ids in result[f"{side} ids"])
             if outside := inside - granted:
                 words.append(f"the {side} half ran on {len(outside)} SMs outside of its partition")
-    if found["left ids"] is None:
+    if result["left ids"] is None:
         words.append("SM ids were not read")
     return "; ".join(words) or "a graph spans two lanes, and each half stays on its SMs"
 
@@ -220,15 +220,15 @@ class SmProbe:
 
     def launch(self, address: int, num_words: int, stream: int) -> None:
         """Sets a bit at ``address`` for each SM that the stream's kernels run on."""
-        given = (address, num_words, SPIN_NS), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
+        words = (address, num_words, SPIN_NS), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
         function = self._driver.CUfunction(int(self._kernel))
-        self._call("cuLaunchKernel", function, self._blocks, 1, 1, 1024, 1, 1, 0, stream, given, 0)
+        self._call("cuLaunchKernel", function, self._blocks, 1, 1, 1024, 1, 1, 0, stream, words, 0)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        status, *found = getattr(self._driver, name)(*arguments)
+        status, *result = getattr(self._driver, name)(*arguments)
         if int(status) != 0:
             raise RuntimeError(f"{name} returned {status}")
-        return found[0] if found else None
+        return result[0] if result else None
 
 
 def sm_ids(words: Sequence[int]) -> tuple[int, ...]:

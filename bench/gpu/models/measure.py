@@ -55,7 +55,7 @@ WORTH = MappingProxyType(
         IN_TURN: 0.5,
     }
 )
-"""What is measured after the plain step, in order, and its share of the time that is left for it and all after it."""
+"""Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
 
 
 def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:

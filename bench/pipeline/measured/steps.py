@@ -29,7 +29,7 @@ RIVALS = ("1f1b", "megatron", "gpipe")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How large and how often."""
+    """The extent of a study."""
 
     width: int = 256
     """Of the models."""
@@ -135,7 +135,7 @@ def _median(name: str, by_step: Sequence[Sequence[float]]) -> Figure:
 
 
 def _errors(of: str, by_way: dict[str, list[JudgedStep]]) -> Iterator[Figure]:
-    """How far simulated steps are from measured ones; none of them was fitted to."""
+    """Yields errors of simulated steps against measured ones, none of which was fitted to."""
     errors = []
     for planner, judged in by_way.items():
         measured = [statistics.median(one.tasks_ms[1:]) for one in judged]

@@ -1,4 +1,4 @@
-"""What a module reads besides its arguments, and what it keeps for later."""
+"""Modules that read more than their arguments, or keep values for later."""
 
 from __future__ import annotations
 

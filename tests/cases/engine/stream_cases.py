@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -92,9 +92,9 @@ class Projected(nn.Module):
         return self.head(torch.stack(found[:2]).sum(0)) + found[-1]
 
 
-def steps(model: nn.Module, *, batches: Callable[[int], Any] = pair_batch, num_steps: int = 3) -> None:
+def steps(model: nn.Module, *, num_steps: int = 3) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(num_steps):
-        model(*batches(step)).square().mean().backward()
+        model(*pair_batch(step)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

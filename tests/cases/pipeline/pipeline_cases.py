@@ -67,13 +67,9 @@ def vision_and_text(vision: int = 8, text: int = 8, *, text_ms: float = 4.0, **m
     )
 
 
-def two_encoders(*, trains: bool = True) -> PipelineModel:
+def two_encoders() -> PipelineModel:
     return PipelineModel(
-        modules=(
-            plain("vision", 6, trains=trains),
-            plain("audio", 4, 0.5, counts="audio_s", trains=trains),
-            plain("text", 8, 4.0, counts="all"),
-        ),
+        modules=(plain("vision", 6), plain("audio", 4, 0.5, counts="audio_s"), plain("text", 8, 4.0, counts="all")),
         feeds=(Feed(source="vision", target="text"), Feed(source="audio", target="text")),
     )
 

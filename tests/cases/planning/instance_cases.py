@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from brute_force import plan_by_brute_force
@@ -99,11 +99,7 @@ class Solved:
 
 
 def solve_instance(
-    instance: Instance,
-    *,
-    method: str = "exact",
-    time_limit: float = 10.0,
-    search: SearchOptions | None = None,
+    instance: Instance, *, method: str = "exact", time_limit: float = 10.0
 ) -> tuple[Solved, InfeasibleError | None]:
     """Plans as ``mosaic plan`` does, and has the checker accept the plan."""
     limits = SearchLimits(effort=time_limit)
@@ -114,7 +110,7 @@ def solve_instance(
             TableCost(instance),
             instance.device,
             num_devices=instance.num_devices,
-            search=replace(search or SearchOptions(), limits=limits),
+            search=SearchOptions(limits=limits),
         )
     except InfeasibleError as error:
         return Solved(status="infeasible", reasons=error.reasons), error

@@ -1,6 +1,6 @@
 """A day that two ranks begin and one ends.
 
-Run as ``python retraining_ranks.py FOLDER``; prints what tests look at, a line of JSON each.
+Run as ``python retraining_ranks.py FOLDER``; prints what a test looks at, a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ from mosaic.retrain.records import DayReport, Trained
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}
 STOP_AT = 5
-
-
-def tell(**found: Any) -> None:
-    print(json.dumps(found), flush=True)
 
 
 def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +55,7 @@ def main(top: Path) -> None:
     other = write_folder(top / "other", DAY, budget=MICRO_BATCHES)
     program = other.path / "train.py"
     program.write_text(program.read_text().replace("nn.BatchNorm1d(16)", "nn.LayerNorm(16)"))
-    tell(other=begun_by_two(other, MICRO_BATCHES))
+    print(json.dumps(begun_by_two(other, MICRO_BATCHES)), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,16 @@ from mosaic.retrain.records import DayReport
 from mosaic.retrain.worker import main as worker
 
 FIRST = "2026-11-20"
+TESTS = Path(__file__).parents[2]
+
+
+def run_script(name: str, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """Runs a script of ``cases/retraining``, which forks, in a process of its own; returns its output and its JSON."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, str(TESTS / "cases" / "retraining" / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 class Inside:

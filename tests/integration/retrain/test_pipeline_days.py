@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).parents[2]
-SCRIPT = TESTS / "cases" / "retraining" / "retraining_pipeline.py"
+from conftest import run_script
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The output of ``retraining_pipeline.py``, from a process of its own, which makes forks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
-    command = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("pipeline"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return {"said": done.stdout, **{name: value for line in lines for name, value in json.loads(line).items()}}
+    """The output of ``retraining_pipeline.py``."""
+    said, lines = run_script("retraining_pipeline.py", str(tmp_path_factory.mktemp("pipeline")))
+    return {"said": said, **{name: value for line in lines for name, value in line.items()}}
 
 
 def test_a_day_killed_while_its_ranks_train_ends_with_the_bits_of_an_undisturbed_one(told: dict[str, Any]):

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).parents[2]
-SCRIPT = TESTS / "cases" / "retraining" / "retraining_kills.py"
-
-
-def told_by(way: str, folder: Path) -> list[dict[str, Any]]:
-    """Runs ``retraining_kills.py`` in a process of its own, which makes forks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
-    command = [sys.executable, str(SCRIPT), way, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+from conftest import run_script
 
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return told_by("chain", tmp_path_factory.mktemp("chain"))
+    return run_script("retraining_kills.py", "chain", str(tmp_path_factory.mktemp("chain")))[1]
 
 
 @pytest.fixture(scope="module")
 def promotions(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return told_by("promotion", tmp_path_factory.mktemp("promotion"))
+    return run_script("retraining_kills.py", "promotion", str(tmp_path_factory.mktemp("promotion")))[1]
 
 
 def test_kills_of_whoever_runs_leave_the_bits_of_an_undisturbed_run(days: list[dict[str, Any]]):
