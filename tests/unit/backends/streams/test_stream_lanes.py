@@ -27,18 +27,16 @@ def launched(runtime: FakeStreams, lane: StreamLane, work: Any = lambda: torch.o
     return runtime.launches[before]
 
 
-def test_work_starts_after_what_the_caller_launched_before(runtime: FakeStreams):
+@pytest.mark.parametrize("behind_caller", [True, False])
+def test_work_starts_after_what_the_caller_launched_before_unless_it_need_not(
+    runtime: FakeStreams, behind_caller: bool
+):
     with open_on(runtime, (0,)) as lanes:
         torch.ones(2)
         before = runtime.launches[-1]
-        assert launched(runtime, lanes.lane((0,))).is_after(before)
-
-
-def test_work_that_need_not_be_behind_the_caller_is_not(runtime: FakeStreams):
-    with open_on(runtime, (0,)) as lanes:
-        torch.ones(2)
-        before = runtime.launches[-1]
-        assert launched(runtime, lanes.lane((0,)), behind_caller=False).is_concurrent_with(before)
+        own = launched(runtime, lanes.lane((0,)), behind_caller=behind_caller)
+        assert own.is_after(before) == behind_caller
+        assert own.is_concurrent_with(before) != behind_caller
 
 
 def test_lanes_of_one_layout_take_turns_with_those_of_another(runtime: FakeStreams):
