@@ -83,6 +83,14 @@ class Doing(nn.Module):
         return self.what(self, x)
 
 
+def failing(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Fails half-way where ``is_on``."""
+    made = self.layers(x)
+    if self.is_on:
+        raise ValueError("told to fail")
+    return made.relu()
+
+
 def pair_batch(step: int = 0, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 + step)
     return moved(tuple(torch.randn(rows, 8, generator=generator, device="cpu") for _ in range(2)))

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from analytic_cases import pod_counts
 from planning_cases import graph_of
-from torch import nn
 
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
-from mosaic.cost.counting import count_degrees
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.interference import NoInterference
 from mosaic.cost.roofline import phase_ms
-from mosaic.engine import find_modules
 from mosaic.hardware import find_cluster, find_hardware
 from mosaic.profile import Phase
 from mosaic.solver import solve
@@ -73,27 +69,3 @@ def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):
     assert slower == pytest.approx(1 + (own * other * other) ** 0.5)
     assert 1 + own * other < slower < 1 + other
     assert why_not_exact(GRAPH, assumed) is None
-
-
-def test_a_model_on_no_device_is_found_counted_and_planned():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.image = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 64))
-            self.text = nn.EmbeddingBag(500, 64)
-            self.head = nn.Linear(64, 8)
-
-        def forward(self, image, text):
-            return self.head(self.image(image) + self.text(text))
-
-    with torch.device("meta"):
-        model = Model()
-        sample = {"image": torch.empty(16, 3, 8, 8), "text": torch.zeros(16, 5, dtype=torch.int64)}
-    finding = find_modules(model, sample, include=["image", "text", "head"])
-    cluster = find_cluster("a100-80g", 8)
-    counted = {
-        subject.name: count_degrees(subject.module, subject.args, subject.kwargs, degrees=(1, 2, 4, 8))
-        for subject in finding.subjects
-    }
-    plan = solve(finding.graph, AnalyticCost(counted, cluster), cluster.hardware.device(), num_devices=8)
-    plan.check_matches(graph=finding.graph, device=cluster.hardware.device())

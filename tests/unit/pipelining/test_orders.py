@@ -17,7 +17,6 @@ from mosaic.pipelining.tasks import (
     Deadlock,
     Task,
     TaskGraph,
-    Timed,
     Wait,
     lower_bound_ns,
     roll_out,
@@ -88,18 +87,6 @@ def chain(microbatches: int, *, room: float | None = None, lag_ns: int = 0) -> T
         ((_, last, back, _),) = build.module("text", microbatch, 1, 1, (10, 20), 16)
         build.wait(last, back)
     return limited(build, (0, 1), room)
-
-
-def test_each_task_starts_when_its_row_is_free_and_what_it_waits_for_has_come():
-    # Of each microbatch: forward on 0 and 1, backward on 1 and 0.
-    timed = simulate(chain(2, lag_ns=3), ((0, 4, 3, 7), (1, 2, 5, 6)))
-    assert isinstance(timed, Timed)
-    assert timed.start_ns == (0, 13, 23, 46, 10, 43, 53, 76)
-    assert timed.makespan_ns == 96
-    assert timed.peak_bytes == (
-        40,
-        24,
-    )  # two held on rank 0 and one on rank 1, of 16 bytes each, beside 8 of a backward
 
 
 def test_orders_that_memory_stops_are_a_deadlock_that_says_by_how_much():

@@ -13,17 +13,6 @@ result = [[info.requested_sms, info.granted_sms] for info in pool_of(UNEQUAL).pa
     assert run_pools(fake_driver, body, quirk="one_sm_less") == [[80, 79], [48, 47]]
 
 
-def test_lending_and_giving_back_call_no_driver_function(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES)
-before = {name: count("calls", name) for name in called()}
-for _ in range(3):
-    pool.give_back(pool.lend(0, 1))
-result = before == {name: count("calls", name) for name in called()}
-"""
-    assert run_pools(fake_driver, body) is True
-
-
 REFUSED = {
     "pool.add_layout([])": "layout=[] has no partition",
     "pool.add_layout([[0], []])": "slots=[] is empty, but a partition needs a slot; name some of 0 to 15",

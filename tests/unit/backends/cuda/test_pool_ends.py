@@ -26,22 +26,6 @@ result = words("log")
     ]
 
 
-def test_a_closed_pool_says_so_and_still_tells_what_it_was(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES)
-stream = pool.lend(0, 0)
-pool.close()
-calls = [lambda: pool.lend(0, 0), lambda: pool.give_back(stream), lambda: pool.verify(IMAGE),
-         lambda: pool.add_layout(HALVES)]
-stats = pool.stats()
-result = [[error_of(call) for call in calls], pool.closed, stats.num_contexts, stats.num_lent,
-          stats.driver_bytes > 0, [info.granted_sms for info in pool.partitions(0)]]
-"""
-    errors, *told = run_pools(fake_driver, body)
-    assert errors == [{"kind": "ValueError", "text": "this stream pool is closed; make a new one"}] * 4
-    assert told == [True, 0, 0, True, [64, 64]]
-
-
 @pytest.mark.parametrize(
     "keep",
     [

@@ -9,17 +9,13 @@ from datetime import date
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, default_collate
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
 from mosaic.demo.days.digits import DayKind, write_day
 from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.sources import held_out_rows
 
 DAY = date(2026, 11, 22)
 
@@ -38,11 +34,6 @@ def opened(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def train(folder: Path) -> ModuleType:
-    return opened(folder / "train.py")
 
 
 def test_a_new_folder_has_recipe_model_a_ready_day_and_a_frozen_set(folder: Path):
@@ -87,38 +78,3 @@ def test_the_frozen_set_shares_no_voice_and_no_block_of_scans_with_a_day(folder:
     assert len(frozen) >= 20
     assert len(day) >= 20
     assert not frozen & day
-
-
-def test_a_few_steps_make_the_loss_smaller_and_scores_have_a_value_for_each_row(folder: Path, train: ModuleType):
-    torch.manual_seed(0)
-    model, data = train.make_model(), train.make_dataset(folder / "data" / "2026-11-22", True)
-    optimizers, schedulers = train.make_optimizer(model, 40)
-    companions = train.companions(model)
-    losses = []
-    loader = DataLoader(data, batch_size=64, shuffle=True)
-    for _ in range(3):
-        for batch in loader:
-            loss = train.loss(model, batch)
-            loss.backward()
-            for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-                optimizer.step()
-                optimizer.zero_grad()
-                scheduler.step()
-            train.update_companions(model, companions)
-            losses.append(loss.item())
-    assert losses[-1] < 0.6 * losses[0]
-    frozen = train.make_dataset(folder / "data" / "frozen", False)
-    batch = default_collate([frozen[place] for place in range(0, 1800, 9)])
-    for scored in (model.eval(), companions["ema"].eval()):
-        columns = train.score(scored, batch)
-        assert {len(column) for column in columns.values()} == {200}
-        assert columns["value"].mean() > 0.4
-
-
-def test_rows_of_a_writer_or_speaker_are_held_out_together(folder: Path, train: ModuleType):
-    data = train.make_dataset(folder / "data" / "2026-11-22", False)
-    out = held_out_rows(data, share=0.1, seed=0, day="2026-11-22")
-    held, trained = ({data[place]["cluster"] for place in np.flatnonzero(part)} for part in (out, ~out))
-    assert held
-    assert trained
-    assert not held & trained
