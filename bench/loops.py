@@ -21,12 +21,12 @@ BLOCK_MS = 150.0
 MIN_ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, one batch, and the loss of what it returns."""
+    """A model, one batch of this process, and the loss of its output."""
 
     model: nn.Module
-    batch: dict[str, Any]
+    batch: Any
     loss: Callable[[Any], Tensor] = loss_of
 
 

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import nn
 
+from bench.loops import Workload
 from mosaic.models import build, loss_of, make_batch
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A model with a rank's batch, which stays the same in all steps."""
-
-    model: nn.Module
-    sample: Any
-    loss: Callable[[Any], torch.Tensor]
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of all gradients."""
-        return sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
 
 
 class TwoTowers(nn.Module):

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
-from bench.ddp.models import Workload, make
+from bench.ddp.models import make
+from bench.loops import Workload
 from bench.record import Figure
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
@@ -87,7 +88,7 @@ class Loop:
         whole, passes = [], []
         for _ in range(warm + steps):
             start = time.perf_counter()
-            loss = self._work.loss(called(self._model, self._work.sample))
+            loss = self._work.loss(called(self._model, self._work.batch))
             loss.backward()
             passes.append((time.perf_counter() - start) * 1e3)
             self._optimizer.step()
@@ -118,10 +119,10 @@ def launch(
             yield _figure("setting", [step_ms], setting=setting)
     theirs, ours, alike = (make(name, rank) for _ in range(3))
     wrapped = DistributedDataParallel(theirs.model, **SETTINGS[best])
-    handle = mosaic.colocate(ours.model, sample=ours.sample, options=options)
+    handle = mosaic.colocate(ours.model, sample=ours.batch, options=options)
     assert isinstance(handle, RankHandle)
     plan = data_parallel_plan(handle.graph, handle.plan.device, size)
-    plain = mosaic.colocate(alike.model, sample=alike.sample, plan=plan)
+    plain = mosaic.colocate(alike.model, sample=alike.batch, plan=plan)
     loops = {"ddp": Loop(wrapped, theirs), "ours": Loop(ours.model, ours), "alike": Loop(alike.model, alike)}
     for loop in loops.values():
         loop.take(world, 0, warm=scale.warm_steps)
@@ -137,7 +138,8 @@ def launch(
     yield _ratio("gain of passes", passes["ddp"], passes["ours"])
     yield _ratio("alike over ddp", steps["alike"], steps["ddp"])
     yield _ratio("passes of alike over ddp", passes["alike"], passes["ddp"])
-    yield _figure("MB", [theirs.gradient_bytes / 1e6])
+    trained = [parameter.nbytes for parameter in theirs.model.parameters() if parameter.requires_grad]
+    yield _figure("MB", [sum(trained) / 1e6])
     yield from _picked(handle)
     yield from _differences(loops["ours"], loops["ddp"], handle, wrapped)
     plain.remove()

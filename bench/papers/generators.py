@@ -7,96 +7,71 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from bench.papers.data_sets import DATA_SETS, DataSample, DataSet
 from mosaic.pipelining.layers import Microbatch
 
+CONTEXT = 8192
+"""Tokens of text and images together in a microbatch, as in PipeWeaver."""
+IMAGE_TOKENS = 169
+"""Of an image; 48 images fill a microbatch."""
+MAX_VIDEO_S = 16.0
+"""Seconds of all clips."""
 MAX_CLIPS = 8
-"""In a microbatch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
-    """The limits of a microbatch; PipeWeaver's by default."""
-
-    context: int = 8192
-    """Tokens of text and images together."""
-    image_tokens: int = 169
-    """Of an image."""
-    max_video_s: float = 16.0
-    """Seconds of all clips."""
-    max_clips: int = MAX_CLIPS
-    """Clips."""
-    max_waiting: int = 1
-    """Samples that do not fit and wait for the next microbatch, while later ones are tried; 1 ends a microbatch with
-    the first that does not fit."""
-
-    @property
-    def max_images(self) -> int:
-        """Images that fill a microbatch: 48 in PipeWeaver."""
-        return self.context // self.image_tokens
-
-    def fits(self, packed: Microbatch) -> bool:
-        """Returns whether it is not too much."""
-        tokens = packed.text_tokens + self.image_tokens * packed.images
-        return (
-            tokens <= self.context
-            and packed.video_s <= self.max_video_s
-            and (packed.clips or int(packed.video_s > 0)) <= self.max_clips
-        )
-
-    def cut(self, sample: DataSample) -> DataSample:
-        """Returns a sample that fits by itself: with as many images and as much text and video as there is room for."""
-        images = min(sample.images, self.max_images)
-        room = self.context - self.image_tokens * images
-        return DataSample(
-            text_tokens=min(sample.text_tokens, room), images=images, video_s=min(sample.video_s, self.max_video_s)
-        )
-
-
-def draw_step(
-    mixture: Mapping[str, float], *, num_microbatches: int, seed: int, packing: Packing | None = None
-) -> tuple[Microbatch, ...]:
+def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int) -> tuple[Microbatch, ...]:
     """Returns a step of packed microbatches, filled one after the other.
 
-    By default 1 sample waits with images and 4 with video: the largest of 100 microbatches then has 3 to 5 times the
-    operations of the smallest, and 4.15 times in PipeWeaver (section 1).
+    1 sample that does not fit waits with images and 4 with video, while later ones are tried: the largest of 100
+    microbatches then has 3 to 5 times the operations of the smallest, and 4.15 times in PipeWeaver (section 1).
 
     Args:
         mixture: For each data set its share of samples, in any unit; video and images are not mixed.
         num_microbatches: How many.
         seed: Of all that is drawn.
-        packing: What fits into one; PipeWeaver's by default.
     """
     sets, total = [DATA_SETS[name] for name in mixture], sum(mixture.values())
     shares = [share / total for share in mixture.values()]
-    packing = packing or Packing(max_waiting=1 if sets[0].seconds is None else 4)
+    max_waiting = 1 if sets[0].seconds is None else 4
     rng = np.random.default_rng(seed)
-    samples = _samples(sets, shares, packing, rng)
+    samples = _samples(sets, shares, rng)
     waiting: deque[DataSample] = deque()
-    return tuple(_packed(waiting, samples, packing) for _ in range(num_microbatches))
+    return tuple(_packed(waiting, samples, max_waiting) for _ in range(num_microbatches))
 
 
-def _samples(
-    sets: list[DataSet], shares: list[float], packing: Packing, rng: np.random.Generator
-) -> Iterator[DataSample]:
+def _samples(sets: list[DataSet], shares: list[float], rng: np.random.Generator) -> Iterator[DataSample]:
     while True:
-        yield packing.cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng))
+        yield _cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng))
 
 
-def _packed(waiting: deque[DataSample], samples: Iterator[DataSample], packing: Packing) -> Microbatch:
+def _cut(sample: DataSample) -> DataSample:
+    """Returns a sample that fits by itself: with as many images and as much text and video as there is room for."""
+    images = min(sample.images, CONTEXT // IMAGE_TOKENS)
+    return DataSample(
+        text_tokens=min(sample.text_tokens, CONTEXT - IMAGE_TOKENS * images),
+        images=images,
+        video_s=min(sample.video_s, MAX_VIDEO_S),
+    )
+
+
+def _fits(packed: Microbatch) -> bool:
+    tokens = packed.text_tokens + IMAGE_TOKENS * packed.images
+    return tokens <= CONTEXT and packed.video_s <= MAX_VIDEO_S and packed.clips <= MAX_CLIPS
+
+
+def _packed(waiting: deque[DataSample], samples: Iterator[DataSample], max_waiting: int) -> Microbatch:
     packed = _as_microbatch(waiting.popleft() if waiting else next(samples))
     for sample in list(waiting):
         more = _joined(packed, sample)
-        if packing.fits(more):
+        if _fits(more):
             packed = more
             waiting.remove(sample)
-    while len(waiting) < packing.max_waiting:
+    while len(waiting) < max_waiting:
         more = _joined(packed, sample := next(samples))
-        if packing.fits(more):
+        if _fits(more):
             packed = more
         else:
             waiting.append(sample)

@@ -32,9 +32,6 @@ class TransformerShape:
     """A stack of equal layers, each attention and then an MLP, with norms before them.
 
     Biases and norms' weights are left out: they are below 0.1 % of the parameters.
-
-    Raises:
-        ValueError: A size is below 1, or heads do not divide by groups.
     """
 
     layers: int
@@ -59,15 +56,6 @@ class TransformerShape:
     """True if the head shares this table."""
     patch: int = 0
     """Numbers in a patch, frame or latent for a projection before the first layer; 0: none."""
-
-    def __post_init__(self) -> None:
-        for size in dataclasses.fields(self):
-            value = getattr(self, size.name)
-            least = 0 if size.name in ("vocabulary", "patch") else 1
-            if size.type == "int" and (not isinstance(value, int) or value < least):
-                raise ValueError(f"shape: {size.name}={value!r}; use a whole number, {least} or more")
-        if self.heads % self.groups:
-            raise ValueError(f"shape: {self.heads} heads do not divide by {self.groups} groups")
 
     @property
     def head_dim(self) -> int:

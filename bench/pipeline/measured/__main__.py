@@ -20,7 +20,7 @@ from functools import partial
 from bench.pipeline.measured.actions import empty_action_cost
 from bench.pipeline.measured.memory import memory
 from bench.pipeline.measured.models import MODELS
-from bench.pipeline.measured.steps import RIVALS, Sizes, cores, steps, too_few_cores
+from bench.pipeline.measured.steps import Sizes, cores, steps, too_few_cores
 from bench.ranks.launch import Work, on_ranks
 from bench.record import missing_figure
 from bench.study_parts import PartedStudy, StudyPart
@@ -49,7 +49,7 @@ def quick() -> tuple[StudyPart, ...]:
     return (
         _actions(),
         _ranks("steps, llama", 40, 2, partial(steps, name="llama", sizes=SMALL)),
-        _ranks("memory, llama", 20, 2, partial(memory, name="llama", baseline="", sizes=SMALL)),
+        _ranks("memory, llama", 20, 2, partial(memory, name="llama", sizes=SMALL)),
     )
 
 
@@ -62,9 +62,7 @@ def full() -> tuple[StudyPart, ...]:
             parts.append(_ranks(f"steps, {name}, {MORE_RANKS}", 150, MORE_RANKS, partial(steps, name=name, sizes=FULL)))
         else:
             parts.append(StudyPart.alone(f"steps, {name}, 4", 10, partial(too_few_cores, name, MORE_RANKS)))
-        for baseline in ("", RIVALS[0]):
-            work = partial(memory, name=name, baseline=baseline, sizes=FULL)
-            parts.append(_ranks(f"memory, {name}, {baseline or 'planned'}", 60, 2, work))
+        parts.append(_ranks(f"memory, {name}", 60, 2, partial(memory, name=name, sizes=FULL)))
     return tuple(parts)
 
 

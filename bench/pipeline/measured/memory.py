@@ -15,19 +15,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.pipeline.measured.judged import judge
 from bench.pipeline.measured.models import MODELS
-from bench.pipeline.measured.steps import Sizes, begun, fitted
+from bench.pipeline.measured.steps import Sizes, fitted
 from bench.record import Figure, missing_figure
 from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
 
 MB = 1e6
 
 
-def memory(rank: int, size: int, *, name: str, baseline: str, sizes: Sizes) -> Iterator[Figure]:
-    """The plan's step, or a baseline's: the fullest rank, and each rank's simulated over measured."""
-    model, of = MODELS[name], f"{name}, {size} ranks: {baseline or PLANNED}"
-    own = begun(model, sizes) if baseline else fitted(model, sizes)  # a baseline's layers are where they are
+def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
+    """The fullest rank in the plan's step, and each rank's simulated over measured."""
+    model, of = MODELS[name], f"{name}, {size} ranks: {PLANNED}"
+    own = fitted(model, sizes)
     world = own.world
-    planner = own.make(baseline or PLANNED, baseline=baseline)
+    planner = own.make(PLANNED)
     if not isinstance(planner, StepPlanner):
         yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
         return

@@ -45,16 +45,11 @@ class Sizes:
     """For each step."""
 
 
-def begun(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
-    """Returns the model on these ranks, counted."""
-    world = World.join(torch.device("cpu"), watch=RankSettings())
-    whole = model.model(sizes.width, sizes.layers)
-    return make_setup(whole, model.step(0, sizes.microbatches), world, PipelineOptions(data=1))
-
-
 def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
-    """Returns the same with times fitted to its first step."""
-    return fit_modules(begun(model, sizes), model.step(0, sizes.microbatches))
+    """Returns the model on these ranks, counted, with times fitted to its first step."""
+    world = World.join(torch.device("cpu"), watch=RankSettings())
+    whole, step = model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches)
+    return fit_modules(make_setup(whole, step, world, PipelineOptions(data=1)), step)
 
 
 def ways_of(own: PipelineSetup) -> dict[str, StepPlanner | str]:
