@@ -1,14 +1,12 @@
-"""Glued models on ranks train as on one: with sequences shared out, with a modality missing."""
+"""A glued model on ranks that share its sequences trains as on one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from ranks.nursery import run_program
 
 
-@pytest.mark.parametrize(("name", "size"), [("over_sequences", 4), ("lacking_a_modality", 2)])
-def test_glued_models_train_on_ranks_as_on_one(tmp_path: Path, name: str, size: int):
-    ended = run_program(f"ranks.programs.glued:{name}", size, tmp_path / "ranks", seconds=120.0)
-    assert [(one.code, one.said.endswith("equal\n")) for one in ended] == [(0, True)] * size, ended
+def test_a_glued_model_trains_on_ranks_as_on_one(tmp_path: Path):
+    ended = run_program("ranks.programs.glued:over_sequences", 4, tmp_path / "ranks", seconds=120.0)
+    assert [(rank.code, rank.said.endswith("equal\n")) for rank in ended] == [(0, True)] * 4, ended

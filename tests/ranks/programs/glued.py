@@ -1,4 +1,4 @@
-"""Glued models on two ranks: with sequences shared out, and colocated; beside the plain model."""
+"""A glued model on four ranks with its sequences shared out, beside the plain model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 
 import glued_models as cases
 import torch
-from torch import nn
 
 import mosaic
 from mosaic.glue import MultimodalModel, Parallel, Tower, parallelize
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from ranks.begun import join
-from ranks.graphs import colocated, difference, twins
 from ranks.programs.pipeline.trained import check_equal
 
 OPTIONS = PlannerOptions(limits=OrderLimits(rollouts=50))
@@ -51,27 +49,3 @@ def over_sequences(rank: int, size: int, place: Path) -> None:
     check_equal(pipe, model, plain, trained, ahead=True)
     pipe.remove()
     print("equal")
-
-
-def lacking_a_modality(rank: int, size: int, place: Path) -> None:
-    """Colocated over ranks, on some of which a step's batch has no images or no clips: as under data parallelism."""
-    join(rank, size, place)
-    torch.manual_seed(1)
-    sample = cases.batch(2, 2)
-    ours, wrapped = twins(lambda: cases.glued(), 0)
-    handle = colocated(ours, sample, {"vision": (0,), "audio": (1,)}, size)
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (ours, wrapped)]
-    for images, clips in (((2, 2), (2, 2)), ((2, 0), (2, 2)), ((0, 2), (0, 2)), ((0, 2), (2, 0)), ((2, 2), (0, 0))):
-        given = cases.batch(images[rank], clips[rank])
-        for model, optimizer in zip((ours, wrapped), optimizers, strict=True):
-            train(model, optimizer, given)
-    found = difference(handle, wrapped)
-    assert found < 1e-5, found
-    handle.remove()
-    print("equal")
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    model(**given).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
