@@ -329,10 +329,10 @@ class Plan(StrictFile):
         names = dict.fromkeys(graph.names)
         missing = [name for name in names if name not in stage_of]
         unknown = [name for name in stage_of if name not in names]
-        if missing or unknown:
-            raise InvalidPlanError(
-                f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks"
-            )
+        problems = [f"leaves out {missing}"] * bool(missing)
+        problems += [f"places {unknown}, which the graph lacks: mosaic doctor --model names the reason"] * bool(unknown)
+        if problems:
+            raise InvalidPlanError(f"the plan {' and '.join(problems)}")
         for edge in graph.edges:
             if stage_of[edge.source] >= first_of[edge.target]:
                 raise InvalidPlanError(
