@@ -7,7 +7,8 @@ reads and restores them here.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -205,6 +206,35 @@ class LaneRandomness(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+_LANE = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator, *, everywhere: bool) -> Iterator[None]:
+    """Makes this thread draw from a lane's generator: in every operator, or in the parts that call ``draw_here``.
+
+    A mode that sees every operator costs more than many an operator, such as each step of a recurrent layer.
+    """
+    if everywhere:
+        with LaneRandomness(generator):
+            yield
+        return
+    _LANE.generator = generator
+    try:
+        yield
+    finally:
+        _LANE.generator = None
+
+
+def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a part that draws random numbers, such as a dropout, with the generator of the lane that it runs on."""
+    generator = getattr(_LANE, "generator", None)
+    if generator is None:
+        return plain(*args, **kwargs)
+    with LaneRandomness(generator):
+        return plain(*args, **kwargs)
+
+
 def draws_numbers(func: Any) -> bool:
     """Returns whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
@@ -219,12 +249,12 @@ def with_generator(func: Any) -> Any:
     return getattr(overloads, name) if name in overloads.overloads() else None
 
 
-def may_draw(module: nn.Module) -> bool:
-    """Returns whether a part of a module may draw random numbers in some calls: a dropout, or one whose code says so.
+def drawing_parts(module: nn.Module) -> list[nn.Module]:
+    """Returns the parts of a module that may draw random numbers in some calls: dropouts, and those whose code says so.
 
     The code is that of methods of classes other than torch's, without the functions that they call.
     """
-    return any(part.training and _may_draw(part) for part in module.modules())
+    return [part for part in module.modules() if part.training and _may_draw(part)]
 
 
 def _may_draw(part: nn.Module) -> bool:

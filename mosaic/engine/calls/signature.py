@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -29,8 +29,8 @@ from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
 from mosaic.find.random_numbers import (
     CPU,
     count_draws,
+    drawing_parts,
     draws_numbers,
-    may_draw,
     python_state,
     torch_state,
     with_generator,
@@ -79,8 +79,8 @@ class Signature:
     """For each use of a differentiable input, in backward order, which input."""
     draws: int = 0
     """32-bit random numbers drawn."""
-    may_draw: bool = False
-    """True if it draws random numbers, or may in another call of the same kind."""
+    drawing: tuple[torch.nn.Module, ...] | None = ()
+    """The parts of the module that draw them, or may, each a module of its own; None if the module itself may."""
     obstacle: Obstacle | None = None
     """Why calls of this kind run where they are made, or None."""
     alone: str | None = None
@@ -114,6 +114,11 @@ class Signature:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def may_draw(self) -> bool:
+        """True if it draws random numbers, or may in another call of the same kind."""
+        return self.draws > 0 or self.drawing != ()
 
     def reaches(self, edge: int, picks: frozenset[int]) -> bool:
         """Returns True if an edge gets a gradient when the results ``picks`` have one."""
@@ -177,12 +182,17 @@ class CallWatch(TorchDispatchMode):
     Attributes:
         setting: The first of torch's settings of the process that changed, perhaps for a while; None where none did.
         obstacle: Another reason, such as random numbers that a lane cannot reproduce; or None.
+        parts: The innermost parts of the module whose calls drew random numbers; None for draws outside all parts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: torch.nn.Module | None = None) -> None:
         super().__init__()
         self.setting: str | None = None
         self.obstacle: Obstacle | None = None
+        self.parts: list[torch.nn.Module | None] = []
+        self._module = module
+        self._running: list[torch.nn.Module] = []
+        self._handles: list[Any] = []
         self._hooks = saved_tensor_hooks()
         self._settings = read_settings()
 
@@ -199,16 +209,32 @@ class CallWatch(TorchDispatchMode):
             )
         before = torch_state(CPU)
         result = func(*args, **(kwargs or {}))
-        # Attention without dropout, say, may draw and does not.
-        if with_generator(func) is None and not before.is_same(torch_state(CPU)):
+        if before.is_same(torch_state(CPU)):  # attention without dropout, say, may draw and does not
+            return result
+        part = self._running[-1] if self._running else None
+        if not any(part is known for known in self.parts):
+            self.parts.append(part)
+        if with_generator(func) is None:
             self.obstacle = Obstacle(
                 f"it draws random numbers through {func}, which takes no generator", todo=_DRAW_WITH_TORCH
             )
         return result
 
+    def __enter__(self) -> Self:
+        for part in self._module.modules() if self._module is not None else ():
+            self._handles.append(part.register_forward_pre_hook(lambda part, _: self._running.append(part)))
+            self._handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        super().__enter__()
+        return self
+
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)
         self._compare_settings()
+        for handle in self._handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self._running.pop()
 
     def _compare_settings(self) -> None:
         self.setting = self.setting or changed_setting(self._settings, read_settings())
@@ -233,7 +259,7 @@ def learn(
     buffers = [] if module is None else list(module.buffers())
     buffer_versions = versions_of(buffers)
     context = copy_context()
-    with CallWatch() as watch:
+    with CallWatch(module) as watch:
         result = run()
     draws = count_draws(before, torch_state(CPU))
     leaves, spec = flatten(result)
@@ -255,10 +281,13 @@ def learn(
         sets_context(context, copy_context()),
         belongs_to_thread(module),
     )
+    parts = [] if module is None else drawing_parts(module)
+    parts = [*watch.parts, *(part for part in parts if all(part is not known for known in watch.parts))]
+    has_unknown = module is None or any(part is None or part is module for part in parts)
     signature = replace(
         _describe(leaves, spec, arguments),
         draws=draws or 0,
-        may_draw=bool(draws) or (module is None or may_draw(module)),
+        drawing=None if has_unknown else tuple(part for part in parts if part is not None),
         obstacle=next((reason for reason in obstacles if reason is not None), None),
         alone=_alone(graph, arguments.state),
         recasts=graph.recasts and arguments.state.autocast and arguments.state.autocast_cache,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.host.lane_work import LaneWork, has_hooks, is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
-from mosaic.find.random_numbers import LaneRandomness
+from mosaic.find.random_numbers import drawing_from
 from mosaic.find.restore import same
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class Call:
         self, run: Callable[..., Any], arguments: Arguments
     ) -> tuple[list[Any], list[Any], pytree.TreeSpec]:
         """Returns the leaves that it passes in and those that come out, and how these nest."""
-        drawing = nullcontext() if self._generator is None else LaneRandomness(self._generator[0])
+        drawing: AbstractContextManager[None] = nullcontext()
+        if self._generator is not None:
+            drawing = drawing_from(self._generator[0], everywhere=self.signature.drawing is None)
         with arguments.state.applied(), drawing:
             inputs = self._alias(arguments)
             args, kwargs = arguments.nesting.unflatten(inputs)

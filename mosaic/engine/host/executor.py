@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_la
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.host.lane_work import LaneWork, SumTicket
-from mosaic.find.random_numbers import advance
+from mosaic.find.random_numbers import advance, draw_here
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Lanes
@@ -75,7 +75,9 @@ class Executor(LaneWork):
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
         self._began: dict[str, tuple[int, ProfilerRange]] = {}
-        self._taken: list[nn.Module] = []  # parts of the model that get plain tensors
+        self._taken: list[
+            tuple[nn.Module, Callable[..., Any]]
+        ] = []  # attached parts of the model, and by which function
         self._in_autocast = False  # the model's own call is inside of an autocast
         self._settings: Settings | None = None  # torch's, when the model's call or a block began
         self._paused = False
@@ -118,10 +120,7 @@ class Executor(LaneWork):
         placed = [module for module in model.modules() if module is not model and is_attached(module)]
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
-        self._taken = [part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part)]
-        self._taken = [part for part in self._taken if not is_attached(part)]
-        for part in self._taken:
-            attach(part, _call_plainly)
+        self._take((part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part)), _call_plainly)
         named = [(place.name, place.value) for place in places_of(between)]
         named += [item for part in between for item in vars(part).items()]
         self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
@@ -261,8 +260,16 @@ class Executor(LaneWork):
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(site, arguments, ModuleState.take(site.module))
         site.learned(kind, signature, None if before is None else before.changed())
+        self._take(signature.drawing or (), draw_here)
         self.backwards.follow_in_place(site, results)
         return result
+
+    def _take(self, parts: Iterable[nn.Module], function: Callable[..., Any]) -> None:
+        """Sends the calls of parts of the model through a function."""
+        for part in parts:
+            if not is_attached(part):
+                attach(part, function)
+                self._taken.append((part, function))
 
     def reach(self, site: PlacedModule) -> None:
         """Waits for a module's forward before its caller reads or writes what it holds, or it runs in place."""
@@ -370,14 +377,14 @@ class Executor(LaneWork):
         self.drain()
         self._paused = True
         self._ends.close()
-        for part in self._taken:
+        for part, _ in self._taken:
             detach(part)
 
     def resume(self) -> None:
         """Undoes ``pause``."""
         self._paused = False
-        for part in self._taken:
-            attach(part, _call_plainly)
+        for part, function in self._taken:
+            attach(part, function)
 
     def close(self) -> None:
         """Gives the lanes back; later work runs in the caller's thread."""
@@ -385,7 +392,7 @@ class Executor(LaneWork):
         self.lanes.close()
         self._ends.close()
         if not self._paused:  # or they are another executor's by now
-            for part in self._taken:
+            for part, _ in self._taken:
                 detach(part)
         self._taken.clear()
 

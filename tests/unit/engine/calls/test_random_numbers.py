@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.engine.calls.signature import CallWatch
-from mosaic.find.random_numbers import CPU, OVERLOADS, LaneRandomness, advance, count_draws, torch_state
+from mosaic.engine.calls.signature import Arguments, CallWatch, learn
+from mosaic.find.random_numbers import (
+    CPU,
+    OVERLOADS,
+    LaneRandomness,
+    advance,
+    count_draws,
+    draw_here,
+    drawing_from,
+    torch_state,
+)
 
 X = torch.ones(37, 5)
 DRAWING: dict[str, Callable[[], torch.Tensor]] = {
@@ -124,3 +135,36 @@ def test_states_that_draws_do_not_connect_have_no_count():
     with torch.random.fork_rng():
         torch.manual_seed(2)
         assert count_draws(before, torch_state(CPU)) is None
+
+
+class Recurrent(nn.Module):
+    def __init__(self, *, draws_itself: bool = False) -> None:
+        super().__init__()
+        self.layer, self.dropout, self.draws_itself = nn.GRU(5, 5), nn.Dropout(0.3), draws_itself
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.layer(x)[0])
+        return x * torch.rand(5) if self.draws_itself else x
+
+
+def test_a_lane_watches_only_the_parts_of_a_module_that_draw():
+    """A mode that sees each operator of a recurrent layer takes longer than the layer."""
+    for module, parts in (
+        (Recurrent(), lambda module: (module.dropout,)),
+        (Recurrent().eval(), lambda module: ()),
+        (Recurrent(draws_itself=True), lambda module: None),
+    ):
+        _, _, signature = learn(partial(module, X), Arguments.take((X,), {}), module)
+        assert signature.drawing == parts(module)
+    generator, operators = torch.Generator().manual_seed(1), []
+
+    class Noting(LaneRandomness):
+        def __torch_dispatch__(self, func: Any, *rest: Any) -> Any:
+            operators.append(str(func))
+            return super().__torch_dispatch__(func, *rest)
+
+    with mock.patch("mosaic.find.random_numbers.LaneRandomness", Noting), drawing_from(generator, everywhere=False):
+        draw_here(nn.Dropout(0.3), (X,), {})
+        nn.GRU(5, 5)(X)
+    assert not any("mm" in name for name in operators)
+    assert any("bernoulli" in name for name in operators)
