@@ -281,8 +281,10 @@ def learn(
         sets_context(context, copy_context()),
         belongs_to_thread(module),
     )
-    parts = [] if module is None else drawing_parts(module)
-    parts = [*watch.parts, *(part for part in parts if all(part is not known for known in watch.parts))]
+    parts = list(watch.parts)
+    for part in [] if module is None else drawing_parts(module):
+        if all(part is not known for known in parts):
+            parts.append(part)
     has_unknown = module is None or any(part is None or part is module for part in parts)
     signature = replace(
         _describe(leaves, spec, arguments),
