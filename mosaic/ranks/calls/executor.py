@@ -10,6 +10,7 @@ Every backward goes through all of these calls, whatever a rank's loss is made o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mosaic.timeline import Span
 
 
-class RankExecutor:
+class RankExecutor(ABC):
     """The placed calls of one rank; a subclass runs them on host lanes or on streams.
 
     Attributes:
@@ -93,23 +94,25 @@ class RankExecutor:
 
     # What host lanes and streams do in different ways.
 
+    @abstractmethod
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what runs a module's own work on the lane of its slots."""
-        raise NotImplementedError
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where a module's gradients are summed."""
         return SumPlace()
 
-    def backward_reached(self, routed: RoutedModule) -> None:
+    def backward_reached(self, routed: RoutedModule) -> None:  # noqa: B027  # optional
         """Called in the backward of each call of a module, before its own work."""
 
-    def backward_done(self, routed: RoutedModule) -> None:
+    def backward_done(self, routed: RoutedModule) -> None:  # noqa: B027  # optional
         """Called when a backward of a module has started all of its reduction."""
 
+    @abstractmethod
     def _prepare(self, routed: RoutedModule) -> None:
-        raise NotImplementedError
+        """Readies a module's routes before the first step."""
 
+    @abstractmethod
     def _launch(
         self,
         routed: RoutedModule,
@@ -134,12 +137,11 @@ class RankExecutor:
             added: A digest of arguments that the sample's step had not.
             obstacle: Why it has to run where it is made, or None.
         """
-        raise NotImplementedError
 
-    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:  # noqa: B027  # optional
         """Called when a backward begins, with the reducers of what modules share."""
 
-    def _end_backward(self) -> None:
+    def _end_backward(self) -> None:  # noqa: B027  # optional
         """Called when a backward has ended, before shared gradients are reduced."""
 
     def _whole_call(self) -> AbstractContextManager[None]:
@@ -268,9 +270,9 @@ class RankExecutor:
 
     # The rest of what a handle requests.
 
+    @abstractmethod
     def reach(self, site: PlacedModule) -> None:
         """Orders what the caller does next behind a module's forward."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         self.engine.settle()
