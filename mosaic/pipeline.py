@@ -96,8 +96,8 @@ def pipeline(
         setup = make_setup(model, step, world, asked)
         with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():
             if setup.partition is not None:
-                known = plan if isinstance(plan, PipelinePlan) else setup.partition
-                tried = PipelineTrial(best=setup.planner_of(known))
+                chosen_plan = plan if isinstance(plan, PipelinePlan) else setup.partition
+                tried = PipelineTrial(best=setup.planner_of(chosen_plan))
             else:
                 tried = try_plans(setup, setup.cut(step)) if trial else PipelineTrial(best=setup.planned())
             return Pipeline(setup, tried)

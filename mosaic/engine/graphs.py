@@ -427,7 +427,7 @@ class ModuleGraph:
             with self._api.capture(graph, stream=self._lane.stream, pool=self._api.new_graph_pool()):
                 try:
                     launch()
-                except Exception as error:
+                except Exception as error:  # noted before the end of the capture raises another
                     causes.append(error)
                     raise
         except Exception as error:  # of what failed first, not of the end of a capture that failed

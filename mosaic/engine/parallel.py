@@ -168,9 +168,9 @@ class HostPool:
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one piece of work on the lane of its name."""
         site = self._site(name, _identity_of(function), owner_of(function))
-        known = len(site.signatures)
+        num_signatures = len(site.signatures)
         result = self.executor.call(site, function, args, kwargs)
-        if len(site.signatures) > known:
+        if len(site.signatures) > num_signatures:
             self._compare_leaves(site, result)
         self._results += [weakref.ref(tensor) for tensor in tensors_in(result) if isinstance(tensor, LaneTensor)]
         return result

@@ -207,8 +207,8 @@ class MultimodalModel(nn.Module):
         except AttributeError:
             pass
         children = [f"{child}.{part}" for child, own in self.named_children() for part in dict(own.named_children())]
-        known = [name for name, _ in self.named_children()] + children
-        raise ValueError(f"there is no module {name!r}; there are {', '.join(known)}")
+        names = [name for name, _ in self.named_children()] + children
+        raise ValueError(f"there is no module {name!r}; there are {', '.join(names)}")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.

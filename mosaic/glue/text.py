@@ -53,11 +53,11 @@ class Placeholders:
         labeled = [cast(Tensor, labels == token).to(ids.device) for token in beyond.values()]
         num_outside, *rows = torch.stack([m.sum(-1) for m in (outside, *places.values(), *labeled)]).tolist()
         if sum(num_outside):
-            known = ", ".join(f"{name} {token}" for name, token in tokens.items()) or "none"
+            placeholders = ", ".join(f"{name} {token}" for name, token in tokens.items()) or "none"
             raise ValueError(
                 f"{sum(num_outside)} of the input_ids are not among the {vocabulary} ids of the vocabulary, such as "
-                f"{int(ids[outside][0])}, and are no tower's token ({known}); use the language model's tokenizer, "
-                "resize its embeddings, or pass Tower(token=...)"
+                f"{int(ids[outside][0])}, and are no tower's token ({placeholders}); use the language model's "
+                "tokenizer, resize its embeddings, or pass Tower(token=...)"
             )
         for name, counts in zip(beyond, rows[len(places) :], strict=True):
             if sum(counts):

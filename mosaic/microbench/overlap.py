@@ -79,7 +79,7 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
                     steps = CapturedSteps(variant, modules)
                     stack.callback(_close, f"the graph of {variant.name}", steps.close, failures)
                 steps.run(1)
-            except Exception as error:
+            except Exception as error:  # whatever a variant cannot do here becomes its row
                 yield not_measured(name, error)
             else:
                 running[variant.name], samples[variant.name] = (variant, steps), []

@@ -294,8 +294,8 @@ class Exchanges(Tracer[frozenset[str]]):
     def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:
         """Notes the memory that a module reads and does not hold, and how much of it was written between modules."""
         own = {self.memory(tensor) for tensor, _ in self._arguments[here]}
-        known = self._weights, self._made_inside, own
-        read = {key for key in map(self.memory, inputs) if not any(key in each for each in known)}
+        allowed = self._weights, self._made_inside, own
+        read = {key for key in map(self.memory, inputs) if not any(key in each for each in allowed)}
         self._read |= dict.fromkeys(read, here)
         foreign = read & self._made_between
         if foreign:

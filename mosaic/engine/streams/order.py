@@ -66,10 +66,10 @@ class ModelCall:
 
     def had(self, tensor: torch.Tensor) -> bool:
         """Returns True if a tensor is one of the arguments, or a view of one, and was not written to since."""
-        known = self._arguments.get(id(tensor))
-        if known is None and tensor._is_view():
-            known = self._arguments.get(id(tensor._base))
-        return known is not None and known[1] is not None and known[1] == version_of(known[0])
+        argument = self._arguments.get(id(tensor))
+        if argument is None and tensor._is_view():
+            argument = self._arguments.get(id(tensor._base))
+        return argument is not None and argument[1] is not None and argument[1] == version_of(argument[0])
 
 
 class LaneOrder:

@@ -210,8 +210,8 @@ def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: Part
             "the loop, and give them with the microbatch"
         )
     trained = list(_trained(value, until=output))
-    known = {id(parameter) for parameter in model.model.parameters()} if trained else ()
-    other = next((leaf for leaf in trained if id(leaf) not in known), None)
+    parameters = {id(parameter) for parameter in model.model.parameters()} if trained else ()
+    other = next((leaf for leaf in trained if id(leaf) not in parameters), None)
     if other is not None:
         raise UnsplittableError(
             f"the loss trains a tensor of shape {tuple(other.shape)} that is no parameter of the model; ranks without "
