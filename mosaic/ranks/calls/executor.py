@@ -324,7 +324,7 @@ class RankExecutor(ABC):
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""
         self.engine.clear_spans()
-        self.progress.clear_waits()
+        self.progress.waits.clear()
         self.traffic.clear()
 
     @property

@@ -47,7 +47,7 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
                 turns.exclude(visit.candidate, f"could not run: {failed}")
             number += 1
     world.progress.calls = world.progress.step = 0
-    world.progress.clear_waits()
+    world.progress.waits.clear()
     return plans[world.broadcast(visit.winner)], _report(turns, visit)
 
 
