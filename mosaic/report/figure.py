@@ -150,7 +150,7 @@ def lane_figure(
     heights = [max(0.84, min(lane_inches * len(panel.lanes), 4.5)) for panel in panels]
     figure = new_figure(heights, title=title, subtitle=subtitle, legend=legend)
     end_ms = max((end for panel in panels for _, end, _ in panel.spans), default=0.0) or 1.0
-    for axes, panel in zip(figure.axes, panels, strict=True):
+    for axes, panel, height in zip(figure.axes, panels, heights, strict=True):
         count = len(panel.lanes)
         axes.set(xlim=(0, end_ms * 1.01), ylim=(max(1, count), 0), facecolor=OUTSIDE)
         every = max(1, -(-count // 16))
@@ -162,30 +162,31 @@ def lane_figure(
         for lane in range(1, count):
             axes.axhline(lane, color=GRID, linewidth=0.6, zorder=0.3)
         for start, end, texts in panel.spans:
-            _draw_span(axes, start, end, texts, is_last=end == panel.spans[-1][1])
+            axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
+            if texts and end > start:
+                room = (end - start) / axes.get_xlim()[1] * 0.9 * WIDTH
+                text = fitting(texts, room) or (texts[-1] if end == panel.spans[-1][1] else "")
+                _draw_bracket(axes, start, end, text, inch=1 / height)
         for bar in panel.bars:
             _draw_bar(axes, bar)
     figure.axes[-1].set_xlabel(axis, fontsize=9.5)
     return figure
 
 
-def _draw_span(axes: Any, start: float, end: float, texts: Sequence[str], *, is_last: bool) -> None:
-    axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
-    if not texts or end <= start:
-        return
-    text = fitting(texts, (end - start) / axes.get_xlim()[1] * 0.9 * WIDTH) or (texts[-1] if is_last else "")
-    above = axes.get_xaxis_transform()
-    axes.plot((start, end), (1.03, 1.03), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
+def _draw_bracket(axes: Any, start: float, end: float, text: str, *, inch: float) -> None:
+    """Draws a bracket with a text above the panel, of which an inch is the share ``inch``."""
+    above, low = axes.get_xaxis_transform(), 1 + 0.03 * inch
+    axes.plot((start, end), (low, low), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
     style = {"ha": "center", "va": "bottom", "fontsize": 9, "color": FAINT}
-    axes.text((start + end) / 2, 1.05, text, transform=above, **style)
+    axes.text((start + end) / 2, low + 0.02 * inch, text, transform=above, **style)
 
 
 def _draw_bar(axes: Any, bar: Bar) -> None:
     from matplotlib.patches import Rectangle
 
     width = bar.end_ms - bar.start_ms
-    style = {"facecolor": bar.color, "edgecolor": bar.edge or _darker(bar.color), "linewidth": 0.5}
-    axes.add_patch(Rectangle((bar.start_ms, bar.low), width, bar.height, zorder=2, gid=bar.gid, **style))
+    style: dict[str, Any] = {"facecolor": bar.color, "edgecolor": bar.edge or _darker(bar.color), "gid": bar.gid}
+    axes.add_patch(Rectangle((bar.start_ms, bar.low), width, bar.height, linewidth=0.5, zorder=2, **style))
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
     position, (page_width, page_height) = axes.get_position(), axes.figure.get_size_inches()
     if not bar.label or bar.height / abs(y1 - y0) * position.height * page_height <= 0.13:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+_MARGIN = 0.05
+"""Free share of a device's height above and below its modules."""
+
 
 def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Joins neighbouring slots: ``(0, 1, 4)`` gives ``((0, 2), (4, 1))``, each the first slot and how many."""
@@ -237,8 +240,8 @@ def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
         Bar(
             start_ms=piece.start_ms,
             end_ms=piece.end_ms,
-            low=device + first / plan.device.num_slots,
-            height=plan.device.fraction(count),
+            low=device + _MARGIN + plan.device.fraction(first) * (1 - 2 * _MARGIN),
+            height=plan.device.fraction(count) * (1 - 2 * _MARGIN),
             color=lighter(color) if piece.phase == "backward" else color,
             edge=color,
             label=piece.placement.module,
