@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -14,11 +15,15 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.session import Request
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
+from mosaic.ranks.choosing.plans import Candidates, plans_of_first, rank_plans_to_try
+from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.place import open_executor, place
 from mosaic.ranks.running.prepare import backend_for
 from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.groups import device_of
 from mosaic.ranks.world.world import World
+from mosaic.take_turns import TrialReport
 
 
 def colocate_ranks(
@@ -75,8 +80,33 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("find"):
         session.find()
     with session.timed("solve"):
-        candidates = session.choose()
-    plan = session.decide(candidates)
+        candidates = _candidates(session)
+    plan, trial = candidates.plans[0], session.trial_settings
+    session.is_rough, session.report = candidates.is_rough, TrialReport(sentences=candidates.sentences)
+    if trial is not None and len(candidates.plans) > 1:
+        with session.timed("try"):
+            plan, report = try_plans(session, candidates.plans, trial)
+        session.report = replace(report, sentences=(*report.sentences, *candidates.sentences))
     with session.timed("open"):
-        session.start(plan)
+        world.max_ctas = plan.communication_sms or None
+        executor = open_executor(session, plan, is_warm=session.report.has_steps)
+        with world.groups.lending() as session.loan:
+            session.placed = place(session, plan, executor)
+        world.groups.destroy_spare()
+        session.plans = (plan,)
+        session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
+        session.finding.forget_run()
     return session
+
+
+def _candidates(session: RankSession) -> Candidates:
+    """Returns the plans to try: rank 0 profiles and solves, unless the request has a plan."""
+    world, request, trial = session.world, session.request, session.trial_settings
+    plan, graph = request.plan, session.finding.graph
+    if plan is None:
+        return plans_of_first(session, trial)
+    world.run_on_all(lambda: plan.check_matches(graph=graph, device=request.backend.device))
+    world.check_same_plan(plan.fingerprint, plan.num_devices)
+    if trial is None:
+        return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
+    return rank_plans_to_try(plan, graph, trial, communication_slots=plan.communication_slots)

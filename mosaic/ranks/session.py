@@ -1,25 +1,45 @@
-"""A session on one of several ranks: finding, planning, the trial and the lanes; all ranks take the same steps."""
+"""A session on one of several ranks, and the plan that it ends with; all ranks take the same steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from mosaic.engine.calls.signature import Signature
+from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session, refuse_graphs_of_compiler
-from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
+from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import Template
-from mosaic.ranks.choosing.plans import RANK_TRIAL, Candidates, plans_of_first, rank_plans_to_try
-from mosaic.ranks.choosing.rank_trial import try_plans
-from mosaic.ranks.running.place import RankPlan, open_executor, place
+from mosaic.ranks.parameters.tied import Holdings
+from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.running.prepare import find_with_rows, learn_call
 from mosaic.ranks.world.groups import GroupLoan, check_place
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
+
+RANK_TRIAL = TrialSettings(
+    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
+)
+"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
+
+
+class RankPlan(PlacedPlan):
+    """A plan that is ready to run on all ranks.
+
+    Attributes:
+        holdings: The ranks that hold each tensor of the model.
+        feeds: Bytes of modules' rows.
+        notes: Lines for ``describe()``.
+    """
+
+    holdings: Holdings
+    feeds: tuple[Feed, ...]
+    notes: tuple[str, ...]
+    executor: RankExecutor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,19 +78,6 @@ class RankSession(Session):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
 
-    def choose(self) -> Candidates:
-        """Returns the plans to try: rank 0 profiles and solves, unless the request has a plan."""
-        world, trial, plan, graph = self.world, self.trial_settings, self.request.plan, self.finding.graph
-        if plan is None:
-            candidates = plans_of_first(self, trial)
-            self.is_rough = candidates.is_rough
-            return candidates
-        world.run_on_all(lambda: plan.check_matches(graph=graph, device=self.request.backend.device))
-        world.check_same_plan(plan.fingerprint, plan.num_devices)
-        if trial is None:
-            return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
-        return rank_plans_to_try(plan, graph, trial, communication_slots=plan.communication_slots)
-
     @property
     def trial_settings(self) -> TrialSettings | None:
         """The bounds of the trial; None where the plan runs untried."""
@@ -78,25 +85,3 @@ class RankSession(Session):
         if trial != "auto":
             return trial
         return RANK_TRIAL if self.request.plan is None and options.method == "auto" else None
-
-    def decide(self, candidates: Candidates) -> Plan:
-        """Tries the plans where there are several; returns the one to run."""
-        trial, plan = self.trial_settings, candidates.plans[0]
-        self.report = TrialReport(sentences=candidates.sentences)
-        if trial is not None and len(candidates.plans) > 1:
-            with self.timed("try"):
-                plan, report = try_plans(self, candidates.plans, trial)
-            self.report = replace(report, sentences=(*report.sentences, *candidates.sentences))
-        return plan
-
-    def start(self, plan: Plan) -> None:
-        """Opens the lanes of a plan and gives its modules to their ranks."""
-        world = self.world
-        world.max_ctas = plan.communication_sms or None
-        executor = open_executor(self, plan, is_warm=self.report.has_steps)
-        with world.groups.lending() as self.loan:
-            self.placed = place(self, plan, executor)
-        world.groups.destroy_spare()
-        self.plans = (plan,)
-        self.notes = (*self.report.sentences, *self.placed.notes, *self.request.backend.notes)
-        self.finding.forget_run()

@@ -15,6 +15,7 @@ from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import exchange, move
+from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import CallRequest
 from mosaic.ranks.rows.routing import RowRouting
 
@@ -26,6 +27,7 @@ class RoutedCall:
     moves gradients to the members, runs the module's backward where its forward ran, and moves gradients home.
 
     Args:
+        executor: Runs the calls of this rank.
         request: This rank's part in it.
         spec: The nesting of its arguments.
 
@@ -34,7 +36,8 @@ class RoutedCall:
             result takes a gradient.
     """
 
-    def __init__(self, request: CallRequest, spec: pytree.TreeSpec) -> None:
+    def __init__(self, executor: RankExecutor, request: CallRequest, spec: pytree.TreeSpec) -> None:
+        self._executor = executor
         self.token: torch.Tensor | None = None
         self.routed = routed = request.routed
         self._request: CallRequest | None = request
@@ -79,16 +82,16 @@ class RoutedCall:
     def backward(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Returns the gradients of the inputs, from those of the results."""
         routed = self.routed
-        routed.executor.backward_reached(routed)
+        self._executor.backward_reached(routed)
         grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
         if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
             routed.reduce()
         if self._roots is not None:
             roots, keep = self._roots, torch._C._autograd._get_current_graph_task_keep_graph()
             work = partial(torch.autograd.backward, roots, grads, retain_graph=keep)
-            routed.executor.compute(routed, work, "backward")
+            self._executor.compute(routed, work, "backward")
         routed.start_reduction()
-        routed.executor.backward_done(routed)
+        self._executor.backward_done(routed)
         input_grads: list[torch.Tensor | None] = []
         for tensor in self._inputs:
             grad, tensor.grad = tensor.grad, None
@@ -144,7 +147,7 @@ class RoutedCall:
                 return flatten(context.run(run, *args, **kwargs))
 
         outputs: list[Any]
-        outputs, made_spec = routed.executor.compute(routed, forward, "forward")
+        outputs, made_spec = self._executor.compute(routed, forward, "forward")
         if self._spec is not None:
             self._result_spec = made_spec
         self._roots = []

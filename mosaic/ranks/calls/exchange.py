@@ -8,83 +8,17 @@ routed sends that instead of rows, so all ranks raise and none waits.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, compress
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.routed import CallRequest, RoutedModule
+from mosaic.ranks.calls.routed import ADDED, Agreement, CallRequest, Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting, routing_of
 from mosaic.ranks.world.progress import SentPhase
-
-_ADDED = 2
-"""Marks a call with arguments that the sample's step had not."""
-
-
-class _Facts(NamedTuple):
-    """The facts of one rank's call."""
-
-    rows: int
-    is_there: int
-    """0, 1, or ``_ADDED``."""
-    has_failed: int
-    values: int
-    """Digest of arguments that are no tensors."""
-    shapes: int
-    """Digest of shapes, without rows, and types of the arguments that have rows."""
-    attributes: int
-    """Digest of attributes that were set in the module since it was colocated."""
-    wants: tuple[int, ...]
-    """For each argument, whether it takes a gradient."""
-
-    @staticmethod
-    def of(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> _Facts:
-        routed = request.routed
-        if request.error is not None:
-            return _Facts(0, 0, 1, 0, 0, 0, (0,) * len(routed.batched))
-        cut = list(compress(leaves, routed.batched))
-        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + request.added
-        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
-        value_digest, shape_digest, attribute_digest = (
-            zlib.crc32(text.encode()) for text in (values, shapes, request.attributes)
-        )
-        is_there = _ADDED if request.added else int(request.is_there)
-        return _Facts(len(cut[0]), is_there, 0, value_digest, shape_digest, attribute_digest, tuple(map(int, wants)))
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return (*self[:-1], *self.wants)
-
-    @staticmethod
-    def of_numbers(numbers: Sequence[int]) -> _Facts:
-        rows, is_there, has_failed, values, shapes, attributes, *wants = numbers
-        return _Facts(rows, is_there, has_failed, values, shapes, attributes, tuple(wants))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The facts of a call on which all ranks agree."""
-
-    facts: tuple[_Facts, ...]
-    """Of each rank's call."""
-    routing: RowRouting
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the facts."""
-
-    @property
-    def there(self) -> list[bool]:
-        """The ranks that call the module; the others take part in the exchange."""
-        return [bool(facts.is_there) for facts in self.facts]
-
-    @property
-    def wanted(self) -> list[bool]:
-        """For each argument, whether it takes a gradient on any rank."""
-        return list(map(any, zip(*(facts.wants for facts in self.facts), strict=True)))
 
 
 def exchange(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> tuple[Agreement, list[Any]]:
@@ -102,7 +36,7 @@ def exchange(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool])
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
     routed, batched = request.routed, request.routed.batched if request.error is None else ()
-    facts = _Facts.of(request, leaves, wants)
+    facts = Facts.of(request, leaves, wants)
     with_rows = [index for index, has_rows in enumerate(batched) if has_rows]
     riding = [index for index in with_rows if routed.carrier_of(leaves[index]) is routed.control]
     tensors, carried = [leaves[index] for index in riding], list[torch.Tensor]()
@@ -113,7 +47,7 @@ def exchange(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool])
         if facts != before.facts[routed.rank]:  # the others expect as many bytes as before
             carried = [torch.zeros(sum(sends), before.row_bytes, dtype=torch.uint8)]
     heads, rows = _all_to_all(routed, routed.control, carried, sends, receives, "forward", 0, facts.numbers)
-    table = tuple(map(_Facts.of_numbers, heads))
+    table = tuple(map(Facts.of_numbers, heads))
     if before is not None and table == before.facts:
         agreement, rows = before, rows or tensors
         _count(routed, carried, sends, "forward")
@@ -223,7 +157,7 @@ def _all_to_all(
 
 def _count(routed: RoutedModule, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
     if num_bytes := (sum(sends) - sends[routed.rank]) * sum(map(_row_bytes, tensors)):
-        routed.executor.traffic.add(routed.name, phase, num_bytes)
+        routed.traffic.add(routed.name, phase, num_bytes)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -234,13 +168,13 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _check(routed: RoutedModule, table: Sequence[_Facts], attributes: str) -> None:
+def _check(routed: RoutedModule, table: Sequence[Facts], attributes: str) -> None:
     """Raises ModuleContractError, on all ranks, where calls differ in what has to be the same."""
     name, calling = routed.name, [facts for facts in table if facts.is_there]
     failed = [str(rank) for rank, facts in enumerate(table) if facts.has_failed]
     if failed:
         raise ModuleContractError(f"{name!r} could not be called on rank {', '.join(failed)}, which says why")
-    if any(facts.is_there == _ADDED for facts in table) and len(calling) < len(table):
+    if any(facts.is_there == ADDED for facts in table) and len(calling) < len(table):
         raise ModuleContractError(
             f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "
             "may have to run it for others; colocate with a sample whose step has these arguments"

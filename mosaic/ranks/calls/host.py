@@ -83,7 +83,7 @@ class HostRankExecutor(RankExecutor):
     def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
         routed, arguments = request.routed, Arguments.take(request.args, request.kwargs, join_joined)
         request.check(arguments.spec, arguments.leaves)
-        site, call = self._sites[routed.name], RoutedCall(request, arguments.spec)
+        site, call = self._sites[routed.name], RoutedCall(self, request, arguments.spec)
         opaque = f"it takes a {arguments.opaque}, which may hide tensors" if arguments.opaque is not None else None
         reason = self._reason(request, interception(), site.obstacle, opaque)
         if reason is not None:

@@ -20,12 +20,13 @@ same place, and its slots become free: it ends. Calls on streams have one launch
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,16 +39,16 @@ from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError
 from mosaic.find.restore import same
 from mosaic.ranks.parameters.gradients import GradientReducer
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
-from mosaic.ranks.world.progress import SentPhase
-
-if TYPE_CHECKING:
-    from mosaic.ranks.calls.exchange import Agreement
-    from mosaic.ranks.calls.executor import RankExecutor
+from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _COMPARED = (bool, int, float, str, type(None), torch.dtype)
 """Types of values with the same text in all processes."""
+
+ADDED = 2
+"""Marks a call with arguments that the sample's step had not."""
 
 _Reading = list[dict[str, Any]]
 """The attributes of each part."""
@@ -110,8 +111,9 @@ class RoutedModule:
     """Ranks that run it."""
     slots: tuple[int, ...]
     """Those that it runs on."""
-    executor: RankExecutor
-    """Runs the calls of this rank."""
+    progress: RankProgress
+    traffic: Traffic
+    """Counts the bytes that are sent."""
     group: dist.ProcessGroup
     """All ranks; a communicator of its own."""
     control: dist.ProcessGroup
@@ -188,7 +190,7 @@ class RoutedModule:
 
     def waiting(self, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which a thread waits for other ranks."""
-        return self.executor.progress.waiting(self.name, phase)
+        return self.progress.waiting(self.name, phase)
 
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         return carrier_of(tensor, self.group, self.control)
@@ -197,7 +199,7 @@ class RoutedModule:
         """Starts the reduction of the gradients that the backward has not started itself; on members."""
         if self.reducer is not None:
             self.reducer.start_rest()
-            self.executor.traffic.add(self.name, "reduce", self.reducer.num_bytes)
+            self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
@@ -284,6 +286,67 @@ def _holds_no_rows(value: Any) -> bool:
     return all(
         not isinstance(leaf, torch.Tensor) or (not leaf.dim() and not leaf.requires_grad) for leaf in flatten(value)[0]
     )
+
+
+class Facts(NamedTuple):
+    """The facts of one rank's call."""
+
+    rows: int
+    is_there: int
+    """0, 1, or ``ADDED``."""
+    has_failed: int
+    values: int
+    """Digest of arguments that are no tensors."""
+    shapes: int
+    """Digest of shapes, without rows, and types of the arguments that have rows."""
+    attributes: int
+    """Digest of attributes that were set in the module since it was colocated."""
+    wants: tuple[int, ...]
+    """For each argument, whether it takes a gradient."""
+
+    @staticmethod
+    def of(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
+        routed = request.routed
+        if request.error is not None:
+            return Facts(0, 0, 1, 0, 0, 0, (0,) * len(routed.batched))
+        cut = list(compress(leaves, routed.batched))
+        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + request.added
+        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
+        value_digest, shape_digest, attribute_digest = (
+            zlib.crc32(text.encode()) for text in (values, shapes, request.attributes)
+        )
+        is_there = ADDED if request.added else int(request.is_there)
+        return Facts(len(cut[0]), is_there, 0, value_digest, shape_digest, attribute_digest, tuple(map(int, wants)))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (*self[:-1], *self.wants)
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[int]) -> Facts:
+        rows, is_there, has_failed, values, shapes, attributes, *wants = numbers
+        return Facts(rows, is_there, has_failed, values, shapes, attributes, tuple(wants))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The facts of a call on which all ranks agree."""
+
+    facts: tuple[Facts, ...]
+    """Of each rank's call."""
+    routing: RowRouting
+    row_bytes: int
+    """Bytes of one row of all arguments that go with the facts."""
+
+    @property
+    def there(self) -> list[bool]:
+        """The ranks that call the module; the others take part in the exchange."""
+        return [bool(facts.is_there) for facts in self.facts]
+
+    @property
+    def wanted(self) -> list[bool]:
+        """For each argument, whether it takes a gradient on any rank."""
+        return list(map(any, zip(*(facts.wants for facts in self.facts), strict=True)))
 
 
 class _Attributes:

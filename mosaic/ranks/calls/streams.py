@@ -104,7 +104,7 @@ class StreamRankExecutor(RankExecutor):
     def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
         leaves, spec = flatten((request.args, request.kwargs))
         request.check(spec, leaves)
-        call, name = RoutedCall(request, spec), request.routed.name
+        call, name = RoutedCall(self, request, spec), request.routed.name
         anchor = self._before if self._before is not None else self._anchor
 
         def forward(*own: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -30,17 +29,10 @@ from mosaic.profiler import (
     repeat_batch,
     traffic_of,
 )
+from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run, with_reserved, without_reserved
 from mosaic.take_turns import TrialSettings
-
-if TYPE_CHECKING:
-    from mosaic.ranks.session import RankSession
-
-RANK_TRIAL = TrialSettings(
-    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
-)
-"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.finding.find import runner_of
@@ -24,12 +23,10 @@ from mosaic.engine.trial import sample_step
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
-from mosaic.ranks.running.place import RankPlan, open_executor, place
+from mosaic.ranks.running.place import open_executor, place
+from mosaic.ranks.session import RankPlan, RankSession
 from mosaic.ranks.world.cancel import CancelToken
 from mosaic.take_turns import StepClock, TrialReport, TrialSettings, Turns, Visit
-
-if TYPE_CHECKING:
-    from mosaic.ranks.session import RankSession
 
 _LOG = logging.getLogger("mosaic")
 

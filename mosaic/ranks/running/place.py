@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import torch
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
-from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.first_calls import warm_up
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
@@ -24,25 +22,8 @@ from mosaic.ranks.parameters.elsewhere import Home, give_up
 from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of
 from mosaic.ranks.rows.sampler import Feed
+from mosaic.ranks.session import RankPlan, RankSession
 from mosaic.ranks.world.progress import THE_LOOP
-
-if TYPE_CHECKING:
-    from mosaic.ranks.session import RankSession
-
-
-class RankPlan(PlacedPlan):
-    """A plan that is ready to run on all ranks.
-
-    Attributes:
-        holdings: The ranks that hold each tensor of the model.
-        feeds: Bytes of modules' rows.
-        notes: Lines for ``describe()``.
-    """
-
-    holdings: Holdings
-    feeds: tuple[Feed, ...]
-    notes: tuple[str, ...]
-    executor: RankExecutor
 
 
 def open_executor(session: RankSession, plan: Plan, *, is_warm: bool = False) -> RankExecutor:
@@ -155,7 +136,8 @@ def _begin_routed(
             module=subject.module,
             members=ranks,
             slots=slots[name],
-            executor=executor,
+            progress=executor.progress,
+            traffic=executor.traffic,
             group=group,
             control=world.agreements if executor.lanes.streams is not None else group,
             sample=(subject.args, subject.kwargs),
