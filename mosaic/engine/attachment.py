@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,11 +16,17 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden import Rewind
+from mosaic.engine.calls.placed_module import PendingBackwards
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.placing import PendingBackwards, PlacedPlan
+from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.tensor import on_user_stream
-from mosaic.engine.trial import StepUnit, Trial, TrialSetup, outer_shapes
+from mosaic.engine.trial import StepUnit, Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
+
+if TYPE_CHECKING:
+    from mosaic.engine.session import Session
 
 
 class Attachment:
@@ -60,13 +66,13 @@ class Attachment:
         self._unit = StepUnit(model)
 
     def begin(
-        self, placed: PlacedPlan | None, trial: TrialSetup | None, measure_again: Callable[[], bool] | None = None
+        self, placed: PlacedPlan | None, trial: Session | None = None, measure_again: Callable[[], bool] | None = None
     ) -> None:
         """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is.
 
         Args:
             placed: The plan to run.
-            trial: The plans to try.
+            trial: The session whose candidates are tried.
             measure_again: Called before the first call of the whole model in each step; returns whether the model was
                 planned anew, which ends this attachment.
         """
@@ -78,9 +84,9 @@ class Attachment:
             if placed is not None or trial is not None:
                 self.take_modules(track=False)
             self._take_root()
-            if trial is not None:
-                self.trial = Trial(self, trial)
-                self.trial.prepare()
+            if trial is not None and trial.trial_settings is not None:
+                self.trial = Trial(self, trial, trial.trial_settings)
+                self.trial.open_all()
             self._hooks = [_step_hook(self)]
         except BaseException:
             self.end()
@@ -159,7 +165,7 @@ class Attachment:
             else:
                 result = plain(*args, **kwargs)
             if self._pending is not None:
-                self._pending.note(result)
+                self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
             return result
 
         return intercept

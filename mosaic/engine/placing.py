@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.structure import flatten, shapes_of, tensors_in
+from mosaic.engine.calls.structure import flatten, shapes_of
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.plan import Plan
 from mosaic.timeline import Span
 
@@ -153,34 +149,3 @@ class PlacedPlan:
 
     def close(self) -> None:
         self.executor.close()
-
-
-class PendingBackwards:
-    """Calls that ran in the plain way and whose backward may come.
-
-    Were a later call of the same backward to run on a lane, both would add to the same gradients at once; so no plan
-    begins while there are any.
-    """
-
-    def __init__(self) -> None:
-        self._calls: weakref.WeakSet[_PlainCall] = weakref.WeakSet()
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def note(self, result: Any) -> None:
-        """Follows the results of a call until their backward has come, or is impossible."""
-        calls, call = self._calls, _PlainCall()
-
-        def arrived(_: torch.Tensor) -> None:
-            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another one may follow
-                calls.discard(call)
-
-        for tensor in tensors_in(result):
-            if tensor.requires_grad and not tensor.is_leaf and not isinstance(tensor, LaneTensor):
-                tensor.register_hook(arrived)
-                calls.add(call)  # its life is that of the hooks
-
-
-class _PlainCall:
-    """Stands for one call."""

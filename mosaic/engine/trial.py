@@ -1,7 +1,7 @@
 """The trial of plans in a user's own loop: turns change at its step boundaries, while no backward is pending.
 
-``Turns`` decides, ``DriftWatch`` notices later changes, and ``compare_with_plain_loop`` excludes plans that compute
-something else. This file puts them into the loop.
+``Turns`` decides, ``DriftWatch`` notices later changes, and ``SampleComparison`` excludes plans that compute something
+else.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -38,7 +38,10 @@ from mosaic.solver.task import SearchOptions
 from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
 if TYPE_CHECKING:
+    from mosaic.backends.base import Backend
     from mosaic.backends.streams.api import StreamApi
+    from mosaic.engine.attachment import Attachment
+    from mosaic.engine.session import Session
 
 _LOG = logging.getLogger("mosaic")
 _EFFORT = 1.0
@@ -52,7 +55,6 @@ _CALLS_WITHOUT_OPTIMIZER = 8
 _STEPS_OF_ANOTHER = 8
 _COMPARED_STEPS = 2
 _DRIFT_WINDOW, _DRIFT_MARGIN = 20, 1.1
-_ASIDE = "batches have other shapes than the trial's: the plain loop runs until these return, or plans are tried again"
 
 
 # The candidates.
@@ -255,6 +257,10 @@ class EventClock:
         self._api.synchronize()
 
 
+def clock_of(backend: Backend) -> StepClock:
+    return HostClock() if backend.api is None else EventClock(backend.api)
+
+
 class StepUnit:
     """Finds the optimizer steps, or the calls of the model, at which a step of the loop begins.
 
@@ -340,11 +346,6 @@ class DriftWatch:
         self._tenants: frozenset[int] | None = None
         self._limit_ms = _limit(samples) if samples else None
 
-    @property
-    def has_other_shapes(self) -> bool:
-        """True after 20 batches in a row of one shape that the trial did not measure."""
-        return self._num_others >= _DRIFT_WINDOW
-
     def note_time(self, step_ms: float) -> str | None:
         self._window.append(step_ms)
         if len(self._window) < _DRIFT_WINDOW:
@@ -412,60 +413,29 @@ def _lock_of_process() -> TrialLock:
 # The trial.
 
 
-class Runner(Protocol):
-    """The attachment of a model, as a trial uses it; see ``Attachment``."""
-
-    @property
-    def enabled(self) -> bool: ...
-
-    @property
-    def has_pending(self) -> bool: ...
-
-    def take_modules(self, *, track: bool) -> None: ...
-
-    def release_modules(self) -> None: ...
-
-    def switch_to(self, placed: PlacedPlan | None) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSetup:
-    """The plans of a trial, and what it needs to run them."""
-
-    settings: TrialSettings
-    candidates: tuple[PlanCandidate, ...]
-    open_lanes: Callable[[PlanCandidate, bool], PlacedPlan]
-    """Opens the lanes of a candidate; the second argument adopts the shapes of the loop."""
-    compare: Callable[[], SampleComparison] | None
-    """Runs the plain loop on the sample; None where nothing is compared."""
-    on_host: bool
-    """True if lanes are threads, whose plans cannot be switched while a plain call waits for its backward."""
-    clock: StepClock
-    tenants: Callable[[], frozenset[int]] | None = None
-    """Returns the other processes on the device; None where they are unknown."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """Observations since the last boundary."""
-
-    key: list[Hashable] = field(default_factory=list)
-    is_spoiled: bool = False
-
-
 class Trial:
     """The trials of one colocated model, from its first step to its last.
+
+    Args:
+        attachment: Sends the model's calls to the plan whose turn it is.
+        session: The model's candidates, their lanes, and the plain loop's numbers on the sample.
+        settings: Bounds.
 
     Attributes:
         decision: The end of the last trial; None before.
         num_trials: Trials begun.
     """
 
-    def __init__(self, runner: Runner, setup: TrialSetup) -> None:
+    def __init__(self, attachment: Attachment, session: Session, settings: TrialSettings) -> None:
         self.decision: Decision | None = None
         self.num_trials = 0
-        self._runner = runner
-        self._setup = setup
+        self._attachment = attachment
+        self._session = session
+        self._settings = settings
+        self._candidates = session.candidates
+        backend = session.request.backend
+        self._on_host = backend.device.kind == "host"  # plans cannot be switched while a plain call's backward is due
+        self._clock = settings.clock if settings.clock is not None else clock_of(backend)
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._excluded: dict[int, str] = {}
         self._turns = self._new_turns()
@@ -473,24 +443,25 @@ class Trial:
         self._winner: PlanCandidate | None = None
         self._watch: DriftWatch | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
-        self._step = _Step()
+        self._key: list[Hashable] = []  # of the present step: the shapes of its calls
+        self._is_spoiled = False  # the present step's time cannot be compared with others
         self._num_launched = self._num_busy = self._num_failed = self._steps_since = 0
         self._reference: Hashable = None
         self._last_key: Hashable = None
-        self._is_leaving = self._was_busy = self._is_aside = False
+        self._is_leaving = self._was_busy = False
         self._why = "the loop begins"
 
-    def prepare(self) -> None:
+    def open_all(self) -> None:
         """Opens the lanes of all candidates, and excludes those whose numbers are not the plain loop's."""
+        comparison = None
         try:
-            comparison = self._setup.compare() if self._setup.compare is not None else None
+            comparison = self._session.compare()
         except Exception as error:  # whatever the backward of the model's results, or putting it back, raises
-            comparison = None
             _LOG.warning("plans are tried without a comparison on the sample, which raised %s", said_by(error))
-        for number, candidate in enumerate(self._setup.candidates, 1):
+        for number, candidate in enumerate(self._candidates, 1):
             try:
-                candidate.placed = self._setup.open_lanes(candidate, False)
-                self._runner.switch_to(candidate.placed)
+                candidate.placed = self._session.open_lanes(candidate, False)
+                self._attachment.switch_to(candidate.placed)
                 reason = comparison.difference() if comparison is not None else None
             except MosaicError as error:
                 kind = "it failed on the sample" if candidate.placed is not None else "its lanes could not be opened"
@@ -500,7 +471,7 @@ class Trial:
                     raise
                 reason = f"it failed on the sample: {said_by(error)}"
             finally:
-                self._runner.switch_to(None)
+                self._attachment.switch_to(None)
             if reason is not None:
                 self._excluded[number] = reason
                 candidate.close()
@@ -514,15 +485,16 @@ class Trial:
     def report(self) -> TrialReport:
         turns = self._turns
         if self._phase == "waiting" and self.decision is None:
-            head = f"trial: not begun; {len(turns.candidates) - 1} plans will be tried in the loop's next steps"
-            return TrialReport(sentences=(head, *self._exclusions()), metrics=turns.report("", None).metrics)
+            head = f"trial: not begun; {len(self._candidates)} plans will be tried in the loop's next steps"
+            names = [candidate.name for candidate in self._candidates]
+            excluded = tuple(f"not tried {names[number - 1]}: {why}" for number, why in self._excluded.items())
+            return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
         if self.is_running:
-            head = f"trial: step {turns.num_steps} of {self._setup.settings.max_steps} at most ({self._why})"
+            head = f"trial: step {turns.num_steps} of {self._settings.max_steps} at most ({self._why})"
             return turns.report(head, None, num_trials=self.num_trials)
         assert self.decision is not None
         which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
         head = f"{which} ({self._why}): {self.decision.reason} ({turns.num_steps} steps, {turns.lost_ms:.1f} ms lost)"
-        head += f"; {_ASIDE}" if self._is_aside else ""
         return turns.report(head, self.decision, num_trials=self.num_trials)
 
     # The loop.
@@ -531,23 +503,22 @@ class Trial:
         """A step of the loop begins here: no work of the lanes is unordered."""
         if self._phase == "over":
             return
-        if not self._runner.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
-            self._step.is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
+        if not self._attachment.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
+            self._is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
             return
-        step, self._step = self._step, _Step()
-        key: Hashable = None if step.is_spoiled else tuple(step.key)
-        if self._phase == "waiting":
-            if _lock_of_process().acquire(self):
-                self._begin()
-        elif self._phase == "trying":
+        key: Hashable = None if self._is_spoiled else tuple(self._key)
+        self._key, self._is_spoiled = [], False
+        if self._phase == "trying":
             self._try_step(key)
-        else:
+        elif self._phase == "watching":
             self._watch_step(key)
+        elif _lock_of_process().acquire(self):
+            self._begin()
 
     def before_call(self, shapes: Hashable) -> None:
         """The whole model is called."""
-        if len(self._step.key) < 64:
-            self._step.key.append(shapes)
+        if len(self._key) < 64:
+            self._key.append(shapes)
         if self._phase == "trying":
             self._note_failed_backward()
             self._was_busy = self._is_busy()
@@ -570,25 +541,29 @@ class Trial:
 
     def spoil(self) -> None:
         """The present step's time cannot be compared with others."""
-        self._step.is_spoiled = True
+        self._is_spoiled = True
 
     def start_over(self, why: str) -> None:
-        """The loop is another one now, so no measurement counts."""
+        """The loop is another one now, so no measurement counts: a new trial begins at the next boundary."""
         if self._phase in ("trying", "watching"):
-            self._restart(why)
+            self._why, self._phase = why, "waiting"
+            self._visit = self._winner = None
+            _lock_of_process().release(self)
+            self._attachment.switch_to(None)
+            self._close_lanes()
 
     def stop(self) -> None:
         """Ends everything and closes all lanes."""
-        self._phase = "over"
+        self._phase, self._winner = "over", None
         _lock_of_process().release(self)
         self._close_lanes()
 
     # The turns.
 
     def _new_turns(self) -> Turns:
-        names = (PLAIN, *(candidate.name for candidate in self._setup.candidates))
-        late = {number for number, candidate in enumerate(self._setup.candidates, 1) if candidate.is_variant}
-        turns = Turns(self._setup.settings, names, late=late)
+        names = (PLAIN, *(candidate.name for candidate in self._candidates))
+        late = {number for number, candidate in enumerate(self._candidates, 1) if candidate.is_variant}
+        turns = Turns(self._settings, names, late=late)
         for number, reason in self._excluded.items():
             turns.exclude(number, reason)
         return turns
@@ -598,11 +573,11 @@ class Trial:
         self._phase = "trying"
         self._turns = self._new_turns()
         self._reference = self._last_key = None
-        for candidate in self._setup.candidates:
+        for candidate in self._candidates:
             candidate.num_errors = 0
-        self._runner.switch_to(None)
+        self._attachment.switch_to(None)
         try:
-            self._runner.take_modules(track=self._setup.on_host)
+            self._attachment.take_modules(track=self._on_host)
         except ValueError as error:
             self._decide(Decision(winner=0, reason=f"no plan could be tried: {error}"))
             return
@@ -611,7 +586,7 @@ class Trial:
     def _try_step(self, key: Hashable) -> None:
         assert self._visit is not None
         self._note_failed_backward()
-        self._marks.append((self._setup.clock.mark(), key))
+        self._marks.append((self._clock.mark(), key))
         self._read_times(wait=False)
         self._num_launched += 1
         if self._num_launched < self._visit.num_steps and not self._turns.is_cut and not self._is_leaving:
@@ -627,14 +602,14 @@ class Trial:
 
     def _end_visit(self) -> None:
         self._num_busy, self._is_leaving = 0, False
-        self._setup.clock.settle()
+        self._clock.settle()
         self._read_times(wait=True)
         self._advance()
 
     def _advance(self) -> None:
         """Begins the next turn; its preparation belongs to no step's time."""
         self._marks.clear()
-        clock, before = self._setup.clock, self._setup.clock.mark()
+        clock, before = self._clock, self._clock.mark()
         while isinstance(visit := self._turns.next_visit(), Visit):
             if self._enter(visit.candidate):
                 break
@@ -648,111 +623,84 @@ class Trial:
         self._marks.append((begun, None))
 
     def _enter(self, number: int) -> bool:
-        candidate = self._candidate(number)
-        if candidate is None:
-            self._runner.switch_to(None)
+        if not number:
+            self._attachment.switch_to(None)
             return True
+        candidate = self._candidates[number - 1]
         try:
             if candidate.placed is None:
-                candidate.placed = self._setup.open_lanes(candidate, self.num_trials > 1)
+                candidate.placed = self._session.open_lanes(candidate, self.num_trials > 1)
         except MosaicError as error:
             self._turns.exclude(number, f"its lanes could not be opened: {error}")
             return False
         self._num_failed = candidate.placed.executor.num_failed
-        self._runner.switch_to(candidate.placed)
+        self._attachment.switch_to(candidate.placed)
         return True
 
     def _read_times(self, *, wait: bool) -> None:
         """Records the times that are known by now, or all of them."""
-        clock = self._setup.clock
-        while len(self._marks) > 1 and (wait or clock.is_past(self._marks[1][0])):
+        while len(self._marks) > 1 and (wait or self._clock.is_past(self._marks[1][0])):
             earlier, _ = self._marks.popleft()
             later, key = self._marks[0]
             if not self._turns.candidates[0].rounds:  # the usual step of this loop is the first kind seen twice
                 self._reference, self._last_key = self._last_key, key
-            took = clock.ms_between(earlier, later)
+            took = self._clock.ms_between(earlier, later)
             self._turns.note(took if key is not None and key == self._reference else None)
 
     def _decide(self, decision: Decision) -> None:
         self.decision = decision
-        self._winner = self._candidate(decision.winner)
+        self._winner = self._candidates[decision.winner - 1] if decision.winner else None
         self._phase = "watching"
-        self._is_aside = False
         self._visit = None
         self._steps_since = 0
         _lock_of_process().release(self)
-        self._runner.switch_to(self._winner.placed if self._winner is not None else None)
+        self._attachment.switch_to(self._winner.placed if self._winner is not None else None)
         self._close_lanes()
         if self._winner is None:
-            self._runner.release_modules()
+            self._attachment.release_modules()
         samples = self._turns.candidates[decision.winner].samples
-        self._watch = DriftWatch(samples, self._reference, self._setup.settings)
+        self._watch = DriftWatch(samples, self._reference, self._settings)
         self._marks.clear()
         _LOG.info("%s", self.report.sentences[0])
 
     # After the decision.
 
     def _watch_step(self, key: Hashable) -> None:
-        clock, watch = self._setup.clock, self._watch
+        clock, watch, tenants = self._clock, self._watch, self._session.request.backend.other_processes
         assert watch is not None
         self._steps_since += 1
         self._marks.append((clock.mark(), key))
         changed = watch.note_shapes(key) if key is not None else None
-        self._follow_shapes(watch)
         while len(self._marks) > 1 and clock.is_past(self._marks[1][0]):
             earlier, _ = self._marks.popleft()
-            later, seen = self._marks[0]
-            if seen == watch.shapes:
+            later, measured_key = self._marks[0]
+            if measured_key == watch.shapes:
                 changed = watch.note_time(clock.ms_between(earlier, later)) or changed
-        if self._setup.tenants is not None and self._steps_since % _TENANT_STEPS == 0:
-            changed = watch.note_tenants(self._setup.tenants()) or changed
-        enough = self._steps_since >= self._setup.settings.retrial_steps << (self.num_trials - 1)
+        if tenants is not None and self._steps_since % _TENANT_STEPS == 0:
+            changed = watch.note_tenants(tenants()) or changed
+        enough = self._steps_since >= self._settings.retrial_steps << (self.num_trials - 1)
         if changed is not None and enough and not self._is_busy():
             _LOG.info("plans are tried again: %s", changed)
-            self._restart(changed)
-
-    def _follow_shapes(self, watch: DriftWatch) -> None:
-        """Runs the plain loop while batches have other shapes than the trial's, for which no plan was faster."""
-        if self._winner is None or watch.has_other_shapes == self._is_aside or self._is_busy():
-            return
-        self._is_aside = watch.has_other_shapes
-        self._runner.switch_to(None if self._is_aside else self._winner.placed)
-        _LOG.info("%s", _ASIDE if self._is_aside else "batches have the trial's shapes again: its plan runs")
-
-    def _restart(self, why: str) -> None:
-        """Begins a new trial at the next boundary, with lanes for the shapes that the loop has then."""
-        self._why = why
-        self._phase = "waiting"
-        self._visit = self._winner = None
-        _lock_of_process().release(self)
-        self._runner.switch_to(None)
-        self._close_lanes()
+            self.start_over(changed)
 
     # Parts.
 
-    def _candidate(self, number: int) -> PlanCandidate | None:
-        return self._setup.candidates[number - 1] if number else None
-
     def _close_lanes(self) -> None:
-        for candidate in self._setup.candidates:
-            if candidate is not self._winner or self._phase == "over":
+        """Closes the lanes of all candidates but the winner."""
+        for candidate in self._candidates:
+            if candidate is not self._winner:
                 candidate.close()
 
-    def _exclusions(self) -> tuple[str, ...]:
-        return tuple(
-            f"not tried {self._setup.candidates[number - 1].name}: {why}" for number, why in self._excluded.items()
-        )
-
     def _present(self) -> PlanCandidate | None:
-        if self._phase != "trying" or self._visit is None:
+        if self._phase != "trying" or self._visit is None or not self._visit.candidate:
             return None
-        return self._candidate(self._visit.candidate)
+        return self._candidates[self._visit.candidate - 1]
 
     def _is_busy(self) -> bool:
         candidate = self._present() or self._winner
         if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
             return True
-        return self._runner.has_pending
+        return self._attachment.has_pending
 
     def _note_failed_backward(self) -> None:
         candidate = self._present()

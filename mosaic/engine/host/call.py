@@ -16,8 +16,8 @@ from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, strides_of
 from mosaic.engine.calls.structure import flatten
+from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.engine.host.lane_work import LaneWork, has_hooks, is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import drawing_from
 from mosaic.find.restore import same
@@ -25,10 +25,13 @@ from mosaic.find.restore import same
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.host.executor import Executor
 
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
 _NO_MEMORY = "there was no memory for it beside the others"
+_HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
+"""The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 class Call:
@@ -51,7 +54,7 @@ class Call:
 
     def __init__(
         self,
-        executor: LaneWork,
+        executor: Executor,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -97,7 +100,7 @@ class Call:
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
-            if is_out_of_memory(error) and not self.is_glue:
+            if _is_out_of_memory(error) and not self.is_glue:
                 raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
             _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
@@ -326,6 +329,12 @@ def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter, hooks in hooked:
             parameter._backward_hooks = hooks
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR)
 
 
 def _add_place(error: BaseException, where: str, call: Call) -> None:
