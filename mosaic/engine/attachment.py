@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -159,25 +159,25 @@ class Attachment:
     def _placed_call(self, name: str) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             placed = self.placed
-            if placed is not None and self.enabled:
-                with self._alone(placed, name):
-                    result = placed.call(name, plain, args, kwargs)
-            else:
+            if placed is None or not self.enabled:
                 result = plain(*args, **kwargs)
+            elif not placed.on_streams or not on_user_stream():
+                result = placed.executor.call(placed.sites[name], plain, args, kwargs)
+            else:
+                with self._alone(name):
+                    result = placed.executor.call(placed.sites[name], plain, args, kwargs)
             if self._pending is not None:
                 self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
             return result
 
         return intercept
 
-    def _alone(self, placed: PlacedPlan, name: str) -> AbstractContextManager[object]:
+    def _alone(self, name: str) -> AbstractContextManager[object]:
         """Around a module's call: no other thread launches on the lanes meanwhile.
 
         Raises:
             ModuleContractError: Another thread calls the model, and may be waiting for this one.
         """
-        if not placed.executor.lanes.launches_inline or not on_user_stream():
-            return nullcontext()
         if self._caller not in (None, threading.get_ident()):
             raise ModuleContractError(
                 f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread at "

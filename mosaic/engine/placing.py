@@ -105,12 +105,14 @@ class PlacedPlan:
     Attributes:
         plan: The same.
         executor: The same.
+        on_streams: True if the caller's thread launches on streams.
         sites: By the name of the module.
     """
 
     def __init__(self, plan: Plan, finding: Finding, executor: Executor, *, adopts_shapes: bool = False) -> None:
         self.plan = plan
         self.executor = executor
+        self.on_streams = executor.lanes.launches_inline
         self.sites = {
             subject.name: PlacedModule(
                 subject.name,
@@ -118,26 +120,19 @@ class PlacedPlan:
                 executor.lanes.lane(plan.placement(subject.name).slots),
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
+                adopts_shapes=adopts_shapes,
                 parted=finding.parted.get(subject.name, frozenset()),
             )
             for subject in finding.subjects
         }
-        if not executor.lanes.launches_inline:
+        if not self.on_streams:
             for name, obstacle in finding.in_place.items():
                 self.sites[name].obstacle = obstacle
-        self._adopting = set(self.sites) if adopts_shapes else set()
-
-    def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        site = self.sites[name]
-        if self._adopting and name in self._adopting:
-            self._adopting.discard(name)
-            site.shapes = shapes_of(flatten((args, kwargs))[0])
-        return self.executor.call(site, run, args, kwargs)
 
     @property
     def is_in_flight(self) -> bool:
         """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
-        if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
+        if self.on_streams:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
         return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
 

@@ -32,6 +32,7 @@ class PlacedModule:
         signatures: What is known of its calls, by kind.
         obstacle: Why it never runs on its lane, or None.
         shapes: The input shapes that the plan was made for; calls with others run in place. None allows any.
+        adopts_shapes: The plan is for the shapes of its next call instead.
         is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
         parted: Ids of the module's parameters that only others use; a call that uses one runs in place.
         anchor: An empty leaf that makes a call's results differentiable where only its parameters are.
@@ -49,6 +50,7 @@ class PlacedModule:
         lane: Lane,
         *,
         shapes: tuple[tuple[Any, ...], ...] | None = None,
+        adopts_shapes: bool = False,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
         awaited: str | None = None,
@@ -58,6 +60,7 @@ class PlacedModule:
         self.signatures: dict[Hashable, Signature] = {}
         self.obstacle: str | None = None
         self.shapes = shapes
+        self.adopts_shapes = adopts_shapes
         self.is_alone = is_alone
         self.parted = parted
         self.awaited = awaited

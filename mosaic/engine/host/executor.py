@@ -527,7 +527,9 @@ def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
         return "it takes a sparse tensor that wants a gradient"
     shapes, planned = shapes_of(arguments.tensors), site.shapes
-    if planned is None or planned == shapes:
+    if site.adopts_shapes:
+        site.shapes, site.adopts_shapes = shapes, False
+    if planned is None or planned == shapes or site.shapes == shapes:
         return None
     if [shape for shape, _ in planned] != [shape for shape, _ in shapes]:
         return "its inputs have other shapes than the plan was made for"
