@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,12 +21,10 @@ from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.session import Session
 from mosaic.engine.streams.tensor import on_user_stream
 from mosaic.engine.trial import StepUnit, Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
-
-if TYPE_CHECKING:
-    from mosaic.engine.session import Session
 
 
 class Attachment:

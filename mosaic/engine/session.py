@@ -21,13 +21,13 @@ from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.candidates import PlanCandidate, SampleComparison, plans_to_try
 from mosaic.engine.finding.find import Finding, Sample, find_modules, runner_of, wrapped_parts
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.host.executor import Executor as HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.trial import PlanCandidate, SampleComparison, plans_to_try
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.files import load_as
 from mosaic.find.restore import preserved

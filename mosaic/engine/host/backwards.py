@@ -16,7 +16,6 @@ from mosaic.timeline import Span
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.executor import Executor
     from mosaic.engine.host.lane_tensor import LaneTensor
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ class Backwards:
         num_ended: How many have ended; those inside of others are not counted.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Any) -> None:  # see ``Executor``
         self.num_failed = self.num_ended = 0
         self._executor = executor
         self._begun: list[weakref.ref[RunningBackward]] = []

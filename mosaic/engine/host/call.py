@@ -25,7 +25,6 @@ from mosaic.find.restore import same
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.executor import Executor
 
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
@@ -41,7 +40,7 @@ class Call:
     cycle through that graph is never collected.
 
     Args:
-        executor: The executor that launches it.
+        executor: The ``Executor`` that launches it.
         site: The module, or the branch of a function.
         run: Makes the call.
         arguments: What it is called with.
@@ -54,7 +53,7 @@ class Call:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Any,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
