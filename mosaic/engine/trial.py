@@ -477,7 +477,7 @@ class Trial:
         candidate = self._present() or self._winner
         if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
             return True
-        return self._attachment.has_pending
+        return bool(self._attachment.has_pending)
 
     def _note_failed_backward(self) -> None:
         candidate = self._present()
