@@ -32,8 +32,7 @@ import mosaic
 from bench.bounded import PartFailedError, within
 from bench.harness import study_of
 from bench.record import Figure, Study, one_line
-from bench.sweep.outcomes import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES
-from bench.sweep.tables import OPERATORS_STUDY
+from bench.sweep.tables import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES, OPERATORS_STUDY
 from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, Options, find_modules
