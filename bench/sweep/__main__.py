@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 import torch._dynamo  # once, here: every process forks from this one
 
-from bench.bounded import PartFailedError, within
 from bench.harness import study_of
+from bench.processes import PartFailedError, within
 from bench.record import Figure, Study
 from bench.sweep import tables
 from bench.sweep.catalogue import all_cases, pipeline_cases
@@ -112,8 +112,8 @@ def run_alone(case: Case, judge: Callable[[Case], Iterator[Figure]] = judge, *, 
     """Runs a case in a process of its own."""
     last = None
     try:
-        for last in within(lambda: _quietly(case, judge), seconds):
-            pass
+        for figure_so_far in within(lambda: _quietly(case, judge), seconds):
+            last = figure_so_far
     except PartFailedError as error:
         return figure(case, tables.NO_PLAIN if last is None else tables.CRASHED, reason=str(error))
     assert last is not None

@@ -29,8 +29,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import mosaic
-from bench.bounded import PartFailedError, within
 from bench.harness import study_of
+from bench.processes import PartFailedError, within
 from bench.record import Figure, Study, one_line
 from bench.sweep.tables import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES, OPERATORS_STUDY
 from mosaic.artifact import load, save
