@@ -10,11 +10,9 @@ from ranks.cases import run_ranks
 
 EQUAL = (
     "all_gather with gradients",
-    "own put back, local loss",
     "scaled",
     "accumulated",
     "frozen",
-    "evaluated",
     "empty",
     "wrapped by the loop",
 )
@@ -39,15 +37,6 @@ def test_a_loop_under_autocast_is_that_of_distributed_data_parallel_within_bfloa
         losses, parameters = rank["autocast"]
         assert losses < 0.04  # five steps of bfloat16; gradients are rounded over other rows
         assert parameters < 0.04
-
-
-def test_a_frozen_module_sends_nothing_back_and_a_partly_frozen_one_reduces_what_trains(told: list[dict[str, Any]]):
-    for rank in told:
-        sent = rank["frozen traffic"]
-        assert sent["sent_bytes/forward/image"] > 0
-        assert "sent_bytes/backward/image" not in sent
-        assert "sent_bytes/reduce/image" not in sent
-        assert sent["sent_bytes/reduce/text"] == 4 * (24 * 8 + 8)
 
 
 def test_rows_that_are_loaded_where_they_are_needed_do_not_travel(told: list[dict[str, Any]]):

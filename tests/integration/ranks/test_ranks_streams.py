@@ -63,12 +63,6 @@ def test_a_rank_records_when_its_own_modules_ran_and_says_what_was_not_tried(obs
     assert "has not run on several GPUs" in first["described"]
 
 
-def test_rows_that_nobody_waited_for_would_be_seen_as_a_race(observed: list[dict[str, Any]]):
-    for found in observed:
-        assert "nothing orders them" in found["race"]
-        assert "out of step" in found["race"].partition(" | ")[2]
-
-
 def test_what_cannot_be_routed_is_refused(observed: list[dict[str, Any]]):
     for found in observed:
         by_name, differing, kinds, shared = found["refused"]

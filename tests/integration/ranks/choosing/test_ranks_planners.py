@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from engine_cases import FAST
 from ranks.cases import run_ranks
 from ranks.programs.choosing.planners import Chains
-
-import mosaic
-from mosaic.backends.host.backend import HostBackend
 
 
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
@@ -24,20 +19,3 @@ def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
     assert all(4 * parameters <= held <= 4.1 * parameters + 200 for held in (*whole[4], *whole[5]))
     assert whole[6] == 2 * parameters  # everything runs on both ranks
     assert brute[2] > 0 or brute[1]
-
-
-def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
-    model, x = Chains(), torch.randn(4, 4)
-    plain = model(x).item()
-    handle = mosaic.colocate(
-        model,
-        sample=x,
-        modules=model.names,
-        options=mosaic.Options(method="megatron", cache=None, profiling=FAST),
-        backend=HostBackend(2),
-    )
-    assert handle.plan.search.method == "megatron"
-    assert handle.active
-    assert not handle.is_trying
-    assert model(x).item() == plain
-    handle.remove()

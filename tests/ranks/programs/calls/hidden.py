@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
-from mosaic.ranks import RankHandle
 from ranks.clip import told
 from ranks.graphs import colocated, difference, twins
 
@@ -19,18 +18,16 @@ STEPS = 4
 
 
 class Tower(nn.Module):
-    """Reads an attribute, a buffer and settings of the process; slow, so that it runs late."""
+    """Reads an attribute; slow, so that it runs late."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(6, 8)
         self.scale: Any = 1.0
-        self.register_buffer("center", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         torch.ones(512, 512) @ torch.ones(512, 512)
-        settings = float(torch.are_deterministic_algorithms_enabled())
-        return (self.net(x) - self.center) * self.scale + settings
+        return self.net(x) * self.scale
 
 
 class Counts(Tower):
@@ -81,26 +78,11 @@ def an_attribute(model: Model, x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        model.a.center.mul_(0.5).add_(0.1)
-        made = model.a(x)
-        model.a.center.add_(1)
-    return made
-
-
 def parameters(model: Model, x: torch.Tensor) -> torch.Tensor:
     made = model.a(x)
     with torch.no_grad():  # as a teacher's, after its call
         for slow, fast in zip(model.a.parameters(), model.b.parameters(), strict=True):
             slow.mul_(0.5).add_(fast, alpha=0.5)
-    return made
-
-
-def a_setting(model: Model, x: torch.Tensor) -> torch.Tensor:
-    torch.use_deterministic_algorithms(True)
-    made = model.a(x)
-    torch.use_deterministic_algorithms(False)
     return made
 
 
@@ -132,9 +114,7 @@ def teacher() -> Model:
 
 RIGHT: dict[str, Callable[[], nn.Module]] = {
     "an attribute is set around the call": lambda: Model(an_attribute),
-    "a buffer is written before and after it": lambda: Model(a_buffer),
     "parameters are written after it": teacher,
-    "a setting of the process is changed around it": lambda: Model(a_setting),
     "the module counts its calls": lambda: Model(nothing, Counts),
 }
 REFUSED: dict[str, Callable[[], nn.Module]] = {
@@ -144,10 +124,10 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def trained(make: Callable[[], nn.Module], rank: int, place: Callable[..., RankHandle] = colocated) -> float:
+def trained(make: Callable[[], nn.Module], rank: int) -> float:
     """Trains beside DistributedDataParallel; returns how far losses and parameters are apart."""
     model, wrapped = twins(make, 0)
-    handle = place(model, data(rank), SWAPPED, 2)
+    handle = colocated(model, data(rank), SWAPPED, 2)
     apart = []
     optimizers = [
         torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1) for each in (model, wrapped)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from fake_streams import FakeNccl, RaceError
+from fake_streams import FakeNccl
 from stream_cases import FakeBackend
 from torch import nn
 
@@ -68,7 +67,6 @@ def observed(rank: int, size: int) -> dict[str, Any]:
         "everywhere": layout(6, rank, size, num_slots=1),
         "order": order_of_launches(rank, size),
         "lacking": lacking_a_modality(rank, size),
-        "race": race_without_waiting(rank, size),
         "refused": refused(rank, size),
     }
 
@@ -148,31 +146,6 @@ def num_calls_behind(node: Any) -> int:
             seen.add(one)
             todo += [following for following, _ in one.next_functions]
     return sum(one.name() == "_NodeBackward" for one in seen)
-
-
-def race_without_waiting(rank: int, size: int) -> str:
-    """Were collectives not waited for, the race would be seen: rows are read before they have come.
-
-    All modules are on both ranks, and ranks have rows in other numbers, so that both read what has travelled.
-    """
-    model = Model()
-    with colocated(model, dict.fromkeys(APART, (0, 1)), size) as (handle, _, nccl):
-        runs: Any = handle._executor
-        runs.route_all()
-        nccl.forgets_to_wait = True
-        try:
-            model(**batch(rank, 2 + 2 * rank))
-        except RaceError as error:
-            said = str(error)
-        else:
-            said = "no race"
-        nccl.forgets_to_wait = False
-        dist.barrier()
-        try:
-            model(**batch(rank, 2))
-        except RaceError as error:
-            said += " | " + "; ".join(error.__notes__)
-    return said
 
 
 def refused(rank: int, size: int) -> list[str]:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine_cases import FAST
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.options import Options
 from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks import RankHandle
@@ -217,30 +215,11 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     return said
 
 
-def solved(rank: int, size: int, folder: str) -> list[str]:
-    """Has rank 0 measure and solve twice; returns what it measured the second time."""
-    told: list[str] = []
-    model = Encoders("image", "text")
-    options = Options(profiling=FAST, trial=None, progress=lambda what, done, total: told.append(what))
-    handle = colocate_ranks(model, sample=batch_of(model, 0, rank), backend=HostBackend(1), options=options)
-    told.clear()
-    torch.manual_seed(0)
-    model.encoders["depth"] = nn.Sequential(encoder(), encoder())
-    handle.replan(batch_of(model, 0, rank), reason="depth came", optimizer=())
-    model(**batch_of(model, 0, rank)).backward()
-    assert {"setup_ms/gather", "setup_ms/find", "setup_ms/solve", "setup_ms/open", "setup_ms/move"} <= set(
-        handle.metrics()
-    )
-    handle.remove()
-    return told
-
-
-def on_two_ranks(rank: int, size: int, folder: str) -> tuple[bool, list[int], list[str], list[str]]:
+def on_two_ranks(rank: int, size: int, folder: str) -> tuple[bool, list[int], list[str]]:
     """All that is tried on two ranks, in one start of them."""
     torch.set_num_threads(1)
     return (
         as_if_stopped(rank, size, folder),
         coming_and_going(rank, size, folder),
         refusals(rank, size, folder),
-        solved(rank, size, folder),
     )

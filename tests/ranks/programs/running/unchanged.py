@@ -52,40 +52,18 @@ def compare(
     return max(abs(a - b) / max(1e-3, abs(b)) for a, b in zip(ours, theirs, strict=True)), apart
 
 
-# Contrastive losses. Each gathers in another way.
-
-
-def by_distributed_nn(features: torch.Tensor) -> torch.Tensor:
-    return torch.cat(torch.distributed.nn.functional.all_gather(features))
-
-
-def by_own_put_back(features: torch.Tensor) -> torch.Tensor:
-    gathered = [torch.empty_like(features) for _ in range(2)]
-    dist.all_gather(gathered, features.detach())
-    gathered[dist.get_rank()] = features
-    return torch.cat(gathered)
-
-
-def contrastive(gather: Callable[[torch.Tensor], torch.Tensor], *, local: bool) -> Loop:
-    def loop(model: nn.Module, rank: int) -> list[float]:
-        optimizer, losses = optimizer_for(model), []
-        for step in range(8):
-            out = model(**batch_of(step, rank, (3, 3)))
-            images, texts = gather(out["image"]), gather(out["text"])
-            if local:
-                pairs = out["image"] @ texts.T, out["text"] @ images.T
-                labels = torch.arange(3) + 3 * rank
-            else:
-                pairs = images @ texts.T, texts @ images.T
-                labels = torch.arange(6)
-            loss = sum(functional.cross_entropy(out["scale"] * logits, labels) for logits in pairs) / 2
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    return loop
+def contrastive(model: nn.Module, rank: int) -> list[float]:
+    optimizer, losses = optimizer_for(model), []
+    for step in range(8):
+        out = model(**batch_of(step, rank, (3, 3)))
+        images, texts = (torch.cat(torch.distributed.nn.functional.all_gather(out[key])) for key in ("image", "text"))
+        pairs, labels = (images @ texts.T, texts @ images.T), torch.arange(6)
+        loss = sum(functional.cross_entropy(out["scale"] * logits, labels) for logits in pairs) / 2
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 # Loops.
@@ -139,20 +117,6 @@ def accumulated(model: nn.Module, rank: int) -> list[float]:
         losses.append(float(clip_grad_norm_(model.parameters(), 0.1, norm_type=(2.0, math.inf, 1.0)[step % 3])))
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-    return losses
-
-
-def evaluated(model: nn.Module, rank: int) -> list[float]:
-    """Evaluates between steps; what dropout draws in training belongs to no promise, so that it does not train."""
-    losses = []
-    for step in range(3):
-        model.eval()
-        with torch.no_grad():
-            losses.append(mean_loss(model(**batch_of(step, rank))).item())
-        with torch.inference_mode():
-            losses.append(mean_loss(model(**batch_of(step, rank))).item())
-        model.train()
-        assert math.isfinite(mean_loss(model(**batch_of(step, rank))).item())
     return losses
 
 
@@ -217,20 +181,6 @@ def wrappers(rank: int) -> dict[str, str]:
     return said
 
 
-def frozen_traffic(rank: int) -> dict[str, float]:
-    """Returns what one step sends where the image tower is frozen and the text tower trains in its last layer only."""
-    torch.manual_seed(0)
-    model = Clip(frozen=("image", "text.0"))
-    handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "audio": (0,)}, 2)
-    model(**batch_of(1, rank, (1, 5)))["logits"].square().mean().backward()
-    sent = {key: value for key, value in handle.metrics().items() if key.startswith("sent_bytes")}
-    assert model.image[0].weight.grad is None
-    assert model.text[0].weight.grad is None
-    assert model.text[2].weight.grad is not None
-    handle.remove()
-    return sent
-
-
 def loaded(rank: int) -> tuple[float, float, list[int]]:
     """Returns the bytes that a step sends with equal slices, and with those of the handle's sampler, and these."""
     torch.manual_seed(0)
@@ -255,17 +205,14 @@ def everything(rank: int, size: int) -> dict[str, Any]:
     """Runs all of it; returns what each came to, by name."""
     del size
     return {
-        "all_gather with gradients": compare(contrastive(by_distributed_nn, local=False), rank),
-        "own put back, local loss": compare(contrastive(by_own_put_back, local=True), rank),
+        "all_gather with gradients": compare(contrastive, rank),
         "autocast": compare(autocast, rank, sample=under_autocast),
         "scaled": compare(scaled, rank),
         "accumulated": compare(accumulated, rank),
         "frozen": compare(accumulated, rank, frozen=("image", "text.0")),
-        "evaluated": compare(evaluated, rank, dropout=0.5),
         "empty": compare(empty, rank),
         "wrapped by the loop": compare(wrapped_by_the_loop, rank),
         "wrappers": wrappers(rank),
-        "frozen traffic": frozen_traffic(rank),
         "loaded": loaded(rank),
         "refusals": refusals(rank),
         "unfrozen": unfrozen(rank),
