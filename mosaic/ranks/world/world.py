@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from mosaic.checkpoint.ranks import run_on_all
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
@@ -242,13 +243,7 @@ class World:
 
     def run_on_all(self, work: Callable[[], _T]) -> _T:
         """Returns the result of this rank's work; if any rank fails, all raise as in ``raise_if_any_failed``."""
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as failure:  # of any kind: all ranks have to hear of it
-            error = failure
-        self.raise_if_any_failed(error)
-        return result  # type: ignore[return-value]  # there is no error
+        return run_on_all(self, work)
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
         """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""
