@@ -22,19 +22,15 @@ class Figure(StrictFile):
     """One number of a study."""
 
     name: str
-    """A description, with its unit."""
     source: str
     """``measured``, ``simulated`` or ``predicted``."""
     value: float | None
     """The number; None where it could not be had."""
     low: float | None = None
-    """Lower end of its 95 % interval."""
     high: float | None = None
-    """Upper end of its 95 % interval."""
+    """Ends of its 95 % interval."""
     samples: tuple[float, ...] = ()
-    """Raw samples."""
     reason: str = ""
-    """Why there is no number."""
     part: str = ""
     """Name of the measurement that it belongs to; empty in studies of one part."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -48,9 +44,7 @@ class Part(StrictFile):
     """The outcome of one step of a study: of a build, of tests, or of one measurement."""
 
     name: str
-    """Its name, which its figures carry."""
     asks: str
-    """The question it answers."""
     status: Status
     """Its end: ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
     seconds: float = 0.0
@@ -71,31 +65,23 @@ class Study(StrictFile):
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
-    """Version of this file's layout."""
     study: str
     """Name of the file under ``bench``."""
     command: str
-    """The command line."""
     created: str
-    """Date and time, ISO 8601, UTC."""
     commit: str
-    """Commit of the code."""
     python_version: str
-    """Version of Python."""
     torch_version: str
-    """Version of torch."""
     machine: Device | None
     """Its device; None where that could not be read."""
     foreign_cpu_share: float | None
     """Share of the CPU that other processes took meanwhile; None where unknown."""
     figures: tuple[Figure, ...]
-    """The numbers."""
     dry_run: bool = False
     """True if everything ran at the smallest sizes: then no number means anything."""
     driver_version: str = ""
     """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of packages."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that can change what was measured."""
     parts: tuple[Part, ...] = ()

@@ -19,8 +19,6 @@ Newest = Mapping[str, Sequence[Study]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The result of one answer."""
-
     ours: str
     """Values; only what they would be of where there are none."""
     how: str
@@ -43,7 +41,6 @@ def kept_studies(studies: Iterable[Study]) -> Newest:
 
 
 def paper_table(paper: Paper, newest: Newest) -> str:
-    """Returns a paper's table."""
     rows = [line for row in paper.rows for line in _lines(row, newest)]
     head = f"{paper.title} ({paper.source}); theirs on {paper.testbed}. {paper.pictures}.\n\n"
     return head + "".join(f"| {' | '.join(cells)} |\n" for cells in (HEADS, ["---"] * len(HEADS), *rows))

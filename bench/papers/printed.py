@@ -39,7 +39,6 @@ class Answer(StrictFile):
 
     @property
     def command(self) -> str:
-        """Returns what makes them."""
         if self.study == "gpu":
             return "python -m bench.gpu --out DIR"
         module = "bench.papers.spindle" if self.study == "bench_spindle" else self.study.replace("_", ".", 1)
@@ -55,7 +54,6 @@ class PaperRow(StrictFile):
     """
 
     at: str
-    """Its number."""
     where: str
     """The section that tells of it."""
     shows: str
@@ -76,18 +74,15 @@ class Paper(StrictFile):
     """A paper's figures and tables."""
 
     title: str
-    """Its title."""
     source: str
     testbed: str
     pictures: str
     """Figures and tables that are left out, and why."""
     rows: tuple[PaperRow, ...] = field(default=())
-    """The others, in order."""
 
 
 @cache
 def read_paper(name: str) -> Paper:
-    """Returns the paper of a file."""
     with (FOLDER / f"{name}.toml").open("rb") as file:
         return TypeAdapter(Paper).validate_python(tomllib.load(file))
 
