@@ -221,12 +221,10 @@ def never_slower_table(results: Path) -> str:
 
 def _row(study: Study, ratio: Figure) -> tuple[str, ...]:
     model = ratio.labels["model"]
-    own = {
-        figure.name.removeprefix(f"{model}: "): figure for figure in study.figures if figure.labels["model"] == model
-    }
-    values = {name: own[name].value if name in own else None for name in (PLAIN_MS, LOST_MS, LOST_STEPS, REPAID)}
-    plain_ms, *numbers = map(number, values.values())
-    intervals = (shown(ratio), shown(own.get(AGAIN)))
+    own = {figure.name.removeprefix(f"{model}: "): figure for figure in study.figures}
+    values = (own[name].value if name in own else None for name in (PLAIN_MS, LOST_MS, LOST_STEPS, REPAID))
+    plain_ms, *numbers = map(number, values)
+    intervals = (shown(ratio, 4), shown(own.get(AGAIN), 4))
     return (model, plain_ms, *intervals, ratio.labels["runs"], *numbers, ratio.labels["foreign CPU share"])
 
 

@@ -119,13 +119,14 @@ def _matching(study: Study, pattern: str) -> Iterator[Figure]:
     return (one for one in study.figures if one.value is not None and re.fullmatch(pattern, one.name))
 
 
-def shown(figure: Figure | None) -> str:
+def shown(figure: Figure | None, digits: int = 3) -> str:
     """Returns a figure with its interval."""
     if figure is None or figure.value is None:
         return "-"
     if figure.low is None or figure.high is None or figure.low == figure.high:
-        return number(figure.value)
-    return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
+        return number(figure.value, digits)
+    value, low, high = (number(value, digits) for value in (figure.value, figure.low, figure.high))
+    return f"{value} ({low} to {high})"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
