@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.gpu.tables import number
+from bench.gpu.tables import number, table
 from bench.record import Figure, Study
 from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
@@ -127,8 +127,3 @@ def shown(figure: Figure | None, digits: int = 3) -> str:
         return number(figure.value, digits)
     value, low, high = (number(value, digits) for value in (figure.value, figure.low, figure.high))
     return f"{value} ({low} to {high})"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

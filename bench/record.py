@@ -96,21 +96,33 @@ class Study(StrictFile):
         )
 
 
-def median_figure(
-    name: str, samples: Sequence[float], *, seed: int = 0, labels: dict[str, str] | None = None
+def summary_figure(
+    name: str,
+    samples: Sequence[float],
+    *,
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
+    source: Source = "measured",
+    labels: dict[str, str] | None = None,
+    reason: str = "nothing was measured",
 ) -> Figure:
-    """Returns the median of measured samples with a bootstrapped 95 % interval."""
-    low, high = interval(list(samples), statistics.median, seed)
-    shown = tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]) if labels is not None else tuple(samples)
+    """Returns a statistic of samples with its bootstrapped 95 % interval; without a number where there are none."""
+    if not samples:
+        return missing_figure(name, reason, labels, source=source)
+    draw = random.Random(0)
+    values = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
     return Figure(
         name=name,
-        source="measured",
-        value=statistics.median(samples),
-        low=low,
-        high=high,
-        samples=shown,
+        source=source,
+        value=statistic(samples),
+        low=values[12],
+        high=values[-13],
+        samples=tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]),
         labels=labels or {},
     )
+
+
+def median_figure(name: str, samples: Sequence[float], *, labels: dict[str, str] | None = None) -> Figure:
+    return summary_figure(name, samples, labels=labels)
 
 
 def missing_figure(
@@ -126,10 +138,3 @@ def one_line(text: object, most: int = 400) -> str:
     if isinstance(text, BaseException):
         words = f"{type(text).__name__}: {words}"
     return words if len(words) <= most else f"{words[: most // 2]} ... {words[-most // 2 :]}"
-
-
-def interval(samples: list[float], statistic: Callable[[list[float]], float], seed: int) -> tuple[float, float]:
-    """Returns the bootstrapped 95 % interval of a statistic."""
-    draw = random.Random(seed)
-    values = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
-    return values[12], values[-13]

@@ -138,7 +138,7 @@ def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Ite
         own = [job.plan(step, own_options(seconds)) for step in steps]
         shares = [one.makespan_ns / plan.makespan_ns for one, plan in zip(own, plans, strict=True)]
         yield simulated(f"Fig. 9a: {name}: {OWN}: step over the planned one's, ratio", shares)
-        rivals = [job.contend(step, (*RIVALS, "1f1b", "dynapipe-order", "zb-v")) for step in steps]
+        rivals = [job.contend(step, (*RIVALS, "1f1b", "zb-v")) for step in steps]
         yield from ratios(f"Fig. 9a: {name}", plans, rivals, what="step over the planned one's")
 
 
