@@ -55,7 +55,7 @@ def test_the_share_of_others_is_what_is_left_after_one_s_own(machine: Machine):
     machine.cores(4, 4, 4, 4)
     machine.process(OWN, used_s=5, ended_s=1)
     assert load.share == pytest.approx((16 - 6) / 40)
-    load.reset()
+    load = ForeignLoad(machine.root)
     machine.now = 20.0
     assert load.share == 0.0
     machine.cores(90, 90, 90, 90)

@@ -22,8 +22,7 @@ from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
 from mosaic.hardware import Link
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import ProfileSettings, Subject, profile_modules, sweep
-from mosaic.profiler.measure import StepTimes
-from mosaic.profiler.settings import Deadline, choose_quotas
+from mosaic.profiler.settings import choose_quotas
 from mosaic.solver import solve
 
 ALONE = dataclasses.replace(FAST, pairs=False)
@@ -152,13 +151,13 @@ class Measured:
         self.seconds = 0
         self.points: list[tuple[str, int]] = []
         monkeypatch.setattr(sweep, "measure", self._measure)
-        monkeypatch.setattr(sweep, "Deadline", lambda seconds: Deadline(seconds, lambda: self.seconds))
+        monkeypatch.setattr(sweep, "monotonic", lambda: self.seconds)
 
-    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> StepTimes:
+    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
         quota = len(lane.slots)
         self.seconds += 1
         self.points.append((subject.name, quota))
-        return StepTimes((1 / quota,) * 5, (2 / quota,) * 5)
+        return {Phase.FORWARD: (1 / quota,) * 5, Phase.BACKWARD: (2 / quota,) * 5}
 
 
 @pytest.fixture
