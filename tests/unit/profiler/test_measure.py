@@ -62,14 +62,6 @@ def test_strict_settings_refuse_what_would_be_marked_except_a_gpus_own_times(mon
     assert gpu.note == "other processes used 75% of the CPU"
 
 
-def test_activation_bytes_are_what_backward_needs_without_parameters():
-    # The input alone: 6 x 8 numbers of 4 bytes; the weight is the module's own.
-    assert linear().activation_bytes() == 6 * 8 * 4
-    assert linear(trains=False).activation_bytes() == 0
-    assert linear().resident_bytes == 2 * 8 * 4 * 4
-    assert linear(trains=False).resident_bytes == 8 * 4 * 4
-
-
 def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest.MonkeyPatch):
     allocated, peaks = iter([100, 140]), iter([190, 150])
     resets: list[torch.device] = []

@@ -62,17 +62,6 @@ def test_the_share_of_others_is_what_is_left_after_one_s_own(machine: Machine):
     assert load.share == 1.0
 
 
-def test_children_that_live_and_theirs_are_no_others(machine: Machine):
-    load = ForeignLoad(machine.root)
-    machine.now = 10.0
-    machine.cores(5, 5, 5, 5)
-    machine.process(OWN, used_s=5, children=(7, 8))
-    machine.process(7, used_s=6, children=(9,))
-    machine.process(8, used_s=2)
-    machine.process(9, used_s=3)
-    assert load.share == pytest.approx((20 - 16) / 40)
-
-
 def test_ranks_that_torchrun_started_are_no_others(machine: Machine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     machine.process(os.getppid(), children=(OWN, 7))
