@@ -131,8 +131,7 @@ class _Sweep:
                     turns.append(turn)
             memory = [module.memory() for module in modules]
             pairs = tuple(sample for layout in layouts for sample in self._measure_pair(layout))
-            reserved = [lane.reserved_bytes for lane in self.lanes.measure_memory()]  # by libraries, on a GPU
-            lane_bytes = round(statistics.median(reserved)) if reserved else 0
+            lane_bytes = round(statistics.median(self.lanes.measure_memory() or [0]))  # of libraries, on a GPU
         samples = tuple(sample for module in modules for sample in module.samples(network))
         if self._left_out:
             seconds = self.settings.max_seconds
