@@ -51,11 +51,11 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 def unlike(rank: int, size: int, place: Path) -> None:
     """Rank 1 has another torch and then another sample; all ranks are told each time."""
     from mosaic.errors import MosaicError
-    from mosaic.ranks import colocate
+    from mosaic.ranks import session
 
     join(rank, size, place)
-    plain = colocate.facts_of
-    colocate.facts_of = lambda *of: {**plain(*of), **(changes if rank == 1 else {})}
+    plain = session.facts_of
+    session.facts_of = lambda *of: {**plain(*of), **(changes if rank == 1 else {})}
     changes: dict[str, Any] = {}
     for changed in ({"torch": "2.5.0"}, {}):
         changes.clear()
