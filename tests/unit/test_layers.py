@@ -27,7 +27,7 @@ LAYERS = [
     {"engine", "glue"},
     {"ranks", "report"},
     {"colocate", "pipeline"},
-    {"microbench", "retrain"},
+    {"integrations", "microbench", "retrain"},
     {"demo"},
     {"cli"},
 ]
@@ -42,6 +42,7 @@ HOMES = {
             "engine",
             "find",
             "glue",
+            "integrations",
             "models",
             "parts",
             "pipeline.py",
