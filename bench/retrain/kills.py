@@ -17,7 +17,7 @@ from bench.retrain.small_folder import bits_of, write_day, write_folder
 from mosaic.artifact import load
 from mosaic.lines import lines_of
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport
+from mosaic.retrain.report import DayReport
 
 WORDS: Mapping[Target, str] = MappingProxyType(
     {

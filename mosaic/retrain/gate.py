@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from mosaic.artifact import Ge
 from mosaic.device import StrictFile
 from mosaic.errors import MosaicError
-from mosaic.retrain.records import Comparison, Finding, GateResult
 
 RowSet = Literal["frozen", "fresh"]
 """Rows that stay for many days, or rows held out of the day's new data."""
@@ -75,6 +74,67 @@ class GateSettings(StrictFile):
             raise ValueError(f"confidence = {self.confidence} must be from 0.5 to below 1, such as 0.95")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A check beside the comparisons: validity, today's data."""
+
+    name: str
+    """Name, such as ``finite``, ``export``, ``size``, ``latency``, ``labels``, ``modalities``, ``champion's error``."""
+    passed: bool
+    sentence: str
+    """The value, the rule, and after a failure the way out."""
+
+    @staticmethod
+    def of(name: str, passed: bool, sentence: str, way_out: str = "") -> Finding:
+        """Makes a finding whose sentence has the way out after a failure."""
+        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else way_out}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Challenger and another version on the same rows; larger values are better."""
+
+    name: str
+    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``."""
+    against: str
+    """The compared version, such as ``0041``."""
+    num_rows: int
+    num_clusters: int
+    old: float
+    new: float
+    difference: float
+    """``new - old``."""
+    low: float
+    """Lower end of the interval of the difference, at the gate's confidence."""
+    high: float
+    limit: float
+    """Limit of the lower end, below 0: minus the margin times the set's factor."""
+    counts: bool
+    """True if the verdict depends on it; slices and few fresh rows are shown only."""
+    passed: bool
+    """True if the lower end is above the limit; a slice also passes if its upper end is not below 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """``gate.json``: the result of the gate."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    passes: bool
+    """True if the challenger may be promoted."""
+    reason: str
+    todo: str
+    """Task of a person; empty for none."""
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    margin: float
+    """In units of the score."""
+    confidence: float
+    """One-sided, such as 0.95."""
+
+
 # Scores.
 
 
@@ -93,14 +153,6 @@ class Scores:
     """One per row: rows of one recording, robot or shop are resampled together. Empty: each row is its own cluster."""
     columns: dict[str, tuple[str, ...]]
     """Further columns by name, such as ``label``, ``modality``, ``site``."""
-
-    def __post_init__(self) -> None:
-        for name, column in {"cluster": self.cluster or self.value, **self.columns}.items():
-            if len(column) != len(self.value):
-                raise ValueError(
-                    f"scores of version {self.version}: column {name!r} has {len(column)} entries for "
-                    f"{len(self.value)} rows; score() has to return one entry a row"
-                )
 
     @staticmethod
     def of(version: str, rows: RowSet, row_digest: str, columns: Mapping[str, Any]) -> Scores:
@@ -198,15 +250,10 @@ def paired(new: Scores, old: Scores) -> Pair:
     Raises:
         MosaicError: The versions were scored on different rows, or the rows' clusters or columns differ.
     """
-    for what, left, right in (
-        ("rows", new.row_digest, old.row_digest),
-        ("number of rows", len(new.value), len(old.value)),
-        ("clusters", new.cluster, old.cluster),
-        ("columns", new.columns, old.columns),
-    ):
-        if left != right:
+    for name in ("row_digest", "cluster", "columns"):
+        if getattr(new, name) != getattr(old, name):
             raise MosaicError(
-                f"versions {new.version} and {old.version} were scored on {new.rows} sets whose {what} differ; "
+                f"versions {new.version} and {old.version} were scored on {new.rows} sets whose {name} differ; "
                 "score both again on the same rows"
             )
     pair = Pair(
@@ -227,10 +274,10 @@ def compare(name: str, pair: Pair, limit: float, settings: GateSettings, *, coun
     worth = 1 + (len(pair.old) / len(sizes) - 1) * intraclass_correlation(pair)
     rows = np.concatenate([sizes[order], [worth, worth, 1.0]])
     gains = np.concatenate([sums[order], [whole * worth, -whole * worth, 0.0]])
-    batches = [
-        (weights @ gains, weights @ rows, whole * weights[:, -1])
-        for weights in _resampled(len(rows), settings.resamples, settings.seed)
-    ]
+    batches, size = [], max(1, MAX_WEIGHTS // len(rows))
+    for first in range(0, settings.resamples, size):
+        weights = _weights(len(rows), first, min(size, settings.resamples - first), settings.seed)
+        batches.append((weights @ gains, weights @ rows, whole * weights[:, -1]))
     total, count, one_row = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     lows, highs = np.sort((total - one_row) / count), np.sort((total + one_row) / count)
     tail = _tail(settings.confidence, float(np.sum(sizes) ** 2 / np.sum(sizes**2)))
@@ -282,12 +329,6 @@ def _clusters(values: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Float
     starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
     sizes = np.diff(starts, append=len(order)).astype(np.float64)
     return sizes, np.add.reduceat(values[order], starts)
-
-
-def _resampled(clusters: int, resamples: int, seed: int) -> Iterator[Floats]:
-    size = max(1, MAX_WEIGHTS // clusters)
-    for first in range(0, resamples, size):
-        yield _weights(clusters, first, min(size, resamples - first), seed)
 
 
 @lru_cache(maxsize=3)  # a day compares several pairs on the same rows

@@ -10,10 +10,9 @@ from mosaic.artifact import write_text
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.folder import Folder, new_dates, utc_text
+from mosaic.retrain.folder import HEADLINES, Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import HEADLINES
 
 
 def promote(root: Path, version: str) -> str:

@@ -41,7 +41,6 @@ def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[
         check_time: Raises after the end of the window.
     """
     state = work.day.state
-    assert state.version is not None
     rows: dict[RowSet, tuple[Row, ...]] = {"frozen": frozen_rows(work), "fresh": tuple(_fresh_rows(work))}
     scores = []
     for name in dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None):

@@ -23,7 +23,7 @@ from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import DayReport, Trained
+from mosaic.retrain.records import Trained
 
 DAY = "2026-11-20"
 BUDGET = {"ranks": 2, "pipeline": True, "micro_batches": 4, "memory_gb": 0.00006}
@@ -92,7 +92,6 @@ def compared(quiet: DayFolder, killed: DayFolder) -> dict[str, Any]:
         "steps": trained.step,
         "outcome": killed.state.outcome,
         "starts": [each.ended for each in killed.state.starts],
-        "plan": load(DayReport, killed.report).run.plan,  # type: ignore[union-attr]
     }
 
 

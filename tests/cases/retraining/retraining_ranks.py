@@ -18,7 +18,7 @@ from bench.retrain.small_folder import write_folder, write_recipe
 from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport, Trained
+from mosaic.retrain.records import Trained
 
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}
@@ -39,7 +39,6 @@ def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
     write_recipe(folder.path, budget=budget)
     ended = start(folder).wait()
     trained = load(Trained, day.trained)
-    run = load(DayReport, day.report).run
     return {
         "stopped": process.wait(),
         "stopped_at": stopped_at,
@@ -47,7 +46,7 @@ def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
         "step": trained.step,
         "differs_from_step": trained.notes.differs_from_step,
         "differs_because": trained.notes.differs_because,
-        "restarts": [(restart.cause, restart.from_step) for restart in run.restarts] if run is not None else None,
+        "starts": [(start.ended, start.from_step) for start in day.state.starts],
     }
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ from bench.retrain.small_folder import write_folder
 from mosaic.artifact import load
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport
+from mosaic.retrain.report import DayReport
 from mosaic.retrain.worker import main as worker
 
 FIRST = "2026-11-20"
@@ -78,11 +79,11 @@ class Node:
     folder: Folder
     said: list[str] = field(default_factory=list)
 
-    def run(self, clock: launcher.Clock | None = None, *, at_step: int = 0, fault: Callable[[], object] = int) -> int:
+    def run(self, offset: timedelta = timedelta(), *, at_step: int = 0, fault: Callable[[], object] = int) -> int:
         """Runs; returns the exit code.
 
         Args:
-            clock: Tells the time.
+            offset: Added to the time.
             at_step: Of this run, counted from 1, before which there is a fault.
             fault: What happens then.
         """
@@ -91,7 +92,7 @@ class Node:
         module.before_loss = lambda: next(calls) == 2 * (at_step - 1) and fault()  # type: ignore[attr-defined]
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "node_faults", module)
-            return launcher.run(self.folder.path, self.said.append, clock)
+            return launcher.run(self.folder.path, self.said.append, offset)
 
     def stop(self) -> None:
         """Tells the worker to stop; a fault."""

@@ -48,8 +48,8 @@ def test_a_missing_modality_replans(make_node: Make):
     assert node.run() == 0
     write_day(node.folder.path, SECOND, modality="left")
     assert node.run() == 0
-    assert node.report.run is not None
-    assert "the new rows had left, right and have left" in node.report.run.replanned
+    assert node.report.plan is not None
+    assert "modalities was left, right and is left" in node.report.plan.why
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from mosaic.retrain.recipe import read_recipe
 def test_the_report_names_the_step_from_which_other_ranks_give_other_bits(tmp_path: Path):
     (found,) = run_script("retraining_ranks.py", str(tmp_path))[1]
     assert (found["stopped"], found["ended"], found["step"]) == (75, 0, 40)
-    assert found["restarts"] == [["SIGTERM", found["stopped_at"]]]
+    assert found["starts"] == [["SIGTERM", 0], ["done", found["stopped_at"]]]
     assert 5 <= (found["differs_from_step"] or 0) < 40
-    assert "there were 2 ranks and are 1" in found["differs_because"]
+    assert "num_ranks was 2 and is 1" in found["differs_because"]
 
 
 def test_check_names_what_cannot_be_divided_over_ranks(make_node: Callable[..., Any]):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
-from mosaic.retrain.folder import DayState, Folder, new_dates, replay_dates
+from mosaic.retrain.folder import DayState, Folder, Outcome, new_dates, replay_dates
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import Outcome
 
 A, B, C = "2026-11-20", "2026-11-21", "2026-11-22"
 
@@ -36,8 +35,8 @@ def end(folder: Folder, day: str, outcome: Outcome, *dates: str) -> None:
         parent=None,
         champion=None,
         anchor=None,
+        version="0001",
         began="",
-        deadline=None,
         outcome=outcome,
     )
     folder.day(day).set(state)

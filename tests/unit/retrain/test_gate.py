@@ -11,8 +11,10 @@ import pytest
 from scipy import stats
 
 from mosaic.retrain.gate import (
+    Comparison,
     Contest,
     DayScores,
+    GateResult,
     GateSettings,
     ModelFacts,
     Scores,
@@ -22,7 +24,6 @@ from mosaic.retrain.gate import (
     margin_finding,
     paired,
 )
-from mosaic.retrain.records import Comparison, GateResult
 
 NUM_ROWS = 2000
 SETTINGS = GateSettings(resamples=1000)

@@ -30,10 +30,9 @@ time.sleep(60)
 def ends(code: int, words: str = "") -> str:
     """A program that leaves words and a code."""
     return f"""
-import json, os, signal, sys
-words = sys.argv[1]
+import os, signal, sys
 if {words!r}:
-    open(words, "w").write(json.dumps({{"reason": {words!r}}}))
+    open(sys.argv[1], "w").write({words!r})
 if {code} < 0:
     os.kill(os.getpid(), {-code})
 sys.exit({code})
