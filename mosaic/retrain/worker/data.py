@@ -18,10 +18,9 @@ from mosaic.artifact import save
 from mosaic.errors import MosaicError
 from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.folder import load_if_intact
-from mosaic.retrain.gate import Scores, joined
 from mosaic.retrain.worker.loader import is_iterable
 from mosaic.retrain.worker.positions import replayed_share, samples_of
-from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
+from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_rows
 from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
 from mosaic.retrain.worker.work import Work
 
@@ -110,10 +109,9 @@ def check_new_data(work: Work) -> None:
     before = tuple(figures for figures in earlier if figures is not None)
     today, frozen, state = _Measured(), _Measured(), work.day.state
     rows = today.rows_of(work, [work.folder.path / record.path for record in work.sources.of_kind("new")])
-    columns = joined(score_batches(work, model_of(work, state.champion), rows)) or {"value": []}
     figures = day_figures(
         state.day,
-        Scores.of(state.champion or "none", "fresh", "", columns),
+        score_rows(work, model_of(work, state.champion), state.champion or "none", "fresh", rows),
         unreadable=today.unreadable,
         inputs={name: _input(*sums) for name, sums in sorted(today.inputs.items())},
         is_champion=state.champion is not None,

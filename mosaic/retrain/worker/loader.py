@@ -195,10 +195,34 @@ class LoaderDiedError(MosaicError):
 
 
 class StepLoader(Iterator[StepBatch]):
-    """Yields the batches of a run's steps once; as a context it closes its workers."""
+    """Yields this rank's part of each step's global batch once; as a context it closes its workers.
 
-    rejects: RejectCount
-    """Unreadable rows so far."""
+    Attributes:
+        rejects: Unreadable rows so far.
+    """
+
+    def __init__(self, cut: BatchCut, steps: range, rejects: RejectCount) -> None:
+        self.cut = cut
+        self.rejects = rejects
+        self._steps = iter(steps)
+
+    def __next__(self) -> StepBatch:
+        step = next(self._steps)
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
+        samples = 0
+        for index in self.cut.own:
+            positions = self.cut.positions(step, index)
+            data, rejected = self._read(positions)
+            parts.append(MicroBatch(index=index, weight=len(positions) / self.cut.batch, data=data))
+            rejects += rejected
+            samples += len(positions)
+        self.rejects.add(rejects, samples)
+        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
+
+    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
+        """Returns the next collated micro-batch, and its unreadable rows that were replaced."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any] | None:
         """Returns the state after the steps yielded so far, beside their number; None if there is none."""
@@ -215,7 +239,7 @@ class StepLoader(Iterator[StepBatch]):
 
 
 class BatchLoader(StepLoader):
-    """Yields this rank's part of each global batch; the number of workers does not change it.
+    """Reads samples by their positions; the number of workers does not change a batch.
 
     The workers start here, not at the first batch; construct the loader before you restore random states. It draws no
     random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
@@ -237,9 +261,7 @@ class BatchLoader(StepLoader):
         pin: bool = False,
         rejects: RejectCount | None = None,
     ) -> None:
-        self.cut = cut
-        self.rejects = rejects or RejectCount()
-        self._steps = iter(steps)
+        super().__init__(cut, steps, rejects or RejectCount())
         by_main_thread = threading.current_thread() is threading.main_thread()
         positions: Any = (cut.positions(step, index) for step in steps for index in cut.own)
         loader = DataLoader(
@@ -262,21 +284,7 @@ class BatchLoader(StepLoader):
     def worker_pids(self) -> tuple[int, ...]:
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
-    def __next__(self) -> StepBatch:
-        step = next(self._steps)
-        parts: list[MicroBatch] = []
-        rejects: list[Reject] = []
-        samples = 0
-        for index in self.cut.own:
-            data, rejected = self._load()
-            rows = len(self.cut.positions(step, index))
-            parts.append(MicroBatch(index=index, weight=rows / self.cut.batch, data=data))
-            rejects.extend(rejected)
-            samples += rows
-        self.rejects.add(rejects, samples)
-        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
-
-    def _load(self) -> tuple[Any, tuple[Reject, ...]]:
+    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
         try:
             return next(self._loaded)
         except MosaicError as error:  # of a worker: torch appends its traceback

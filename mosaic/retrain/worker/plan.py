@@ -7,7 +7,6 @@ before the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import fingerprint, load
+from mosaic.artifact import fingerprint, load, save
 from mosaic.engine import Handle
 from mosaic.errors import UnsupportedModelError
-from mosaic.profile import Profile
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import PlanKey, StoredPlan, Trained, differences
@@ -76,20 +74,14 @@ def stored_plan(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str, str]:
     return (None if why else before), why, ""
 
 
-def choose_by_trial(
-    model: nn.Module,
-    batch: Any,
-    loss: Callable[[nn.Module, Any], torch.Tensor],
-    key: PlanKey,
-    why: str,
-    exclude: tuple[str, ...],
-) -> tuple[StoredPlan, Profile | None]:
-    """Tries plans of one rank on a model to discard afterwards; returns the fastest with its profile."""
+def choose_by_trial(work: Work, model: nn.Module, batch: Any, key: PlanKey, why: str) -> StoredPlan:
+    """Tries plans of one rank on a model to discard afterwards; returns the fastest, and writes ``profile.json``."""
+    loss, exclude = work.program.loss, work.budget.exclude
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     try:
         handle = mosaic.colocate(model, sample=lambda: loss(model, batch), exclude=exclude)
     except UnsupportedModelError as error:
-        return stored(key, why, f"nothing is colocated: {error}"), None
+        return stored(key, why, f"nothing is colocated: {error}")
     try:
         for _ in range(MAX_TRIAL_STEPS):
             if not handle.is_trying:
@@ -97,7 +89,9 @@ def choose_by_trial(
             loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return stored(key, why, handle.describe(), handle), handle.profile
+        if handle.profile is not None:
+            save(handle.profile, work.day.profile)
+        return stored(key, why, handle.describe(), handle)
     finally:
         handle.remove()
 

@@ -182,9 +182,7 @@ class Training:
         elif not budget.colocate:
             plan = stored(key, why, "the recipe asks for the plain loop")
         else:
-            plan, profile = choose_by_trial(self._new_model(), batches[0], self._program.loss, key, why, budget.exclude)
-            if profile is not None:
-                save(profile, self._work.day.profile)
+            plan = choose_by_trial(self._work, self._new_model(), batches[0], key, why)
         return self._store(plan), change
 
     def _store(self, plan: StoredPlan) -> StoredPlan:

@@ -48,15 +48,10 @@ def test_a_hook_that_fails_or_hangs_is_tried_again_and_stops_no_other(folder: Fo
     assert (folder.path / "heard").read_text().split() == ["again"]
 
 
-def test_news_of_a_version_that_is_no_longer_in_force_is_dropped(folder: Folder):
+def test_a_hook_is_remembered_once_and_dropped_with_its_version(folder: Folder):
     promote = Promote(hooks=("false",))
-    told(folder, promote)
+    for _ in range(2):
+        remember(folder, promote, "0001", DAY)
+    assert len(pending(folder)) == 1
     assert run_pending(folder, promote, "0002") == ()
     assert pending(folder) == ()
-
-
-def test_a_hook_is_remembered_once_however_often_its_promotion_is_made_again(folder: Folder):
-    promote = Promote(hooks=("false",))
-    remember(folder, promote, "0001", DAY)
-    remember(folder, promote, "0001", DAY)
-    assert len(pending(folder)) == 1

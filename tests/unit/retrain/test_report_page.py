@@ -32,9 +32,10 @@ def filled(kind: Any, name: str = "") -> Any:
     return {str: DATES.get(name, HOSTILE), int: 7, float: 0.5, bool: False}[kind]
 
 
-def test_names_of_users_stay_text_and_the_page_asks_for_nothing():
+def test_names_of_users_stay_text_and_slices_are_shown():
     page = page_of(filled(DayReport))
     assert "<script" not in page
     assert "<img" not in page
     assert page.count("&lt;script&gt;") > 10
+    assert "<summary>1 slice</summary>" in page
     page.encode()
