@@ -22,7 +22,7 @@ from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.provenance import Provenance
-from mosaic.ranks.running.prepare import find_for_ranks
+from mosaic.ranks.running.prepare import find_with_rows
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained, differences
 from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.iterable import IterableLoader
@@ -124,7 +124,7 @@ class Training:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
         batch, model = self._first_batches()[0], self.model
         try:
-            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
+            find_with_rows(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
 
