@@ -198,7 +198,10 @@ class _Day:
             self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
             if ended.outcome is not None:
                 if ended.outcome == "quarantined":
-                    self._quarantine(ended.reason)
+                    new = self._state.new
+                    for date in new:
+                        save({"day": date, "reason": ended.reason}, self._folder.quarantine / f"{date}.json")
+                    self._folder.note("quarantined", day=self._state.day, new=list(new), reason=ended.reason)
                 self._end(ended.outcome, ended.reason)
                 return
             stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
@@ -209,11 +212,6 @@ class _Day:
                 return
             if ended.crashed:
                 self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
-
-    def _quarantine(self, reason: str) -> None:
-        for day in self._state.new:
-            save({"day": day, "reason": reason}, self._folder.quarantine / f"{day}.json")
-        self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=reason)
 
     def _decide(self) -> None:
         """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""

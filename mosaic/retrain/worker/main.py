@@ -86,14 +86,12 @@ def _run(work: Work, arguments: argparse.Namespace) -> None:
     stop = StopRequests()
     _use_repeatable_kernels(work.device)
     group = WorkerGroup(work.device, pipeline=work.recipe.budget.pipeline)
-    stopped = None
     try:
         _do_parts(work, group, stop, arguments)
-    except _StopError as error:
-        stopped = error
+    except _StopError:
+        group.leave()
+        raise
     group.leave()
-    if stopped is not None:
-        raise stopped
 
 
 def _use_repeatable_kernels(device: torch.device) -> None:

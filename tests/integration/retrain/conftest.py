@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -61,13 +61,6 @@ class Inside:
         pass
 
 
-class InsideWorkers(workers.Workers):
-    """Starts no process."""
-
-    def _start(self, command: list[str], more: Mapping[str, str]) -> Inside:  # type: ignore[override]
-        return Inside(command)
-
-
 LOSS = "def loss(model, batch):\n"
 FAULTS = "    import sys\n    sys.modules['node_faults'].before_loss()\n"
 
@@ -116,7 +109,7 @@ class Node:
 @pytest.fixture
 def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
     """Makes folders as ``write_folder`` does, each with a day of data."""
-    monkeypatch.setattr(launcher, "Workers", InsideWorkers)
+    monkeypatch.setattr(workers.Workers, "_start", lambda self, command, more: Inside(command))
     threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn.benchmark
     torch.set_num_threads(1)

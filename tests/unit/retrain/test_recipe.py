@@ -36,7 +36,6 @@ def read(folder: Path, text: str) -> Recipe:
         ("batch = 16", "", "budget.batch: "),
         ("batch = 16", "bach = 16", "there is no key 'budget.bach'; did you mean 'batch'"),
         ("batch = 16", "batch = 3\nmicro_batches = 4", "budget: batch=3 .*take a larger batch"),
-        ("batch = 16", "batch = 16\npasses = 0.0", "budget: passes=0.0; draw each row more than 0"),
         ("batch = 16", "batch = 16\nsave = '5 hours'", "budget: save='5 hours' .*'90s', '5min' or '2h'"),
         ("batch = 16", "batch = 16\nafter = '01:00Z'", "budget: after='01:00Z' .*set until"),
         (
