@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args, get_type_hints
 
-import pytest
 import tyro
 
 from mosaic.cli import options
 from mosaic.cli.main import COMMANDS
-from mosaic.cli.options import open_named_backend
 from mosaic.cli.retrain import Retrain
 
 POSITIONAL = get_args(tyro.conf.Positional[int])[1]
@@ -37,9 +35,3 @@ def test_there_are_at_most_45_options_and_shared_ones_are_declared_once():
     shared = [hint for hint in SHARED.values() if not is_positional(hint)]
     assert len(own) + len(shared) <= 45
     assert not {"json", "model", "backend", "method", "strict"} & set(own)
-
-
-@pytest.mark.parametrize("name", ["tpu", "host:x", "cuda:-1", ""])
-def test_a_backend_that_is_none_is_refused_with_the_names_that_there_are(name: str):
-    with pytest.raises(ValueError, match="choose one of: cuda, host, or cuda:1"):
-        open_named_backend(name)
