@@ -15,12 +15,9 @@ def graph(names, *edges):
     )
 
 
-def test_a_module_named_twice_is_refused_by_name():
+def test_a_module_named_twice_and_an_edge_to_a_missing_one_are_refused_by_name():
     with pytest.raises(InvalidGraphError, match="named twice: vision"):
         graph(["vision", "text", "vision"])
-
-
-def test_an_edge_to_a_missing_module_is_refused_by_name():
     with pytest.raises(InvalidGraphError, match="'audio', which is not a module"):
         graph(["vision", "text"], ("audio", "text"))
 

@@ -130,10 +130,3 @@ def test_a_node_is_examined_from_its_files(tmp_path: Path):
     page = printed(examine_node(folder, root=root))
     assert "and 6 checkpoints of" in page
     assert "the folder lies on nfs4" in page
-
-
-@pytest.mark.parametrize("recipe", ["[", "[budget]\nkeep = []"])
-def test_an_empty_machine_and_a_wrong_recipe_raise_nothing(tmp_path: Path, recipe: str):
-    (tmp_path / "retrain.toml").write_text(recipe)
-    page = printed(examine_node(tmp_path, root=tmp_path / "nothing"))
-    assert "leave room for 4 checkpoints" in page

@@ -37,15 +37,6 @@ def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -
     assert audio["args"] == {"module": "audio", "phase": "forward", "slots": [1], "step": 3}
 
 
-def test_each_timeline_is_a_named_process_and_starts_at_zero() -> None:
-    other = Timeline(title="plain", num_slots=2, spans=(span("image", (0, 1), 7.0, 8.0),))
-    results = events(other, RUN)
-    names = {event["pid"]: event["args"]["name"] for event in results if event["name"] == "process_name"}
-    assert names == {1: "plain", 2: "colocated"}
-    for process in names:
-        assert min(event["ts"] for event in complete(results) if event["pid"] == process) == 0
-
-
 def test_events_of_one_thread_never_overlap() -> None:
     crossing = (span("a", (0,), 0, 2), span("b", (0,), 1, 3), span("c", (0,), 2, 4), span("d", (0,), 1.5, 1.7))
     results = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import tomllib
 from datetime import date
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -27,37 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_new_folder_has_recipe_model_a_ready_day_and_a_frozen_set(folder: Path):
-    recipe = tomllib.loads((folder / "retrain.toml").read_text())
-    functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions")
-    assert {*functions, "export", "sources", "budget", "gate", "promote"} == set(recipe)
-    assert (folder / "data" / "2026-11-22" / recipe["sources"]["new"]["ready"]).exists()
-    assert (folder / recipe["sources"]["frozen"]).is_dir()
-    for key in functions:
-        file, name = recipe[key].split(":")
-        assert callable(getattr(opened(folder / file), name))
-
-
 def test_what_is_there_is_not_overwritten_and_nothing_else_is_written(tmp_path: Path):
     (tmp_path / "train.py").write_text("mine")
     with pytest.raises(MosaicError, match=r"train\.py is there already"):
         write_starter(tmp_path, DAY)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     assert (tmp_path / "train.py").read_text() == "mine"
-
-
-def test_a_day_that_is_there_is_not_overwritten(folder: Path):
-    with pytest.raises(MosaicError, match="days never change"):
-        write_day(folder / "data" / "frozen", DayKind(), seed=0)
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path):
