@@ -15,7 +15,7 @@ from bench.record import Figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import CDP_SMS
-from mosaic.microbench.isolation import slots_in_turn
+from mosaic.microbench.variants import parts_of
 
 SPIN_NS = 20_000
 """A block of the probe holds its SM for this time, so that later ones go to the others."""
@@ -112,7 +112,7 @@ def partitions(bench: Bench) -> Iterator[Figure]:
 
 def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the SMs granted and the ids seen, for each partition."""
-    with green_streams(backend, slots_in_turn(quotas)) as loan:
+    with green_streams(backend, parts_of(quotas)) as loan:
         return [(record.granted_sms, record.sm_ids or ()) for record in loan.records.values()]
 
 
