@@ -17,7 +17,7 @@ from rich.console import Console
 import mosaic
 from mosaic.artifact import check_writable, parse, save, to_json
 from mosaic.backends.base import Backend
-from mosaic.child import WAITING, Child, faster_of
+from mosaic.child import plain_loops
 from mosaic.demo.data import DigitTriples, load
 from mosaic.demo.equality import compare
 from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder
@@ -127,14 +127,12 @@ def _train_in_turn(
     model.load_state_dict(twin.state_dict())
     progress.phase("training plain and colocated in turn", total=settings.rounds)
     with ExitStack() as stack:
-        plains: dict[str, Callable[..., Any]] = {}
+        plains: dict[str, Callable[..., Any]]
         if backend.api is None:
-            for waiting in WAITING:
-                child = Child("mosaic.demo.loop:plain_loop", to_json(settings), passive=waiting == WAITING[1])
-                plains[waiting] = stack.enter_context(child).call
+            plains = stack.enter_context(plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)))
         else:
             twin_loop = Loop(twin, data, settings, Recorder(twin, num_slots, api=backend.api))
-            plains[""] = lambda method, *arguments: getattr(twin_loop, method)(*arguments)
+            plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
         recorder = None
         if not handle.active:
             recorder = Recorder(model, num_slots, title="colocate() left the loop as it was", api=backend.api)
@@ -158,7 +156,7 @@ def _train_in_turn(
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}
         samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, settings.rounds, more=more)
         foreign_share = load_of_others.share
-        waiting = list(plains)[faster_of([list(chain(*samples[waiting])) for waiting in plains])]
+        waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
         plain = plains[waiting]
         timelines = (
             parse(Timeline, plain("timeline_json"), source="the plain loop"),

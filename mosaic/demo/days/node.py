@@ -81,7 +81,8 @@ class Node:
         path = Folder(self.path).recipe
         text = path.read_text(encoding="utf-8")
         for name, value in values.items():
-            text = with_setting(text, *name.split("__"), value)
+            table, _, key = name.partition("__")
+            text = with_setting(text, table, key, value)
         path.write_text(text, encoding="utf-8")
 
 

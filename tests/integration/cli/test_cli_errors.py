@@ -42,7 +42,7 @@ WRONG = [
     (2, "plan --model {FILE}:make --dtype bfloat16", "give --model and --device, too"),
     (1, "plan absent.json", "cannot read absent.json"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
-    (2, "plan --context 2 --mask sparse", "mask=sparse names no function; write causal, or FILE:FUNCTION"),
+    (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
     (2, "plan --pipeline 4 --model zoo:vlm-s", "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
     (2, "plan --pipeline 4 --model {VLM} --tensor 4 --partition diagonal", "unknown partition 'diagonal'"),
     (2, "plan --pipeline 4 --model {VLM} --tensor 4 --microbatches 0", "microbatches=0; a step has at least one"),
