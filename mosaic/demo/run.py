@@ -138,8 +138,9 @@ def _train_in_turn(
             recorder = Recorder(model, num_slots, title="colocate() left the loop as it was", api=backend.api)
             stack.callback(recorder.remove)
         ours = Loop(model, data, settings, recorder)
-        for warm_up in (ours.warm_up, *(partial(call, "warm_up") for call in plains.values())):
-            warm_up()
+        ours.warm_up()
+        for call in plains.values():
+            call("warm_up")
         if recorder is None:
             handle.clear_timeline()
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
