@@ -1,10 +1,9 @@
-import pytest
 from rich.console import Console
 
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.report.plan_view import plan_bars, plan_table
+from mosaic.report.plan_view import plan_table
 
 HOST = Device(name="Test CPU", kind="host", num_slots=2)
 GRAPH = ModuleGraph(
@@ -54,10 +53,3 @@ def test_plan_table_shows_quotas_times_and_what_is_predicted() -> None:
     assert "predicted speed-up: 1.88×" in text
     assert "measured" not in text
     assert row(shown(plan_table(PLAN)), "head").rstrip().endswith("4.00")
-
-
-@pytest.mark.parametrize("width", [40, 200])
-def test_plan_bars_fill_the_width_and_never_pass_it(width: int) -> None:
-    lines = shown(plan_bars(PLAN, width), width=width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert len(lines) == HOST.num_slots + 1

@@ -72,7 +72,6 @@ def test_the_default_is_the_exact_search_and_its_proof_is_in_the_plan() -> None:
     plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
     assert plan.search.method == "exact"
     assert plan.search.status == "optimal"
-    assert plan.gap == 0.0
     assert plan.search.bound_ms == pytest.approx(plan.predicted_ms)
     assert plan.search.bound_ms <= plan.predicted_ms
 
@@ -83,4 +82,3 @@ def test_more_modules_than_the_exact_search_takes_are_planned_by_algorithm_1(met
     profile = profile_of(dict.fromkeys(names, flat(5)), num_slots=1)
     plan = plan_of(profile, num_devices=4, method=method)
     assert plan.predicted_ms == pytest.approx(10 * 5)
-    assert plan.gap is None
