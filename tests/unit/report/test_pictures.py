@@ -1,13 +1,16 @@
-"""Pictures of timelines, plans, pipelines and sequences: positions, texts and files."""
+"""Pictures, tables and traces of timelines, plans and pipelines: positions, texts and files."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mosaic.artifact import load, save
 from mosaic.device import Device
@@ -18,6 +21,7 @@ from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
 from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure
+from mosaic.report.trace import chrome_trace
 from mosaic.timeline import Span, Timeline
 
 
@@ -114,6 +118,37 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[plot\]'"):
         draw_timelines([PLAIN], tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_plans_table_has_quotas_and_predicted_times() -> None:
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(plan_table(PLAN))
+    text = capture.get()
+    (image,) = (line for line in text.splitlines() if "image" in line)
+    assert image.split() == ["0", "image", "0-1", "0-2", "3/4", "(75%)", "5.00", "2.00"]
+    for words in ("slowest", "predicted step: 13.00 ms", "predicted one module at a time: 26.00 ms", "2.00×"):
+        assert words in text
+    assert "measured" not in text
+
+
+def complete(*timelines: Timeline) -> list[dict[str, Any]]:
+    return [event for event in json.loads(chrome_trace(timelines))["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -> None:
+    audio = next(event for event in complete(PLAIN, COLOCATED) if event["name"] == "audio forward")
+    assert (audio["ts"], audio["dur"], audio["pid"]) == (2000.0, 13000.0, 2)
+    assert audio["args"] == {"module": "audio", "phase": "forward", "slots": [1], "step": 0}
+
+
+def test_events_of_one_thread_never_overlap() -> None:
+    crossing = [span(name, "forward", (0,), *times) for name, *times in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
+    events = [event for event in complete(timeline(*crossing)) if event["cat"] == "forward"]
+    assert len(events) == 3
+    for thread in {event["tid"] for event in events}:
+        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == thread)
+        assert all(first[1] <= second[0] for first, second in pairwise(row))
 
 
 def test_a_plan_of_a_busy_machine_says_so_in_its_file_its_picture_and_its_table(tmp_path: Path) -> None:
