@@ -132,13 +132,13 @@ def _draw(split: Split, strings: NDArray[np.int64], random: np.random.Generator)
     # A word's last frame is silence, and so is what follows the last word.
     audio = np.zeros((count, NUM_FRAMES, NUM_MELS), dtype=np.float32)
     text = np.zeros((count, MAX_LETTERS), dtype=np.int64)
-    for row, string in enumerate(strings):
+    for row, string in enumerate(strings.tolist()):
         image[row, 0] = np.hstack([split.scans[digit][random.integers(len(split.scans[digit]))] for digit in string])
-        voice = split.speech[random.integers(len(split.speech))]
+        voice = split.speech[int(random.integers(len(split.speech)))]
         spoken = np.concatenate([voice[digit] for digit in string])
         audio[row] = spoken[-1]
         audio[row, : len(spoken)] = spoken
-        caption = TEMPLATES[random.integers(len(TEMPLATES))].format(*(WORDS[digit] for digit in string))
+        caption = TEMPLATES[int(random.integers(len(TEMPLATES)))].format(*(WORDS[digit] for digit in string))
         text[row, : len(caption)] = [ALPHABET.index(letter) + 1 for letter in caption]
     return {
         "image": torch.from_numpy(image),
