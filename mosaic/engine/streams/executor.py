@@ -20,7 +20,7 @@ from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
-from mosaic.engine.graphs import GraphCall, ModuleGraphs
+from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
@@ -95,7 +95,7 @@ class StreamExecutor(Executor):
             return self.run_alone(site, run, args, kwargs)
         launched = run
         if self.graphs is not None and site.name not in self.in_order:
-            launched = partial(replayed, self.graphs, site, run)
+            launched = partial(self.graphs.call, site, run)
         try:
             return self._launch(site, launched, args, kwargs, self._timeline)
         except torch.OutOfMemoryError:
@@ -387,13 +387,6 @@ class _Call:
 def _lane_of(site: PlacedModule) -> StreamLane:
     assert isinstance(site.lane, StreamLane), "a site of another executor"
     return site.lane
-
-
-def replayed(graphs: ModuleGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Makes a module's call by a CUDA graph where that is right; on the lane's stream."""
-    module, lane = site.module, _lane_of(site)
-    assert module is not None
-    return graphs.call(GraphCall(name=site.name, module=module, lane=lane, run=run, args=args, kwargs=kwargs))
 
 
 def _obstacle() -> str | None:

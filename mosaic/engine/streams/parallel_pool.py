@@ -22,7 +22,7 @@ from mosaic.engine.calls.placed_module import PlacedModule, owner_of
 from mosaic.engine.calls.structure import memory_of, tensors_in
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.graphs import ModuleGraphs
-from mosaic.engine.streams.executor import StreamExecutor, replayed
+from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import HeldState, LaneOrder, Orders
 from mosaic.engine.streams.tensor import StreamTensor, on_user_stream
 from mosaic.errors import InvalidPlanError
@@ -62,7 +62,7 @@ class StreamPool:
         site, order = self._site(name, owner_of(function)), self.executor.orders.of(self._lane(name))
         if isinstance(function, nn.Module):
             self._shared.note_module(function, order)
-            run = function if self.graphs is None else partial(replayed, self.graphs, site, function)
+            run = function if self.graphs is None else partial(self.graphs.call, site, function)
         else:
             run = partial(self._shared.watched, order, function)
             if self.graphs is not None:

@@ -7,12 +7,10 @@ import threading
 
 import pytest
 import torch
-from engine_cases import TwoTowers, colocated, pair_batch, tower
-from stream_cases import colocated as colocated_on_streams
+from engine_cases import colocated, pair_batch, tower
 from torch import nn
 
 SIDE_BY_SIDE = [{"left": 1, "right": 1}]
-IN_TURN = [{"left": 2}, {"right": 2}]
 
 
 @pytest.fixture(autouse=True)
@@ -80,25 +78,3 @@ def test_only_what_has_the_device_to_itself_runs_in_the_callers_thread():
             in_main_thread(module)
             train(model, 2)
             assert in_main_thread(module) == [is_main] * 2
-
-
-def test_it_goes_to_a_lane_where_the_caller_has_another_number_of_threads():
-    model = Joined()
-    with colocated(model, pair_batch(), [*IN_TURN, {"backbone": 2}]):
-        torch.set_num_threads(1)
-        in_main_thread(model.left)
-        train(model, 2)
-    assert in_main_thread(model.left) == [True, False]
-
-
-def test_on_streams_a_lane_starts_behind_it():
-    model = TwoTowers()
-    with colocated_on_streams(model, pair_batch(), [{"left": 2}, {"right": 1}]) as (handle, backend):
-        model(*pair_batch())
-        backend.api.launches.clear()
-        model(*pair_batch())
-        own = [launch for launch in backend.api.launches if launch.name == "aten.addmm.default"]
-        (right,) = {launch.stream for launch in backend.launches_of(handle, "right")}
-        left = [launch for launch in own if launch.stream != right]
-        assert left
-        assert backend.launches_of(handle, "right")[0].is_after(left[1])

@@ -13,6 +13,7 @@ from fake_streams import FakeStreams, Launch, RaceError
 from stream_cases import Projected, colocated, steps
 from torch import nn
 
+from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import LaneOrder, Orders
 from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
@@ -165,6 +166,18 @@ def results_of_another_class(model: nn.Module) -> None:
         model(*pair_batch())
 
 
+def reaching_into_a_module(model: nn.Module) -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        right = model.right(y).sum()
+        for parameter in model.right.parameters():
+            parameter.data.mul_(0.9)  # past torch's count of writes
+        return model.left(x).sum() + right
+
+    model.forward = forward  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(*pair_batch())
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -173,6 +186,7 @@ SEEDED: dict[str, tuple[Any, str, Callable[[nn.Module], None]]] = {
     "the wait for a producer": (LaneOrder, "hold", steps),
     "telling the allocator": (FakeStreams, "record_use", let_go_early),
     "the wait for the beginning of a call": (LaneOrder, "enter", steps),
+    "the wait of who reaches into a module": (StreamExecutor, "reach", reaching_into_a_module),
     "the join at the end of a call": (Orders, "join", in_a_buffer),
     "the wait for gradients' readers": (LaneOrder, "lend", gradients_in_the_call),
     "the wait for readers of strange results": (LaneOrder, "lend", results_of_another_class),
