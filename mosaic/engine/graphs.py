@@ -201,11 +201,6 @@ class ModuleGraph:
     it neither runs hooks of the parameters, which run outside, nor waits for the streams of gradient accumulators that
     others made and keep, such as DDP.
 
-    Args:
-        key: Equal for calls that it can replay, while the module is unchanged.
-        tensors: The distinct tensors among the arguments.
-        side: The stream of trial runs.
-
     Raises:
         RefusalError: The call cannot be captured.
     """
@@ -618,14 +613,7 @@ def _has_global_hooks() -> bool:
 def _check_result(
     result: Any, known: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    """Refuses results of which a replay cannot return copies that behave alike, such as views of each other.
-
-    Args:
-        result: What a call returned.
-        known: Its inputs and parameters.
-        own: These, and other tensors of its module.
-        device: Their device.
-    """
+    """Refuses results of which a replay cannot return copies that behave alike, such as views of each other."""
     for leaf in flatten(result)[0]:
         if is_opaque(leaf):
             raise RefusalError(f"it returns a {type(leaf).__name__}, which may hide tensors")
@@ -655,16 +643,7 @@ _COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 class _CaptureWatch(TorchDispatchMode):
-    """Finds, operator by operator, why a call could not be replayed.
-
-    Args:
-        device: The device of its tensors.
-        inputs: Tensors that it is called with; not to be written to.
-        own: These, and parameters, buffers and other tensors of its module.
-
-    Attributes:
-        obstacle: The first reason, or None.
-    """
+    """Finds, operator by operator, why a call could not be replayed."""
 
     def __init__(self, device: torch.device, inputs: Iterable[torch.Tensor], own: Iterable[torch.Tensor]) -> None:
         super().__init__()

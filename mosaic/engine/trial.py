@@ -44,9 +44,6 @@ class StepUnit:
     A step lies between two steps of an optimizer that holds the model's parameters; with accumulation that is the
     whole cycle. Of several optimizers the first one counts, until others step and it does not. A loop without an
     optimizer, which calls the model without gradients, is counted in calls.
-
-    Attributes:
-        has_counted_calls: Whether calls of the model were counted, before the first optimizer step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +51,7 @@ class StepUnit:
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._chosen: weakref.ref[Optimizer] | None = None
         self._num_others = self._num_calls = 0
-        self.has_counted_calls = False
+        self.has_counted_calls = False  # whether calls of the model were counted, before the first optimizer step
         self._is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
 
     def begins_at_step(self, optimizer: Optimizer) -> bool:
@@ -107,11 +104,6 @@ class DriftWatch:
     A loop has drifted when the medians of windows that make up ``drift_steps`` steps in a row are all above what nine
     of ten steps took in the trial, and above its median by 10 % at least; when as many steps in a row had one same
     other shape; or when another process has come to the device.
-
-    Args:
-        samples: Milliseconds of the trial's steps of the candidate that runs; without any, the first window.
-        shapes: The shapes of the trial's batches.
-        settings: Bounds.
     """
 
     def __init__(self, samples: Sequence[float], shapes: Hashable, settings: TrialSettings) -> None:
@@ -191,20 +183,10 @@ def _lock_of_process() -> TrialLock:
 
 
 class Trial:
-    """The trials of one colocated model, from its first step to its last.
-
-    Args:
-        attachment: The ``Attachment`` of the model, which sends its calls to the plan whose turn it is.
-        session: The model's candidates, their lanes, and the plain loop's numbers on the sample.
-        settings: Bounds.
-
-    Attributes:
-        decision: The end of the last trial; None before.
-        num_trials: Trials begun.
-    """
+    """The trials of one colocated model, from its first step to its last."""
 
     def __init__(self, attachment: Any, session: Session, settings: TrialSettings) -> None:
-        self.decision: Decision | None = None
+        self.decision: Decision | None = None  # the end of the last trial; None before
         self.num_trials = 0
         self._attachment = attachment
         self._session = session

@@ -23,12 +23,7 @@ _MAX_SPANS = 20_000
 
 
 class Backwards:
-    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included.
-
-    Attributes:
-        num_failed: How many an error cut short.
-        num_ended: How many have ended; those inside of others are not counted.
-    """
+    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included."""
 
     def __init__(self, executor: Any) -> None:  # see ``Executor``
         self.num_failed = self.num_ended = 0
@@ -123,17 +118,12 @@ class Backwards:
 
 
 class RunningBackward:
-    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails.
-
-    Attributes:
-        task: Autograd's number of it.
-        launched: What it handed to lanes.
-    """
+    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails."""
 
     def __init__(self, backwards: Backwards, task: int) -> None:
         self._backwards = backwards
-        self.task = task
-        self.launched: list[Ticket[Any]] = []
+        self.task = task  # autograd's number of it
+        self.launched: list[Ticket[Any]] = []  # what it handed to lanes
 
     def __call__(self) -> None:
         self._backwards.end(self)

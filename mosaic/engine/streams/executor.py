@@ -42,17 +42,7 @@ if TYPE_CHECKING:
 
 
 class StreamExecutor(Executor):
-    """The lanes of one plan on streams of one device.
-
-    Args:
-        lanes: The lanes.
-        in_order: Modules that have to keep to the order of the user's stream, and why.
-        graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
-
-    Attributes:
-        held: What each module that was called holds.
-        orders: The lanes' places in the order.
-    """
+    """The lanes of one plan on streams of one device."""
 
     lanes: StreamLanes
 
@@ -315,19 +305,14 @@ class StreamExecutor(Executor):
 
 
 class _Call:
-    """One call's arguments, and the streams that its results and writes belong to.
-
-    Attributes:
-        inputs: Its tensors, plain.
-        plains: Those that no lane made.
-    """
+    """One call's arguments, and the streams that its results and writes belong to."""
 
     def __init__(self, order: LaneOrder, name: str, *, in_order: bool) -> None:
         self._order = order
         self._name = name
         self._in_order = in_order
-        self.inputs: list[torch.Tensor] = []
-        self.plains: list[torch.Tensor] = []
+        self.inputs: list[torch.Tensor] = []  # its tensors, plain
+        self.plains: list[torch.Tensor] = []  # those that no lane made
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: the caller's
         self._tagged: dict[int, torch.Tensor] = {}
 

@@ -29,12 +29,7 @@ from mosaic.errors import InvalidPlanError
 
 
 class StreamPool:
-    """The lanes of a block's names on one device; lives as long as the process.
-
-    Attributes:
-        executor: Runs calls on the lanes.
-        graphs: The captured calls, or None.
-    """
+    """The lanes of a block's names on one device; lives as long as the process."""
 
     def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]], *, cuda_graphs: bool) -> None:
         lanes = backend.open_lanes(slots.values())
@@ -88,10 +83,6 @@ class _SharedMemory:
     """The memory that pieces of a block use besides their arguments, by lane.
 
     Of a module it is known before its call. Any other function is watched while it runs.
-
-    Args:
-        orders: The lanes.
-        settle: Makes the user's stream wait for all lanes.
     """
 
     def __init__(self, orders: Orders, *, settle: Callable[[], None]) -> None:

@@ -34,19 +34,12 @@ class StreamTimeline:
 
     A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
     it trains none, to that of an input.
-
-    Args:
-        clock: What times are measured by; a new step begins for it when work of the present one comes again.
-        begins: Called when a backward begins that comes through placed modules.
-
-    Attributes:
-        num_backwards: How many backwards came through placed modules.
     """
 
     def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
         self._begins = begins
-        self.num_backwards = 0
+        self.num_backwards = 0  # how many backwards came through placed modules
         self._api = api
         self._task = -1
         self._in_step: set[tuple[str, str]] = set()
