@@ -121,8 +121,7 @@ def phase_peaks(subject: Subject, device: torch.device) -> tuple[int, int]:
 
 def lane_bytes_of(lanes: Lanes) -> int:
     """Returns the bytes that libraries and the allocator keep for one lane, the median of all; 0 on the host."""
-    reserved = [lane.reserved_bytes for lane in lanes.measure_memory()]
-    return round(statistics.median(reserved)) if reserved else 0
+    return round(statistics.median(lanes.measure_memory() or [0]))
 
 
 class Retries:
