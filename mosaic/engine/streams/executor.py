@@ -35,7 +35,6 @@ from mosaic.engine.streams.timeline import StreamTimeline
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.backends.streams.clock import StreamMark
     from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
@@ -63,9 +62,9 @@ class StreamExecutor(Executor):
         self.orders = Orders(lanes)
         make_dlpack_wait()
         count_foreach_writes()
-        self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
+        self.timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
-        self._alone: StreamMark | None = None
+        self._alone: Any = None  # the event at the end of the last module that had the device to itself
         self._waited: set[StreamLane] = set()
 
     # Calls of placed modules.
@@ -87,7 +86,7 @@ class StreamExecutor(Executor):
         if self.graphs is not None and site.name not in self.in_order:
             launched = partial(self.graphs.call, site, run)
         try:
-            return self._launch(site, launched, args, kwargs, self._timeline)
+            return self._launch(site, launched, args, kwargs, self.timeline)
         except torch.OutOfMemoryError:
             pass  # with the error go the tensors of what failed, before it is tried again
         return self._run_with_less(site, run, args, kwargs)
@@ -107,8 +106,8 @@ class StreamExecutor(Executor):
         """Launches a call and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         self._num_launched += 1
         lane = _lane_of(site)
-        if self._alone is not None and lane not in self._waited:  # behind the module that had the device to itself
-            self._alone.event.wait(lane.stream)
+        if self._alone is not None and lane not in self._waited:
+            self._alone.wait(lane.stream)
             self._waited.add(lane)
         order, held, in_order = self.orders.of(lane), self._held_by(site), site.name in self.in_order
         call = _Call(order, site.name, in_order=in_order)
@@ -137,7 +136,8 @@ class StreamExecutor(Executor):
         point.event = ticket.end
         result = results.pop()
         if timeline is not None:
-            timeline.note_forward(site, ticket)
+            assert ticket.start is not None
+            timeline.note(site, "forward", ticket.start, ticket.end)
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
             lane.api.record_use(plain, lane.stream)
@@ -196,12 +196,13 @@ class StreamExecutor(Executor):
         if self._num_launched:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
-        start = self._timeline.mark()
+        start = self.timeline.mark()
         with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
-        self._alone = self._timeline.note_direct(site, start)
+        self._alone = self.timeline.mark().event
+        self.timeline.note(site, "forward", start, self._alone)
         self._waited.clear()
-        self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
+        self.timeline.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
     def reach(self, site: PlacedModule) -> None:
@@ -270,7 +271,7 @@ class StreamExecutor(Executor):
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:
             self.closed = True
-            self._timeline.close()
+            self.timeline.close()
             if self.graphs is not None:
                 self.graphs.close()
             self.lanes.close()
@@ -287,21 +288,17 @@ class StreamExecutor(Executor):
 
     @property
     def num_backwards(self) -> int:
-        return self._timeline.num_backwards
+        return self.timeline.num_backwards
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self._timeline.spans(origin_ns)
+        return self.timeline.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
-        return self._timeline.origin_ns
-
-    @property
-    def timeline(self) -> StreamTimeline:
-        return self._timeline
+        return self.timeline.origin_ns
 
     def clear_spans(self) -> None:
-        self._timeline.clear()
+        self.timeline.clear()
 
 
 class _Call:

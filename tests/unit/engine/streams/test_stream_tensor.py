@@ -10,7 +10,6 @@ import torch.utils.dlpack
 from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from stream_cases import colocated
 from torch import nn
-from torch.nn import functional
 
 from mosaic.engine.streams.tensor import StreamTensor, count_foreach_writes
 
@@ -18,21 +17,6 @@ from mosaic.engine.streams.tensor import StreamTensor, count_foreach_writes
 def results(model: TwoTowers) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = pair_batch()
     return model.left(x), model.right(y)
-
-
-def test_an_operation_on_one_lane_follows_it_and_one_on_two_joins():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-        left, right = results(model)
-        glue = functional.normalize(left @ model.weight, dim=-1)
-        assert isinstance(glue, StreamTensor)
-        assert backend.launches_of(handle, "left")[-1].name == "aten.div.Tensor"
-        mixed = glue @ right.T
-        assert type(mixed) is torch.Tensor
-        assert backend.api.launches[-1].stream == 0
-        last = backend.api.launches[-1]
-        assert last.is_after(backend.launches_of(handle, "left")[-1])
-        assert last.is_after(backend.launches_of(handle, "right")[-1])
 
 
 def test_running_statistics_are_ordered_though_torch_counts_no_write():
