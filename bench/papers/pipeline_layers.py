@@ -35,7 +35,6 @@ class TransformerShape:
     """
 
     layers: int
-    """Layers."""
     hidden: int
     """Width between layers."""
     ffn: int
@@ -47,7 +46,6 @@ class TransformerShape:
     gated: bool = False
     """True for an MLP with a gate, as SwiGLU: three matrices instead of two."""
     causal: bool = False
-    """True for causal attention."""
     cross: bool = False
     """True for a second attention in each layer to another module's output, of this width."""
     vocabulary: int = 0
@@ -59,17 +57,14 @@ class TransformerShape:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
         return max(1, self.hidden // self.heads)
 
     @property
     def query_width(self) -> int:
-        """Width of all queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def key_width(self) -> int:
-        """Width of all keys of a token, and of all values."""
         return self.groups * self.head_dim
 
     @property
@@ -80,7 +75,6 @@ class TransformerShape:
 
     @property
     def first_parameters(self) -> int:
-        """Parameters before the first layer."""
         return (self.vocabulary + self.patch) * self.hidden
 
     @property
@@ -96,12 +90,9 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLoad:
-    """Input sizes of a module."""
-
     sequences: int
     """Number of equally long sequences; attention stays within each."""
     tokens: int
-    """Tokens of each sequence."""
     context: int = 0
     """Tokens of another module that each sequence attends to."""
     outputs: int = 0
@@ -121,16 +112,12 @@ class Intake:
     text: bool = False
     """True if it reads the text: as tokens, or by cross attention with another unit."""
     image_tokens: int = 0
-    """Tokens of an image."""
     window_tokens: int = 0
-    """Tokens of a window of audio."""
     video_tokens_per_s: float = 0.0
-    """Tokens of a second of video."""
     merges: int = 1
     """Number of tokens merged into one output."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns the most pieces of a microbatch here."""
         if self.unit == "image":
             return microbatch.images
         if self.unit == "audio":
@@ -272,11 +259,8 @@ class LayerStack:
     """
 
     name: str
-    """Name in the graph."""
     shape: TransformerShape
-    """Its layers."""
     machine: RankHardware
-    """One of its ranks."""
     intake: Intake
     is_frozen: bool = False
     """True if its weights except a projector do not train."""
@@ -298,12 +282,10 @@ class LayerStack:
 
     @property
     def trains(self) -> tuple[bool, ...]:
-        """True for each layer whose weights train."""
         own = (not self.is_frozen,) * self.shape.layers
         return (*own, True) if self._projects_apart else own
 
     def num_parameters(self, first: int, count: int) -> int:
-        """Returns the parameters of these layers, of all tensor-parallel ranks together."""
         return sum(self._parameters(layer) for layer in range(first, first + count))
 
     def state_bytes(self, first: int, count: int) -> int:
@@ -321,11 +303,9 @@ class LayerStack:
         return round(total)
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns the most pieces of a microbatch here."""
         return self.intake.units(microbatch)
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        """Returns all layers with ``units`` of a microbatch's units."""
         return _layers(self, self.intake.load(microbatch, units))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
@@ -355,11 +335,9 @@ class LayerStack:
         return context_costs(counts, self.machine, self.layers(microbatch, units)[self.shape.layers // 2], share)
 
     def on_share(self, share: float) -> LayerStack:
-        """Returns the module on a share of its ranks' SMs."""
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, share=share))
 
     def timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
-        """Returns all layers with a load that is counted."""
         middle = self._layer("block", load)
         layers = [middle] * self.shape.layers
         if self.shape.patch or self.shape.vocabulary:
