@@ -80,7 +80,7 @@ class Backwards:
         """
         several = len(site.in_flight) + len(site.in_place) > 1
         for parameter in parameters:
-            if several or (parameter.grad is not None and not has_hooks(parameter)):
+            if several or (parameter.grad is not None and not has_hooks((parameter,))):
                 self.set_aside(parameter)
 
     def set_aside(self, leaf: torch.Tensor) -> None:
@@ -129,9 +129,12 @@ class RunningBackward:
         self._backwards.end(self)
 
 
-def has_hooks(leaf: torch.Tensor) -> bool:
+def has_hooks(leaves: Sequence[torch.Tensor]) -> bool:
     """Returns True if a leaf's gradient has hooks."""
-    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+    hooks: Any = None
+    for leaf in leaves:
+        hooks = hooks or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
+    return bool(hooks)
 
 
 class SumTicket:

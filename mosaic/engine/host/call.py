@@ -235,7 +235,7 @@ class Call:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
         only_asked = not torch._C._will_engine_execute_node(site.anchor_node)
-        by_caller = only_asked or any(map(has_hooks, self.parameters))
+        by_caller = only_asked or has_hooks(self.parameters)
         running = executor.backwards.current()
         if not by_caller:
             executor.backwards.reach(site, self.parameters)

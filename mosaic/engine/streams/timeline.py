@@ -131,15 +131,15 @@ class StreamTimeline:
                 assert isinstance(site.lane, StreamLane)
                 end.synchronize()
                 start_ms = site.lane.origin.ms_until(start)
-                took_ms = max(0.0, start.event.elapsed_time(end))
+                end_ms = start_ms + max(0.0, start.event.elapsed_time(end))
                 self._known.append(
                     Span(
                         module=site.name,
                         phase=phase,  # type: ignore[arg-type]
                         slots=site.lane.slots,
                         step=step,
-                        start_ms=start_ms,
-                        end_ms=start_ms + took_ms,
+                        start_ms=round(start_ms * 1e6) / 1e6,  # whole nanoseconds, as their origin is
+                        end_ms=round(end_ms * 1e6) / 1e6,
                     )
                 )
 
