@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
@@ -19,7 +19,6 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 if TYPE_CHECKING:
     from mosaic.backends.cuda.driver import SmPlacement
     from mosaic.backends.streams.api import StreamApi
-    from mosaic.backends.streams.lanes import StreamLanes
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -89,8 +88,8 @@ class Lanes(Protocol):
     """The lanes that are open on one device, one for each distinct partition."""
 
     @property
-    def streams(self) -> StreamLanes | None:
-        """Itself if the lanes are streams, with their events and graphs; otherwise None."""
+    def streams(self) -> Any:
+        """Itself (``StreamLanes``) if the lanes are streams, with their events and graphs; otherwise None."""
         return None
 
     @property
@@ -209,10 +208,6 @@ class Backend(Protocol):
         raise BackendUnavailableError(
             "what work runs on cannot be read", found=f"the {self.name} backend", needed="a GPU, or Linux"
         )
-
-    def other_processes(self) -> frozenset[int]:
-        """Returns the known processes besides this one that compute on the device."""
-        return frozenset()
 
 
 def checked_partitions(device: Device, partitions: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
