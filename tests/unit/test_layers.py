@@ -28,7 +28,7 @@ LAYERS = [
     {"engine", "glue"},
     {"ranks", "report"},
     {"colocate", "pipeline"},
-    {"microbench", "retrain"},
+    {"integrations", "microbench", "retrain"},
     {"demo"},
     {"cli"},
 ]
@@ -43,6 +43,7 @@ HOMES = {
             "engine",
             "find",
             "glue",
+            "integrations",
             "models",
             "parts",
             "pipeline.py",
