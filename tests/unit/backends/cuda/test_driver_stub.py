@@ -1,4 +1,4 @@
-"""``mosaic/_C.pyi`` has the names, arguments and defaults that the extension has."""
+"""``mosaic/_C.pyi`` and the extension have the same names, arguments and results."""
 
 from __future__ import annotations
 
@@ -9,39 +9,56 @@ from pathlib import Path
 import mosaic
 from mosaic import _C
 
-
-def arguments_of(signature: str) -> list[str]:
-    """``["a", "b=False"]`` of ``f(self: C, a: int, *, b: bool = False) -> None``."""
-    found = re.findall(r"[(,] ?(\w+): [^=]*?(?= = |, \w+:|, \*|\) ->)( = [^,)]+(?:\(\))?)?", signature)
-    return [name + default.replace(" ", "") for name, default in found if name != "self"]
+STUB = Path(mosaic.__file__).with_name("_C.pyi")
+# pybind11 accepts and prints wider types than a caller has to know.
+WIDER = r"mosaic\._C\.|collections\.abc\.|typing\.Supports(?=Int)| \| typing\.SupportsIndex"
 
 
-def stub() -> dict[str, list[str] | None]:
-    entries: dict[str, list[str] | None] = {}
-    for node in ast.parse(Path(mosaic.__file__).with_name("_C.pyi").read_text()).body:
-        members = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        for member in members:
-            if isinstance(member, ast.AnnAssign):
-                entries[prefix + ast.unparse(member.target)] = None
-            elif isinstance(member, ast.FunctionDef):
-                is_property = any(ast.unparse(mark) == "property" for mark in member.decorator_list)
-                signature = f"({ast.unparse(member.args)}) ->".replace("(self,", "(").replace("=", " = ")
-                entries[prefix + member.name] = None if is_property else arguments_of(signature)
+def arguments_of(node: ast.FunctionDef) -> str:
+    """``(a: int, b: bool = False) -> None``, without self."""
+    node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
+    text = re.sub(r"(?<=[\w\]])=", " = ", ast.unparse(node.args))
+    return f"({text}) -> {ast.unparse(node.returns)}"
+
+
+def stub() -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for node in ast.parse(STUB.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            entries[node.name] = arguments_of(node)
+        elif isinstance(node, ast.AnnAssign):
+            entries[ast.unparse(node.target)] = ast.unparse(node.annotation)
+        elif isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef):
+                    entries[f"{node.name}.{member.name}"] = arguments_of(member)
+                elif isinstance(member, ast.AnnAssign):
+                    entries[f"{node.name}.{ast.unparse(member.target)}"] = ast.unparse(member.annotation)
     return entries
 
 
-def built() -> dict[str, list[str] | None]:
-    entries: dict[str, list[str] | None] = {}
+def documented(text: str) -> str:
+    signature = re.sub(WIDER, "", text.strip().splitlines()[0])
+    signature = re.sub(r"\bInt\b", "int", signature)
+    return "(" + re.sub(r"^self: \w+(, )?", "", signature.partition("(")[2])
+
+
+def built() -> dict[str, str]:
+    entries: dict[str, str] = {}
     for name, value in vars(_C).items():
-        members = {f"{name}.{key}": member for key, member in vars(value).items()} if isinstance(value, type) else {}
-        for path, member in (members or {name: value}).items():
-            documented = (getattr(member, "__doc__", None) or "").strip().splitlines() or [""]
-            is_function = "->" in documented[0] and not isinstance(member, property | str)
-            if is_function or not path.split(".")[-1].startswith("_"):
-                entries[path] = arguments_of(documented[0]) if is_function else None
+        if name.startswith("_"):
+            continue
+        if not isinstance(value, type):
+            entries[name] = "str" if isinstance(value, str) else documented(value.__doc__)
+            continue
+        for member_name, member in vars(value).items():
+            own_init = member_name == "__init__" and "->" in (member.__doc__ or "")
+            if isinstance(member, property):
+                entries[f"{name}.{member_name}"] = documented(member.fget.__doc__).partition(" -> ")[2]
+            elif own_init or not member_name.startswith("_"):
+                entries[f"{name}.{member_name}"] = documented(member.__doc__)
     return entries
 
 
-def test_the_stub_and_the_extension_have_the_same_names_arguments_and_defaults():
+def test_the_stub_and_the_extension_have_the_same_names_arguments_and_results():
     assert stub() == built()
