@@ -1,6 +1,7 @@
 import copy
 import pickle
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -15,29 +16,19 @@ def graph(names, *edges):
     )
 
 
-def test_a_module_named_twice_is_refused_by_name():
+def test_a_module_named_twice_and_an_edge_to_a_missing_one_are_refused_by_name():
     with pytest.raises(InvalidGraphError, match="named twice: vision"):
         graph(["vision", "text", "vision"])
-
-
-def test_an_edge_to_a_missing_module_is_refused_by_name():
     with pytest.raises(InvalidGraphError, match="'audio', which is not a module"):
         graph(["vision", "text"], ("audio", "text"))
 
 
-@pytest.mark.parametrize(
-    ("edges", "named"),
-    [
-        ([("a", "a")], {"a"}),
-        ([("a", "b"), ("b", "a")], {"a", "b"}),
-        ([("a", "b"), ("b", "c"), ("c", "a")], {"a", "b", "c"}),
-    ],
-)
-def test_a_cycle_is_refused_and_all_of_it_named(edges, named):
+@pytest.mark.parametrize("cycle", ["aa", "aba", "abca"])
+def test_a_cycle_is_refused_and_all_of_it_named(cycle):
     with pytest.raises(InvalidGraphError, match="cycle") as caught:
-        graph("abcd", *edges)
-    cycle = str(caught.value).partition("cycle: ")[2].partition(";")[0]
-    assert set(cycle.split(" -> ")) == named
+        graph("abcd", *pairwise(cycle))
+    named = str(caught.value).partition("cycle: ")[2].partition(";")[0]
+    assert set(named.split(" -> ")) == set(cycle)
 
 
 def test_producers_come_first_and_call_order_decides_the_rest():
@@ -49,7 +40,6 @@ def test_ancestors_are_direct_and_indirect():
     built = graph("abcde", ("a", "b"), ("b", "c"), ("d", "c"))
     assert built.ancestors("c") == {"a", "b", "d"}
     assert built.predecessors("c") == ("b", "d")
-    assert built.successors("a") == ("b",)
 
 
 def test_modules_are_independent_only_if_neither_depends_on_the_other():
