@@ -50,7 +50,7 @@ class Call:
     arguments: Arguments | None
     signature: Signature
     generator: tuple[torch.Generator, torch.Tensor] | None
-    """What it draws from, and the state in which that must end; None if it draws nothing."""
+    """The generator that it draws from, and the state in which that must end; None if it draws nothing."""
     origin: str
     """The caller's line."""
     state: ModuleState | None = None
