@@ -146,9 +146,9 @@ class HostRankExecutor(RankExecutor):
         if own is not None and self.routed[site.name].is_member:
             self.engine.reach(own)
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+    def spans(self) -> tuple[Span, ...]:
         """Returns what ran on slots; routing holds none."""
-        return tuple(span for span in self.engine.spans(origin_ns) if span.slots)
+        return tuple(span for span in self.engine.spans() if span.slots)
 
 
 class _LaneCall(Call):

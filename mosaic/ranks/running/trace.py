@@ -18,12 +18,9 @@ from mosaic.timeline import Span
 _ROUNDS = 5
 
 
-def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
+def computed_spans(spans: Iterable[Span]) -> list[RankSpan]:
     """Returns what a rank computed, on its own clock."""
-    return [
-        _span("compute", span, origin_ns / 1e3 + span.start_ms * 1e3, origin_ns / 1e3 + span.end_ms * 1e3)
-        for span in spans
-    ]
+    return [_span("compute", span, span.start_ms * 1e3, span.end_ms * 1e3) for span in spans]
 
 
 def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
