@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from bench.papers.data_sets import DATA_SETS, DataSample, DataSet
-from mosaic.pipelining.layers import Microbatch
 
 CONTEXT = 8192
 """Tokens of text and images together in a microbatch, as in PipeWeaver."""
@@ -20,6 +20,21 @@ IMAGE_TOKENS = 169
 MAX_VIDEO_S = 16.0
 """Seconds of all clips."""
 MAX_CLIPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Content of one microbatch."""
+
+    text_tokens: int = 0
+    """Tokens of text, without those of other modalities."""
+    images: int = 0
+    audio_s: float = 0.0
+    """Seconds of audio."""
+    video_s: float = 0.0
+    """Seconds of video."""
+    clips: int = 0
+    """Equally long clips of the video; 0: one, if it has video."""
 
 
 def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int) -> tuple[Microbatch, ...]:

@@ -21,12 +21,12 @@ from itertools import product
 from types import MappingProxyType
 
 from bench.papers.data_sets import IMAGE_MIXTURE
-from bench.papers.generators import draw_step
+from bench.papers.generators import Microbatch, draw_step
 from bench.papers.pipeline_layers import Intake, LayerStack
 from bench.papers.pipeline_shapes import KNOWN_SHAPES
 from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing
 

@@ -18,8 +18,8 @@ from mosaic.pipelining.tasks import Timed, roll_out, simulate
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
 """Those that PipeWeaver compares with; Optimus knows no decoders."""
-OWN = "any partition, weights apart or not"
-"""The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules, weights with inputs."""
+OWN = "any partition"
+"""The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules."""
 
 
 def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from bench.papers.baselines import PAPER_BASELINES
 from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE
-from bench.papers.generators import draw_step
+from bench.papers.generators import Microbatch, draw_step
 from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
-from mosaic.pipelining.layers import Microbatch, PipelineModel
+from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import Contender, PlannedStep, PlannerOptions, contend, plan_step
@@ -97,12 +97,12 @@ class Job:
 
 def options(seconds: float) -> PlannerOptions:
     """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
-    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=seconds))
+    return PlannerOptions(partition="separated", limits=OrderLimits(effort=seconds))
 
 
 def own_options(seconds: float) -> PlannerOptions:
-    """Returns options without PipeWeaver's choices: any partition, backward for weights apart or not."""
-    return PlannerOptions(weights="either", limits=OrderLimits(effort=seconds))
+    """Returns options without PipeWeaver's choices: any partition."""
+    return PlannerOptions(limits=OrderLimits(effort=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:

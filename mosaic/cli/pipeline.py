@@ -75,8 +75,6 @@ class PipelineCommand:
     """Partitioner of layers."""
     method: str = DEFAULT_METHOD
     """Search method of orders."""
-    weights: Literal["with", "apart", "either"] = "with"
-    """Run backward for weights with backward for inputs, apart, or the shorter of both."""
     seconds: float = 5.0
     """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
     times as many seconds of the clock end every search."""
@@ -99,7 +97,6 @@ class PipelineCommand:
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
-            weights=self.weights,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
         contenders = contend(request, microbatches, space=space, names=self.baselines)

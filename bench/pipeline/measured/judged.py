@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from bench.pipeline.measured.models import Microbatch
 from mosaic.pipelining.layers import CountedMicrobatch
+from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
 from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import Timed, simulate
-from mosaic.ranks.pipeline.planner import StepPlanner
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import PipelineRunner
 from mosaic.ranks.pipeline.trial import gather_tasks
@@ -40,7 +40,7 @@ def judge(
     """Plans a step on rank 0 for all, and simulates it."""
     counted = [own.counted.microbatch(one) for one in step]
     shared: SharedStep = own.world.broadcast(
-        planner.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None
+        planner.plan_step(counted, seconds=seconds) if own.world.rank == 0 else None
     )
     timed = simulated(planner, counted, shared)
     return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)

@@ -17,7 +17,8 @@ from bench.pipeline.measured.judged import judge
 from bench.pipeline.measured.models import MODELS
 from bench.pipeline.measured.steps import Sizes, fitted
 from bench.record import Figure, missing_figure
-from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
+from mosaic.pipelining.plan import StepPlanner
+from mosaic.ranks.pipeline.setup import PLANNED
 
 MB = 1e6
 
@@ -31,7 +32,7 @@ def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]
     if not isinstance(planner, StepPlanner):
         yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
         return
-    runner = own.runner(planner, keeps_all=False)
+    runner = own.runner(planner.plan, keeps_all=False)
     step = model.step(1, sizes.microbatches)
     judged = judge(own, planner, step, seconds=sizes.plan_s)
     trained = [one for one in own.model.parameters() if not one.is_meta and one.requires_grad]

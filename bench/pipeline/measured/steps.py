@@ -18,8 +18,8 @@ from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
 from bench.pipeline.measured.models import MODELS, MeasuredModel
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
-from mosaic.ranks.pipeline.setup import PipelineOptions, PipelineSetup, make_setup
+from mosaic.pipelining.plan import StepPlanner
+from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
 from mosaic.ranks.pipeline.trial import fit_modules
 from mosaic.ranks.world.world import World
 
@@ -84,7 +84,7 @@ class _Turns:
     ) -> None:
         self.own, self.model, self.sizes, self.planners = own, model, sizes, planners
         self.judged: dict[str, list[JudgedStep]] = {planner: [] for planner in planners}
-        self._runners = {planner: own.runner(found, keeps_all=True) for planner, found in planners.items()}
+        self._runners = {planner: own.runner(found.plan, keeps_all=True) for planner, found in planners.items()}
 
     def take(self) -> None:
         """Takes all steps."""

@@ -82,7 +82,7 @@ class CountedModel:
         shapes = [f"{name}{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
         bounds = [f"{name} {layers.boundary_bytes}" for name, layers in counted.items()]  # they may follow from values
         key = " ".join((*shapes, *bounds, *["draws"] * draws))
-        return CountedMicrobatch(text_tokens=1, key=key, counted=counted, draws=draws)
+        return CountedMicrobatch(key=key, counted=counted, draws=draws)
 
 
 def count_model(

@@ -25,8 +25,8 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.lanes import describe_lanes
-from mosaic.ranks.pipeline.planner import StepSchedules
 from mosaic.ranks.pipeline.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import check_alike
 from mosaic.ranks.pipeline.transport import TensorSpec
@@ -57,9 +57,9 @@ class Pipeline(Checkpointer):
         self.world = self._ranks = setup.world
         self.trial = trial
         self._planner, self._slices, self._sequences = trial.best, setup.slices, setup.sequences
-        self.degrees, self.partition = trial.best.degrees, trial.best.partition
+        self.degrees, self.partition = trial.best.plan.degrees, trial.best.plan.partition
         self._model, self._grids = setup.model, setup.grids
-        self._runner = setup.runner(trial.best, keeps_all=False)
+        self._runner = setup.runner(trial.best.plan, keeps_all=False)
         self._counted = setup.counted
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(setup.model, setup.world)
@@ -145,7 +145,7 @@ class Pipeline(Checkpointer):
     @property
     def plan(self) -> PipelinePlan:
         """The present plan as plain data; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
-        return self._planner.saved
+        return self._planner.plan
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -175,7 +175,7 @@ class Pipeline(Checkpointer):
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
-        lines = [f"{self._planner.name} on {self.world.size} ranks{replicas}"]
+        lines = [f"{self._planner.plan.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):

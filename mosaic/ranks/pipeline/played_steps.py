@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.layers import AS_COUNTED, Microbatch
+from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
 from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed, simulate
 from mosaic.rank_trace import RankSpan
 from mosaic.ranks.pipeline.executor import Span
-from mosaic.ranks.pipeline.planner import StepPlanner
 from mosaic.ranks.pipeline.transport import Transport
 from mosaic.ranks.pipeline.trial import gather_tasks
 
@@ -60,12 +60,13 @@ class OwnStep:
         if self.schedule is None:
             return []
         graph = planner.tasks(self.step, self.schedule)
+        is_fitted = any(fit != AS_COUNTED for fit in planner.plan.fitted.modules.values())
         expected = {str(TaskName.of(task)): task.time_ns / 1e6 for task in graph.tasks}
         modules = {str(TaskName.of(task)): "+".join(sorted({p.module for p in task.parts})) for task in graph.tasks}
         return [
             RankSpan(
                 kind="compute",
-                module=ANY_LAYERS if planner.is_fitted else modules[cell],
+                module=ANY_LAYERS if is_fitted else modules[cell],
                 phase="forward" if TaskName.parse(cell).kind is ActionKind.FORWARD else "backward",
                 step=self.number,
                 start_us=start / 1e3,

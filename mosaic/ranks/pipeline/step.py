@@ -13,13 +13,13 @@ from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale, StepData
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
-from mosaic.ranks.pipeline.planner import StepPlanner
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.tensor import WeightSlices
@@ -43,7 +43,7 @@ class PipelineRunner:
 
     Args:
         model: The user's.
-        planner: Plans its steps.
+        plan: Its layers on ranks.
         counted: Its counted layers.
         loss: Of its output.
         grid: All ranks.
@@ -59,7 +59,7 @@ class PipelineRunner:
     def __init__(
         self,
         model: nn.Module,
-        planner: StepPlanner,
+        plan: PipelinePlan,
         counted: CountedModel,
         loss: Loss,
         *,
@@ -68,9 +68,10 @@ class PipelineRunner:
         backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        check_lanes(model, counted.split, planner.partition, planner.degrees)
-        self.planner, self.grid, self._slices = planner, grid, slices
-        chunks = planner.partition.chunks
+        check_lanes(model, counted.split, plan)
+        self.grid, self._slices = grid, slices
+        self._partition = partition = plan.partition
+        chunks = partition.chunks
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
         own = [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
         self.parted = PartedModel(
@@ -83,13 +84,13 @@ class PipelineRunner:
         if slices is not None:
             slices.forget_dropped()
         with self.parted.lent_memory():
-            self.sums = GradientSums(model, counted.split, planner.partition, grid, slices)
+            self.sums = GradientSums(model, counted.split, partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
         self.numbers = counted.numbers
         self.numbers.add_follower(self.parted)
-        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, planner.partition, grid.place)
-        grid.transport.open_lanes(lane_pairs(planner.partition, counted.split.feeds))
+        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
 
     def run(
         self,
@@ -125,7 +126,7 @@ class PipelineRunner:
         if schedule is not None:
             data = StepData(
                 split=self._counted.split,
-                partition=self.planner.partition,
+                partition=self._partition,
                 schedule=schedule,
                 microbatches=[microbatches[at] for at in share],
                 layers=self._counted.layers,

@@ -11,9 +11,10 @@ import torch
 from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
+from bench.papers.generators import Microbatch
 from mosaic.backends.host import HostBackend
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import task_graph, training_chunks

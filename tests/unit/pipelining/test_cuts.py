@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
 
+from bench.papers.generators import Microbatch
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of
 
 

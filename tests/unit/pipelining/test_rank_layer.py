@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
+from bench.papers.generators import Microbatch
 from bench.papers.masks import DRAWN
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.layers import Layer, Microbatch
-from mosaic.pipelining.rank_hardware import Collective, Degrees, RankHardware
+from mosaic.pipelining.layers import Layer
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
 
 
@@ -21,16 +21,10 @@ def machine(**degrees: int) -> RankHardware:
 
 def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
     whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
-    gather = Collective(name="gather", num_bytes=2**26, axis="tensor")
-    assert machine(tensor=4).collective_ns(gather) == round(whole * 1e6 / 2)
-    assert machine(tensor=4).collective_ns(dataclasses.replace(gather, is_reduce=True)) == round(whole * 1e6)
+    assert machine(tensor=4).gather_ns(2**26, "tensor") == round(whole * 1e6 / 2)
 
 
-def test_a_share_of_the_sms_and_bad_degrees_are_checked() -> None:
-    assert dataclasses.replace(machine(), share=0.5).num_sms == 66
-    for share in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="above 0 and at most 1"):
-            dataclasses.replace(machine(), share=share)
+def test_bad_degrees_are_refused() -> None:
     with pytest.raises(ValueError, match="tensor=0"):
         Degrees(tensor=0)
     with pytest.raises(ValueError, match="need 128 devices; the cluster has 64"):

@@ -22,10 +22,10 @@ from mosaic.hardware.link import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Chunk, Partition, Request
-from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait, roll_out
-from mosaic.pipelining.tuning import Candidates, pairs_of, strategies_of, with_candidates
+from mosaic.pipelining.tuning import pairs_of, strategies_of, with_candidates
 
 PARTS = (Part(module="text"),)
 
@@ -176,12 +176,11 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
     models(min_layers=2),
     steps(3),
     st.sampled_from(["separated", "mixed-time", "lanes"]),
-    st.booleans(),
     st.integers(0, 300),
     st.randoms(),
 )
 def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
-    model, microbatches, name: str, apart: bool, workspace: int, chance
+    model, microbatches, name: str, workspace: int, chance
 ):
     model = dataclasses.replace(
         model, modules=tuple(dataclasses.replace(one, workspace=workspace) for one in model.modules)
@@ -190,16 +189,15 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
         partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
     except ValueError:
         return
-    keeps = task_graph(model, partition, microbatches, weights_apart=apart)
+    keeps = task_graph(model, partition, microbatches)
     layers = keeps.layers
     assert layers.keys() == {
         (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
     }
-    candidates = Candidates(count=4, weights_apart=apart)
-    pairs = pairs_of(keeps, candidates)
+    pairs = pairs_of(keeps)
     choice = [chance.randrange(len(pair.candidates)) for pair in pairs]
     strategies = strategies_of(keeps, pairs, choice)
-    chosen = task_graph(model, partition, microbatches, strategies=strategies, weights_apart=apart)
+    chosen = task_graph(model, partition, microbatches, strategies=strategies)
     for tuned, counted in zip(with_candidates(keeps, pairs, choice).tasks, chosen.tasks, strict=True):
         assert (tuned.takes_bytes, tuned.frees_bytes) == (counted.takes_bytes, counted.frees_bytes)
         assert tuned.time_ns == pytest.approx(counted.time_ns, abs=2)
@@ -219,7 +217,5 @@ def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
     )
     found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
     projector = 1408 * 2048 // 2
-    scatter = Collective(name="g", num_bytes=4 * projector, axis="data")
-    gather = Collective(name="w", num_bytes=2 * projector, axis="data")
-    assert found == (machine.collective_ns(scatter) + machine.collective_ns(gather), 0)
+    assert found == (machine.gather_ns(4 * projector, "data") + machine.gather_ns(2 * projector, "data"), 0)
     assert found[0] > 0
