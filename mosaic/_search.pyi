@@ -1,7 +1,7 @@
 """Planning's hot loops.
 
 Plain C++, no CUDA, the GIL released; the same input and seed give the same answer while no wall-clock limit ends the
-search. Times are nanoseconds. ``ValueError`` for what no search can work on.
+search. Times are nanoseconds, sets of modules are bitmasks. ``ValueError`` for input that no search accepts.
 """
 
 import math
@@ -11,73 +11,49 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+_Matrix = Sequence[tuple[int, int, Sequence[Sequence[float]]]]
+
 class Module:
-    """A module's options, and the modules that must be in an earlier stage."""
+    """Options (degree, quota, forward_ns, backward_ns, memory_bytes), and the modules of earlier stages.
+
+    ``bandwidths`` are each option's shares of the device's memory bandwidth, forward and backward.
+    """
 
     def __init__(
         self,
         rows: Sequence[tuple[int, int, int, int, int]],
         before: Sequence[int],
         bandwidths: Sequence[tuple[float, float]] = (),
-    ) -> None:
-        """Takes options as (degree, quota, forward_ns, backward_ns, memory_bytes).
-
-        ``bandwidths`` are the shares of the device's memory bandwidth that each draws, forward and backward.
-        """
+    ) -> None: ...
 
 class Problem:
-    """The modules and devices to plan for."""
-
     def __init__(
-        self,
-        modules: Sequence[Module],
-        *,
-        num_devices: int,
-        num_slots: int,
-        memory_bytes: int = 0,
+        self, modules: Sequence[Module], *, num_devices: int, num_slots: int, memory_bytes: int = 0
     ) -> None: ...
-    def disturb_by_shares(
-        self,
-        forward: Sequence[tuple[int, int, Sequence[Sequence[float]]]],
-        backward: Sequence[tuple[int, int, Sequence[Sequence[float]]]],
-    ) -> None:
-        """Adds, for (module, neighbour), what share of its time alone the neighbour costs.
-
-        A row for each quota that the module may have, an entry for each that the neighbour may, both rising.
-        """
+    def disturb_by_shares(self, forward: _Matrix, backward: _Matrix) -> None:
+        """Adds, for (module, neighbour), the share of its time alone that the neighbour costs, by both quotas."""
     def disturb_by_bandwidth(
         self, forward_ns: tuple[float, float, float], backward_ns: tuple[float, float, float]
     ) -> None:
         """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
 
 class Stage:
-    """Modules side by side."""
-
-    @property
-    def forward_ns(self) -> int: ...
-    @property
-    def backward_ns(self) -> int: ...
-    @property
-    def latency_ns(self) -> int: ...
-    @property
-    def rows(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-        """(module, option, devices, starts) of each: many values at once."""
+    forward_ns: int
+    backward_ns: int
+    latency_ns: int
+    rows: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
+    """(module, option, devices, starts) of each: many values at once."""
 
 class Plan:
-    """The best plan found, and a bound that no plan can be below."""
+    """The best plan of the search, and a bound that no plan can be below."""
 
-    @property
-    def status(self) -> str:
-        """'optimal' or 'feasible'."""
-    @property
-    def cost_ns(self) -> int:
-        """INT64_MAX // 4 where what is forbidden leaves no plan."""
-    @property
-    def bound_ns(self) -> int: ...
-    @property
-    def stages(self) -> list[Stage]: ...
-    @property
-    def num_evaluations(self) -> int: ...
+    status: str
+    """'optimal' or 'feasible'."""
+    cost_ns: int
+    """INT64_MAX // 4 without a plan."""
+    bound_ns: int
+    stages: list[Stage]
+    num_evaluations: int
 
 def plan(
     problem: Problem,
@@ -88,19 +64,16 @@ def plan(
     forbidden: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
-    """Searches for the best plan; as at the end of its effort where ``should_stop``, asked now and then, says so.
+    """Searches until its effort, the clock's seconds or ``should_stop`` end it; no stage is one of ``forbidden``.
 
-    Effort is work that is counted, in about seconds of a core; ``seconds`` are those of the clock, which may end a
-    search before.
-
-    Sets of modules are bitmasks; no stage is one of ``forbidden``.
+    Effort is counted work, in about seconds of a core.
     """
 
 def spend(effort: float = 0.0) -> float:
-    """Adds effort, in about seconds of a core, to what searches on this thread have spent; returns that."""
+    """Adds effort, in about seconds of a core, to that of the searches on this thread; returns the sum."""
 
 class Tasks:
-    """Tasks of a step, compiled."""
+    """Tasks of a step in columns: row, kind, microbatch, group, time, takes, frees; waits: source, target, lag."""
 
     def __init__(
         self,
@@ -109,67 +82,41 @@ class Tasks:
         rank_of: Sequence[int],
         base_bytes: Sequence[int],
         limit_bytes: Sequence[int],
-    ) -> None:
-        """From columns: row, kind, microbatch, group, time, takes, frees; source, target, lag."""
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def natural_ranking(self) -> list[int]:
-        """Groups by microbatch, each after what feeds it."""
+    ) -> None: ...
+    num_groups: int
+    natural_ranking: list[int]
+    """Groups by microbatch, each after what feeds it."""
 
 class Deadlock:
     """Rows that wait for ever."""
 
-    @property
-    def waiting(self) -> list[int]: ...
-    @property
-    def at_ns(self) -> int: ...
-    @property
-    def short_bytes(self) -> list[int]: ...
+    waiting: list[int]
+    at_ns: int
+    short_bytes: list[int]
 
 class Replayed:
-    """A step played."""
-
-    @property
-    def makespan_ns(self) -> int: ...
-    @property
-    def start_ns(self) -> list[int]: ...
-    @property
-    def peak_bytes(self) -> list[int]: ...
-    @property
-    def deadlock(self) -> Deadlock | None:
-        """The rows that wait for ever; nothing else counts then."""
+    makespan_ns: int
+    start_ns: list[int]
+    peak_bytes: list[int]
+    deadlock: Deadlock | None
+    """With a deadlock nothing else counts."""
 
 class FoundOrders:
-    """The best orders that a search found."""
+    has_any: bool
+    orders: list[list[int]]
+    start_ns: list[int]
+    makespan_ns: int
+    num_rollouts: int
+    num_deadlocks: int
+    progress: list[tuple[float, int]]
+    deadlock: Deadlock | None
+    """The first one."""
 
-    @property
-    def has_any(self) -> bool: ...
-    @property
-    def orders(self) -> list[list[int]]: ...
-    @property
-    def start_ns(self) -> list[int]: ...
-    @property
-    def makespan_ns(self) -> int: ...
-    @property
-    def num_rollouts(self) -> int: ...
-    @property
-    def num_deadlocks(self) -> int: ...
-    @property
-    def progress(self) -> list[tuple[float, int]]: ...
-    @property
-    def deadlock(self) -> Deadlock | None:
-        """The first one met."""
-
-def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
-    """Plays orders."""
-
+def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed: ...
 def peak(tasks: Tasks, orders: Sequence[Sequence[int]], start_ns: Sequence[int]) -> list[int]:
-    """Most in use on each rank where tasks run in these orders and start at these times."""
+    """Returns the most bytes in use on each rank."""
 
-def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]:
-    """Rolls a ranking of groups out."""
-
+def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]: ...
 def lower_bound(tasks: Tasks) -> int:
     """Returns a time that no orders are below."""
 
@@ -183,8 +130,9 @@ def find_orders(
     seed: int,
     bound_ns: int,
     should_stop: Callable[[], bool] | None,
-) -> FoundOrders:
-    """Searches for orders."""
+) -> FoundOrders: ...
+
+_Columns = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
 
 class MaskRuns:
     """A mask in runs of tokens with one word in one document."""
@@ -198,17 +146,14 @@ class MaskRuns:
         """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full, pairs."""
 
 def turn_tiles(
-    offsets: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int32],
-    is_full: npt.NDArray[np.uint8],
-    num_columns: int,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """The same the other way: for each column its rows."""
+    offsets: npt.NDArray[np.int64], columns: npt.NDArray[np.int32], is_full: npt.NDArray[np.uint8], num_columns: int
+) -> _Columns:
+    """Returns the tiles of each column."""
 
 def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]:
-    """The rank of each piece of work, the largest first."""
+    """Returns the rank of each piece of work, the largest first."""
 
 def traded(
     work: npt.NDArray[np.int64], rank_of: npt.NDArray[np.int32], *, ranks: int, fineness: int
 ) -> npt.NDArray[np.int32]:
-    """The rank of each piece after the heaviest ranks have traded pieces."""
+    """Returns the rank of each piece after the heaviest ranks have traded pieces."""

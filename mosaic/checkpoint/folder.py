@@ -29,16 +29,14 @@ from mosaic.artifact import fingerprint, load, to_json
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
+_COMPLETE = re.compile(r"(\d{8,})-step-(\d+)")
+_HIDDEN = re.compile(r"\.(?:saving|dropped)-(\d{8,})-.*")
 
 MANIFEST = "manifest.json"
-"""A checkpoint's table of contents."""
 STATE = "state.json"
 """All state except tensors."""
 MODEL, COMPANION, OPTIMIZER, RANDOM = "model.", "companion.", "optimizer.", "random."
 """Prefixes of the names of tensors."""
-
-_COMPLETE = re.compile(r"(\d{8,})-step-(\d+)")
-_HIDDEN = re.compile(r"\.(?:saving|dropped)-(\d{8,})-.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,6 @@ class FileEntry:
     name: str
     num_bytes: int
     sha256: str
-    """In hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +53,7 @@ class TensorEntry:
     """A tensor of a checkpoint, whole in one file."""
 
     name: str
-    """``model.NAME``, ``companion.LABEL/NAME``, ``optimizer.NAME/KEY``, ``optimizer.LABEL/NAME/KEY`` or
-    ``random.RANK``."""
+    """``model.NAME``, ``companion.LABEL/NAME``, ``optimizer.[LABEL/]NAME/KEY`` or ``random.RANK``."""
     dtype: str
     """As in safetensors, such as ``F32``."""
     shape: tuple[int, ...]
@@ -75,20 +71,17 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of a complete checkpoint."""
+    """The table of contents of a complete checkpoint."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     step: int
     """The step that it was saved at, as the loop counts."""
     created: str
     """Date and time, ISO 8601, UTC."""
     mosaic: str
-    """Version of Mosaic that wrote it."""
     torch: str
-    """Version of torch that wrote it."""
     num_ranks: int
     """Number of ranks that wrote it; any number may read it."""
     plan: str
@@ -107,11 +100,9 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files but the manifest."""
         return sum(file.num_bytes for file in self.files)
 
     def write(self, folder: Path) -> None:
-        """Writes the manifest, with its digest, into a checkpoint's folder."""
         write_flushed(to_json(self.sealed()).encode(), folder / MANIFEST)
 
     @staticmethod
@@ -125,10 +116,10 @@ class Manifest:
             manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if manifest.sealed() != manifest:
+        if (sealed := manifest.sealed()) != manifest:
             raise InvalidCheckpointError(
                 f"{folder / MANIFEST}: its content was changed: digest={manifest.digest!r}, and its content has "
-                f"{manifest.sealed().digest!r}; load an earlier checkpoint"
+                f"{sealed.digest!r}; load an earlier checkpoint"
             )
         return manifest
 
@@ -170,10 +161,7 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
 def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, ...]:
     """Returns the defects of a checkpoint, a sentence each; an intact one has none.
 
-    Args:
-        checkpoint: Its folder.
-        part: Index of the first file to read; then every ``parts``-th. The manifest is always read.
-        parts: Number of readers that share the files.
+    Of ``parts`` readers that share the files, each reads every ``parts``-th from its ``part`` on, and the manifest.
     """
     try:
         manifest = Manifest.read(checkpoint)
@@ -183,8 +171,7 @@ def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, 
     for file in manifest.files[part::parts]:
         path = checkpoint / file.name
         try:
-            length = path.stat().st_size
-            if length != file.num_bytes:
+            if (length := path.stat().st_size) != file.num_bytes:
                 defects.append(f"{path} has {length} bytes, and {file.num_bytes} were written")
             elif sha256_of(path) != file.sha256:
                 defects.append(f"{path} was changed: its SHA-256 is not the one in {MANIFEST}")
@@ -260,16 +247,10 @@ def _drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | Non
 
 
 def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: int = 0) -> None:
-    """Checks the disk space for checkpoints before a run begins.
-
-    Args:
-        folder: The run's checkpoints; existing ones count.
-        checkpoint_bytes: Bytes of one checkpoint; see ``mosaic.checkpoint.saving.room_needed``.
-        count: Number at once: those that stay, one being written, and one to spare.
-        more_bytes: Bytes of other files that will be written to this disk.
+    """Checks the disk space for ``count`` checkpoints at once, of which existing ones count, before a run begins.
 
     Raises:
-        NoRoomError: The disk has less space; the message has both sizes and a remedy.
+        NoRoomError: The disk has less space than they and ``more_bytes`` need; the message has both and a remedy.
     """
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free, num_new = shutil.disk_usage(existing).free, max(0, count - len(checkpoints_in(folder)))
@@ -305,7 +286,6 @@ def flush_folder(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

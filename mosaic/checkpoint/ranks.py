@@ -11,18 +11,15 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The processes that save or load one checkpoint."""
+    """The processes that save or load one checkpoint; each makes the same calls."""
 
     @property
-    def rank(self) -> int:
-        """Rank of this process."""
+    def rank(self) -> int: ...
 
     @property
-    def size(self) -> int:
-        """Number of ranks."""
+    def size(self) -> int: ...
 
-    def all_gather(self, value: T) -> list[T]:
-        """Returns the values of all ranks."""
+    def all_gather(self, value: T) -> list[T]: ...
 
     def broadcast(self, value: T) -> T:
         """Returns the value of rank 0."""
@@ -50,8 +47,7 @@ class OneRank:
         if error is not None:
             raise error
 
-    def background_group(self) -> None:
-        """Returns None: a single process has no group."""
+    def background_group(self) -> None: ...
 
 
 def run_on_all(ranks: Ranks, work: Callable[[], T]) -> T:
@@ -67,8 +63,7 @@ def run_on_all(ranks: Ranks, work: Callable[[], T]) -> T:
 
 def gather_objects(group: dist.ProcessGroup | None, value: T) -> list[T]:
     """Returns the value of each rank of a group, or of the only process."""
-    if group is None:
-        return [value]
-    values: list[T] = [value] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
+    values: list[T] = [value] * (1 if group is None else dist.get_world_size(group))
+    if group is not None:
+        dist.all_gather_object(values, value, group=group)
     return values

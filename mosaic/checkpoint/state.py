@@ -11,7 +11,7 @@ import base64
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER
-from mosaic.checkpoint.tensors import ModelTensors, bytes_of, describe, dtype_of
+from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER, TensorEntry
+from mosaic.checkpoint.tensors import DTYPES, ModelTensors, bytes_of, describe
 from mosaic.errors import InvalidCheckpointError
 from mosaic.find import random_numbers
 
@@ -60,6 +60,26 @@ class SavedState:
         prefixes = {MODEL: self.model, **{f"{COMPANION}{name}/": module for name, module in companions.items()}}
         return {prefix: ModelTensors.of(module) for prefix, module in prefixes.items()}
 
+    def room_needed(self) -> int:
+        """Estimates the bytes of a checkpoint of all ranks.
+
+        Before its first step an optimizer counts as one with two numbers for each number of a parameter (three with
+        ``amsgrad``), which is what AdamW keeps and more than most others do; SGD has one with momentum, none without.
+        """
+        sizes = [tensor.nbytes for module in self.modules().values() for tensor in module.tensors.values()]
+        for each in self.optimizers.values():
+            inner = getattr(each, "optimizer", each)  # accelerate wraps
+            for group in inner.param_groups:
+                numbers = 2 + bool(group.get("amsgrad"))
+                if isinstance(inner, torch.optim.SGD):
+                    numbers = int(group["momentum"] != 0)
+                for parameter in group["params"]:
+                    if own := inner.state.get(parameter):
+                        sizes += [value.nbytes for value in own.values() if hasattr(value, "nbytes")]
+                    elif parameter.requires_grad:
+                        sizes.append(numbers * parameter.nbytes + 8)  # and its count of steps
+        return sum(sizes) + (2 + len(sizes) // 100) * 2**16  # names, settings and ``extra``
+
 
 def _named(objects: Any, argument: str) -> dict[str, Any]:
     if objects is None:
@@ -74,11 +94,65 @@ def _named(objects: Any, argument: str) -> dict[str, Any]:
     return dict(objects)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One rank's part of a checkpoint, without the values of its tensors."""
+
+    labels: tuple[list[str], list[str], list[str]]
+    """Names of optimizers, companions and generators."""
+    entries: dict[str, TensorEntry]
+    """This rank's tensors."""
+    names: list[str]
+    """Tensors of the model and its companions on any rank."""
+    optimizers: dict[str, OptimizerState]
+    tied: dict[str, str]
+
+    @staticmethod
+    def of(state: SavedState, extra: Mapping[str, Any]) -> tuple[Part, dict[str, torch.Tensor], dict[str, Any]]:
+        """Reads the state of a run on this rank; returns also its tensors, not copied, and the rest as JSON data."""
+        modules = state.modules()
+        tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
+        optimizers = {}
+        for label, optimizer in state.optimizers.items():
+            optimizers[label], own = OptimizerState.of(optimizer, modules[MODEL], label)
+            tensors |= own
+        schedulers = {
+            label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
+        }
+        companions, generators = list(state.companions or {}), list(state.generators or {})
+        part = Part(
+            labels=([*optimizers], companions, generators),
+            entries={name: describe(name, tensor) for name, tensor in tensors.items()},
+            names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
+            optimizers=optimizers,
+            tied=modules[MODEL].tied,
+        )
+        rest = {
+            **one_or_several("scheduler", schedulers),
+            "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
+            "companions": companions,
+            "generators": generators,
+            "extra": to_plain(dict(extra), "extra"),
+        }
+        return part, tensors, rest
+
+
+def one_or_several(kind: str, states: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a state file for optimizers or schedulers: a single one, or several by name."""
+    return {kind: states.get(""), f"{kind}s": {label: state for label, state in states.items() if label}}
+
+
+def by_label(saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Inverts ``one_or_several``; a single one has the name ``""``."""
+    single = saved.get(kind)
+    return {**({} if single is None else {"": single}), **saved.get(f"{kind}s", {})}
+
+
 def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | None = None) -> Any:
-    """Returns a value as JSON data.
+    """Returns nested dicts, lists and tuples of numbers, strings, None and tensors as JSON data.
 
     Args:
-        value: Nested dicts, lists and tuples of numbers, strings, None and tensors.
+        value: The value.
         where: Its name, for errors.
         keep: Stores a tensor elsewhere under its name and returns the key; by default it becomes part of the JSON.
 
@@ -136,7 +210,7 @@ def from_plain(value: Any, stored: Callable[[str], torch.Tensor] | None = None) 
     if kind == "kept" and stored is not None:
         return stored(value["key"])
     if kind == "tensor":
-        content, dtype = bytearray(base64.b64decode(value["base64"])), dtype_of(value["dtype"])
+        content, dtype = bytearray(base64.b64decode(value["base64"])), DTYPES[value["dtype"]]
         flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         return flat.view(value["shape"])
     raise ValueError(f"{kind!r} is no kind of value in a checkpoint of this version")
@@ -156,10 +230,6 @@ class OptimizerState:
     """State of each parameter, with keys in place of tensors."""
     more: Any
     """Other entries of a wrapping optimizer's ``state_dict``."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
     def of(
@@ -203,10 +273,15 @@ class OptimizerState:
         more = to_plain(state_dict, "the optimizer's state_dict()")
         return OptimizerState(kind=kind, groups=groups, settings=settings, states=states, more=more), tensors
 
-    @property
-    def group_of(self) -> dict[str, int]:
-        """The group of each parameter."""
-        return {name: index for index, names in enumerate(self.groups) for name in names}
+    @staticmethod
+    def merged(by_rank: Sequence[OptimizerState]) -> dict[str, Any]:
+        """Returns the state of one optimizer on all ranks as plain data."""
+        groups = zip(*(state.groups for state in by_rank), strict=True)
+        return {
+            **asdict(by_rank[0]),
+            "groups": [list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+            "states": {name: state for each in by_rank for name, state in each.states.items()},
+        }
 
     def check_fits(self, own: OptimizerState, model: ModelTensors, *, changed: Collection[str] = ()) -> None:
         """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.
@@ -219,7 +294,7 @@ class OptimizerState:
                 f"the checkpoint has the state of {self.kind} and the optimizer is {own.kind}; use the saved "
                 "optimizer's class, or load without one"
             )
-        saved, present = self.group_of, own.group_of
+        saved, present = ({name: i for i, names in enumerate(each.groups) for name in names} for each in (self, own))
         here = {name for name, tensor in model.tensors.items() if not tensor.is_meta}
         if missing := [name for name in saved if name not in present and (name in here or name not in model.tensors)]:
             raise InvalidCheckpointError(f"the optimizer that was saved had {some(missing)}; {remedy}")
@@ -250,19 +325,20 @@ class OptimizerState:
             stored: Returns a tensor of a parameter's state by its key.
             with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
         """
-        current, saved_group = optimizer.state_dict(), self.group_of
-        states = {
+        state_dict = optimizer.state_dict()
+        state_dict["state"] = {
             index: from_plain(self.states[name], partial(stored, model.tensors[name]))
             for index, name in enumerate(itertools.chain(*own.groups))
             if name in self.states and not model.tensors[name].is_meta
         }
-        if not with_settings:
-            optimizer.load_state_dict({**current, "state": states})
-            return
-        groups = [dict(group) for group in current["param_groups"]]
-        for group, names in zip(groups, own.groups, strict=True):
-            group |= from_plain(self.settings[saved_group[names[0]]]) if names else {}
-        optimizer.load_state_dict({**current, **from_plain(self.more), "state": states, "param_groups": groups})
+        if with_settings:
+            settings = {name: each for names, each in zip(self.groups, self.settings, strict=True) for name in names}
+            state_dict |= from_plain(self.more)
+            state_dict["param_groups"] = [
+                {**group, **(from_plain(settings[names[0]]) if names else {})}
+                for group, names in zip(state_dict["param_groups"], own.groups, strict=True)
+            ]
+        optimizer.load_state_dict(state_dict)
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Tensors by name, of a model and of a safetensors file.
+"""Tensors by name, of a model and of safetensors files.
 
 The library reads files. Its writer needs all tensors of a file at once, and an export of a large model has one at a
 time, so this module has its own: eight bytes with the length of the header, the header in JSON, the tensors' bytes.
@@ -13,7 +13,8 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from mosaic.checkpoint.folder import TensorEntry, flush_folder, write_error
-from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.folder import MODEL, Manifest, TensorEntry, damage_of, flush_folder, write_error
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 
 SUFFIX = ".safetensors"
-_DTYPES = {
+INDEX = "model.safetensors.index.json"
+"""Hugging Face's index of tensors over several files."""
+DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8},
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""By their names in safetensors."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
@@ -52,11 +55,6 @@ def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
     return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Returns the dtype of a safetensors name."""
-    return _DTYPES[name]
-
-
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a tensor as a flat CPU tensor, without a copy if it is contiguous there."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -64,47 +62,43 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Returns the bytes of a tensor for a file."""
     return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
-def in_order(specs: Iterable[TensorEntry]) -> list[TensorEntry]:
+def in_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
     """Returns tensors in the order of a file: wide elements first, for alignment."""
-    return sorted(specs, key=lambda spec: (-spec.item_bytes, spec.name))
+    return sorted(entries, key=lambda entry: (-entry.item_bytes, entry.name))
 
 
-def write_tensors(path: Path, specs: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> tuple[int, str]:
+def write_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> tuple[int, str]:
     """Writes a new file, flushes it to the disk, and returns its length and SHA-256.
 
-    Args:
-        path: A new path.
-        specs: The tensors; they are written in the order of ``in_order``.
-        tensor: Returns a tensor by its name; called once for each, in this order.
+    It calls ``tensor`` once for each name, in the order of ``in_order``.
 
     Raises:
         OSError: The disk is full, or the file exists.
     """
-    ordered, described, length = in_order(specs), {}, 0
-    for spec in ordered:
-        offsets = [length, length := length + spec.num_bytes]
-        described[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
-    text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
+    ordered, header, length = in_order(entries), {"__metadata__": {"format": "pt"}}, 0
+    for entry in ordered:
+        offsets = [length, length := length + entry.num_bytes]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}  # type: ignore[dict-item]
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    header = struct.pack("<Q", len(text)) + text
-    digest = hashlib.sha256(header)
+    start = struct.pack("<Q", len(text)) + text
+    digest = hashlib.sha256(start)
     with path.open("xb") as file:
-        file.write(header)
-        for spec in ordered:
-            content = bytes_of(tensor(spec.name))
-            assert content.nbytes == spec.num_bytes, spec
+        file.write(start)
+        for entry in ordered:
+            content = bytes_of(tensor(entry.name))
+            assert content.nbytes == entry.num_bytes, entry
             file.write(content)
             digest.update(content)
         file.flush()
         os.fsync(file.fileno())
-    return len(header) + length, digest.hexdigest()
+    return len(start) + length, digest.hexdigest()
 
 
-def replace_with_tensors(path: Path, specs: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
+def replace_with_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
     """Writes a file beside its place and renames it once it is on the disk; see ``write_tensors``.
 
     Raises:
@@ -113,7 +107,7 @@ def replace_with_tensors(path: Path, specs: Iterable[TensorEntry], tensor: Calla
     aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(aside, specs, tensor)
+        write_tensors(aside, entries, tensor)
         aside.replace(path)
         flush_folder(path.parent)
     except OSError as error:
@@ -134,6 +128,40 @@ def open_tensors(path: Path) -> Any:
         raise InvalidFileError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise InvalidFileError(f"{path} is not a safetensors file, or was cut short: {error}") from error
+
+
+def open_weights(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Opens a plain file, or the files of a folder; returns the open file of each tensor, by the tensor's name."""
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(path.glob(f"*{SUFFIX}"))
+        if (path / INDEX).exists():
+            weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            paths = [path / name for name in sorted(set(weight_map.values()))]
+        if not paths:
+            raise InvalidCheckpointError(f"{path} has no {SUFFIX} file; pass a file or folder that has one")
+    files = [stack.enter_context(open_tensors(each)) for each in paths]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118  # no dict
+
+
+def extract_weights(checkpoint: Path, path: Path) -> int:
+    """Writes the weights of a checkpoint from its files alone as one plain file; returns the number of tensors.
+
+    Raises:
+        InvalidCheckpointError: The checkpoint is damaged.
+        MosaicError: The file cannot be written, and does not exist.
+    """
+    if damage := damage_of(checkpoint):
+        raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
+    manifest = Manifest.read(checkpoint)
+    stored = {tensor.name: tensor for tensor in manifest.tensors}
+    names = {name.removeprefix(MODEL): name for name in stored if name.startswith(MODEL)}
+    names |= {name: f"{MODEL}{first}" for name, first in manifest.tied.items()}
+    entries = [replace(stored[key], name=name) for name, key in names.items()]
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in entries}}
+        replace_with_tensors(path, entries, lambda name: files[stored[names[name]].file].get_tensor(names[name]))
+    return len(entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,21 +205,6 @@ class ModelTensors:
         return {name: tensor.detach() for name, tensor in self.tensors.items() if not tensor.is_meta}
 
 
-def digest_of(model: nn.Module, ranks: Ranks) -> str:
-    """Returns the SHA-256 over the names, dtypes, shapes and bytes of all parameters and buffers; all ranks call it.
-
-    It is the same under any plan and number of ranks; the first rank that has a tensor provides its bytes.
-    """
-    own_digests = {}
-    for name, tensor in ModelTensors.of(model).here.items():
-        spec = describe(name, tensor)
-        own_digests[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
-    digests: dict[str, str] = {}
-    for rank_digests in reversed(ranks.all_gather(own_digests)):
-        digests.update(rank_digests)
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """The tensors that a file and a model share, and their differences."""
@@ -207,12 +220,9 @@ class Overlap:
 
     @staticmethod
     def of(model: ModelTensors, saved: Mapping[str, tuple[str, Sequence[int]]], *, aliases: bool) -> Overlap:
-        """Compares a model with a file.
+        """Compares a model with a file's dtypes and shapes; an empty dtype fits any.
 
-        Args:
-            model: The model.
-            saved: Dtype and shape of each tensor of the file; an empty dtype fits any.
-            aliases: True if the file may have a tied tensor under any of its names.
+        With ``aliases`` the file may have a tied tensor under any of its names.
         """
         names = model.names if aliases else {name: name for name in model.tensors}
         sources, changed = {}, {}
@@ -220,8 +230,7 @@ class Overlap:
             dtype, shape = saved[name]
             own = describe(name, model.tensors[names[name]])
             if tuple(shape) != own.shape or dtype not in ("", own.dtype):
-                descriptions = f"{dtype} {list(shape)}", f"{dtype and own.dtype} {list(own.shape)}"
-                changed[name] = (descriptions[0].strip(), descriptions[1].strip())
+                changed[name] = f"{dtype} {list(shape)}".strip(), f"{dtype and own.dtype} {list(own.shape)}".strip()
             elif name == names[name] or names[name] not in sources:
                 sources[names[name]] = name
         there = sources.keys() | {names[name] for name in changed}
@@ -233,12 +242,9 @@ class Overlap:
         )
 
     def check(self, path: Path, kind: str, *, partial: bool) -> None:
-        """Raises InvalidCheckpointError, with the first few differences, if a file is of another model.
+        """Raises InvalidCheckpointError, with the first few differences, if the file is of another model.
 
-        Args:
-            path: The file.
-            kind: A word for it.
-            partial: True if one fitting tensor is enough.
+        With ``partial`` one fitting tensor is enough. The file is named as ``kind``.
         """
         differing = [f"{name} is only in the {kind}" for name in self.gone]
         differing += [f"{name} is only in the model" for name in self.new]

@@ -47,7 +47,7 @@ class Checkpoints:
         for row in rows:
             print(_line(row), file=out)
         if self.export is not None:
-            from mosaic.checkpoint.weights import extract_weights
+            from mosaic.checkpoint.tensors import extract_weights
 
             count = extract_weights(checkpoints[0].path, self.export)
             print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import importlib.util
 import json
@@ -11,28 +10,26 @@ import platform
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from tyro.conf import arg
 
 import mosaic
 from mosaic.cache_folder import default_cache_folder, folder_use
 from mosaic.cli.options import Json, OptionalModel, console_beside, takes_stdout, write_json
 from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelError
+from mosaic.report.table import make_table
 
-Severity = Literal["error", "warning", "note"]
-_PACKAGES: Mapping[str, str | None] = {
-    **dict.fromkeys(("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich")),
-    **{"safetensors": None, "matplotlib": "plot", "scikit-learn": "demo"},
-}
-"""Distributions, each with the extra that installs it; None if Mosaic always needs it."""
+_EXTRAS = {"matplotlib": "plot", "scikit-learn": "demo"}
+_PACKAGES = (
+    *("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich", "safetensors"),
+    *_EXTRAS,
+)
 _REMEDY_BY_STATUS = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated under a running kernel module: reboot",
     "CUDA_ERROR_NOT_INITIALIZED": "run outside a process forked after CUDA was used",
@@ -40,16 +37,14 @@ _REMEDY_BY_STATUS = {
 _LOST = {"base": "devices cannot be described", "slots": "SMs cannot be split into slots",
          "streams": "slots cannot have streams"}  # fmt: skip
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "afs", "glusterfs", "beegfs")
-_EPHEMERAL = ("tmpfs", "ramfs", "overlay")
-_MIN_SHM_BYTES = 1 << 30
-_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One fact that matters, with its remedy."""
 
-    severity: Severity
+    severity: Literal["error", "warning", "note"]
     """``error``: it cannot run; ``warning``: partitions, a module or a night may suffer; ``note``: good to know."""
     description: str
     remedy: str
@@ -59,12 +54,16 @@ class Finding:
 class Diagnosis:
     """Result of one examination."""
 
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
     """Plain data for ``--json``."""
-    findings: tuple[Finding, ...]
-    """The worst first."""
-    blocks: tuple[Any, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
+    blocks: list[Any] = field(default_factory=list)
     """Text and tables for the terminal, above the findings."""
+
+    def find(self, severity: Literal["error", "warning", "note"], description: str, remedy: str) -> None:
+        """Adds a finding; the worst stand first."""
+        self.findings.append(Finding(severity, description, remedy))
+        self.findings.sort(key=lambda finding: tuple(_STYLES).index(finding.severity))
 
     def write(self, target: Path | None) -> None:
         """Prints the diagnosis and writes it to the target of ``--json``."""
@@ -92,8 +91,8 @@ class Doctor:
 
     Exits 0 even without a GPU. --model diagnoses a model instead: modules that can be placed, and those that cannot
     with their line of code and a remedy; exits 1 if the model cannot be colocated. --trace compares the ranks of a run
-    and names the slow ones. --retrain checks this machine for unattended runs of a recipe: disk space, file system,
-    shared memory, logout, and the memory of its GPUs.
+    and names the slow ones. --retrain checks this machine for unattended runs of a recipe: disk space, file system and
+    shared memory.
     """
 
     model: OptionalModel = None
@@ -107,13 +106,7 @@ class Doctor:
         if self.model is not None:
             diagnosis = examine_model(self.model)
         elif self.trace:
-            from mosaic.report.slow_ranks import examine_traces
-
-            comparison = examine_traces(self.trace)
-            write_json(json.dumps(comparison.facts(), indent=2) + "\n", self.json)
-            if not takes_stdout(self.json):
-                comparison.print(console_beside(self.json))
-            return
+            diagnosis = examine_traces(self.trace)
         else:
             diagnosis = examine_node(self.retrain) if self.retrain is not None else examine_machine()
         diagnosis.write(self.json)
@@ -132,177 +125,172 @@ def examine_model(where: str) -> Diagnosis:
 
     workload = load_workload(where)
     examination = examine(workload.model, workload.sample, origin=where)
-    findings = [Finding("error", remark.seen, remark.todo) for remark in examination.refused]
-    findings += [Finding("warning", remark.seen, remark.todo) for remark in examination.in_place]
-    findings += [Finding("note", remark.seen, remark.todo) for remark in examination.to_know]
     title = "Modules that can be placed" if examination.modules else "No module can be placed."
     lines = [f"[bold]{escape(where)}[/bold]\n", f"[bold]{title}[/bold]"]
     for name, sources in examination.modules.items():
-        after = f", after {', '.join(sources)}" if sources else ""
-        lines.append(f"  - {escape(name + after)}")
-    return Diagnosis({"model": where, "modules": examination.modules}, tuple(findings), ("\n".join(lines),))
+        lines.append(f"  - {escape(name)}" + (f", after {escape(', '.join(sources))}" if sources else ""))
+    diagnosis = Diagnosis({"model": where, "modules": examination.modules}, blocks=["\n".join(lines)])
+    for remark in examination.refused:
+        diagnosis.find("error", remark.seen, remark.todo)
+    for remark in examination.in_place:
+        diagnosis.find("warning", remark.seen, remark.todo)
+    for remark in examination.to_know:
+        diagnosis.find("note", remark.seen, remark.todo)
+    return diagnosis
+
+
+def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
+    """Compares the ranks of a run from their traces."""
+    from mosaic.report.slow_ranks import compare_ranks, read_traces
+
+    comparison = compare_ranks(read_traces(paths))
+    sentences = comparison.sentences()
+    blocks = [comparison.table(), *map(escape, sentences[len(comparison.slow) :])]
+    diagnosis = Diagnosis({**asdict(comparison), "sentences": sentences}, blocks=blocks)
+    for sentence in sentences[: len(comparison.slow)]:
+        diagnosis.find("warning", sentence, "look at that machine's clocks, temperatures and other processes")
+    return diagnosis
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     """Examines devices, driver and packages; a broken driver raises no error. Does not import torch."""
-    machine = _Machine()
-    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "host": machine.host(environ)}
-    facts["torch"], facts["packages"] = _torch(), machine.packages()
-    facts |= machine.driver()
-    facts["nvml"], facts["probe"] = machine.nvml(facts), machine.probe(facts)
-    machine.settings(environ, facts)
+    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "driver": None, "devices": []}
+    diagnosis = Diagnosis(facts)
+    facts["host"] = _examine_host(diagnosis, environ)
+    facts["torch"], facts["packages"] = _torch(), {name: _version(name) for name in _PACKAGES}
+    for name in (name for name, version in facts["packages"].items() if version is None):
+        if extra := _EXTRAS.get(name):
+            remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
+            diagnosis.find("note", f"the package {name} is not installed (extra `{extra}`)", remedy)
+        else:
+            diagnosis.find("error", f"the package {name} is missing, and Mosaic needs it", f"pip install {name}")
+    _examine_driver(diagnosis)
+    _examine_libraries(diagnosis)
+    _examine_settings(diagnosis, environ)
     if facts["torch"] and not facts["torch"]["cuda"] and facts["devices"]:
         text = f"torch {facts['torch']['version']} is built without CUDA, but this machine has a GPU"
-        machine.find("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/")
-    facts["cache"] = machine.cache(environ)
+        diagnosis.find("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/")
+    try:
+        folder = default_cache_folder(environ)
+        num_files, num_bytes = folder_use(folder)
+        facts["cache"] = {"folder": str(folder), "num_files": num_files, "num_bytes": num_bytes}
+    except RuntimeError as error:
+        remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
+        diagnosis.find("note", f"measurements are not kept from run to run: {error}", remedy)
+        facts["cache"] = None
     facts["works"] = _works(facts)
-    works = "\n[bold]What works on this machine[/bold]\n" + "\n".join(f"  - {escape(line)}" for line in facts["works"])
-    devices = _device_table(facts["devices"]) if facts["devices"] else "[bold]No NVIDIA GPU can be used here.[/bold]"
-    return Diagnosis(facts, _sorted(machine.findings), (_overview(facts), devices, works))
+    diagnosis.blocks.append(make_table(f"Mosaic {facts['mosaic']}", ("", ""), _overview(facts)))
+    diagnosis.blocks.append(
+        make_table("GPUs", ("", "name", *_DEVICE_COLUMNS, ">fine slots"), map(_device_row, facts["devices"]))
+        if facts["devices"]
+        else "[bold]No NVIDIA GPU can be used here.[/bold]"
+    )
+    works = "\n".join(f"  - {escape(line)}" for line in facts["works"])
+    diagnosis.blocks.append(f"\n[bold]What works on this machine[/bold]\n{works}")
+    return diagnosis
 
 
-class _Machine:
-    """Examinations of one machine; each returns facts, and adds to the findings."""
+def _examine_host(diagnosis: Diagnosis, environ: Mapping[str, str]) -> dict[str, Any]:
+    cores, policy = len(os.sched_getaffinity(0)), environ.get("OMP_WAIT_POLICY")
+    if cores == 1:
+        text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
+        diagnosis.find("note", text, "give the process more cores (taskset, the container's cpuset)")
+    if (policy or "").upper() != "PASSIVE":
+        text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
+        diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "num_cores": cores,
+        "num_cores_installed": os.cpu_count() or 1,
+        "omp_wait_policy": policy,
+    }
 
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
 
-    def find(self, severity: Severity, description: str, remedy: str) -> None:
-        self.findings.append(Finding(severity, description, remedy))
+def _examine_driver(diagnosis: Diagnosis) -> None:
+    """Sets the facts ``extension_loads``, ``driver`` and ``devices``."""
+    from mosaic.backends.cuda import driver as cuda
 
-    def host(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        installed = os.cpu_count() or 1
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
-        policy = environ.get("OMP_WAIT_POLICY")
-        if cores == 1:
-            text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
-            self.find("note", text, "give the process more cores (taskset, the container's cpuset)")
-        if (policy or "").upper() != "PASSIVE":
-            text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
-            self.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
-        return {
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "num_cores": cores,
-            "num_cores_installed": installed,
-            "omp_wait_policy": policy,
-        }
-
-    def packages(self) -> dict[str, str | None]:
-        versions = {name: _version(name) for name in _PACKAGES}
-        for name in (name for name, version in versions.items() if version is None):
-            if extra := _PACKAGES[name]:
-                remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
-                self.find("note", f"the package {name} is not installed (extra `{extra}`)", remedy)
-            else:
-                self.find("error", f"the package {name} is missing, and Mosaic needs it", f"pip install {name}")
-        return versions
-
-    def driver(self) -> dict[str, Any]:
-        """Returns the facts ``extension_loads``, ``driver`` and ``devices``."""
-        from mosaic.backends.cuda import driver as cuda
-
-        facts: dict[str, Any] = {"extension_loads": False, "driver": None, "devices": []}
-        try:
-            cuda.require_extension()
-        except BackendUnavailableError as error:
-            remedy = "run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers"
-            self.find("error", f"the extension mosaic._C does not load: {error.found}", remedy)
-            return facts
-        facts["extension_loads"] = True
-        try:
-            driver = cuda.describe_driver()
-            facts["driver"] = asdict(driver)
-            lost = cuda.lost_uses(driver)
-            for use in lost:
-                missing = ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use == use)
-                text = f"the driver (CUDA {driver.version}) lacks {missing}"
-                remedy = f"install a driver of CUDA 12.5 or newer: with this one {_LOST[use]}"
-                self.find("error", text, remedy)
-            if "base" not in lost:
-                for device in cuda.describe_devices():
-                    facts["devices"].append({**asdict(device), **self._slots(device.ordinal, lost)})
-        except BackendUnavailableError as error:
-            remedy = "nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start "
-            remedy += "the container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
-            self.find("note", str(error), remedy)
-        except CudaError as error:
-            remedy = _REMEDY_BY_STATUS.get(error.status, "see whether `nvidia-smi` works, then `dmesg`; reboot")
-            self.find("error", str(error), remedy)
-        return facts
-
-    def _slots(self, ordinal: int, lost: Sequence[str]) -> dict[str, Any]:
-        from mosaic.backends.cuda import driver as cuda
-
-        slots: dict[str, Any] = {"slots": None, "fine_slots": None}
-        if "slots" not in lost:
+    facts = diagnosis.facts
+    try:
+        cuda.require_extension()
+    except BackendUnavailableError as error:
+        remedy = "run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers"
+        diagnosis.find("error", f"the extension mosaic._C does not load: {error.found}", remedy)
+        return
+    facts["extension_loads"] = True
+    try:
+        driver = cuda.describe_driver()
+        facts["driver"] = asdict(driver)
+        lost = cuda.lost_uses(driver)
+        for use in lost:
+            missing = ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use == use)
+            remedy = f"install a driver of CUDA 12.5 or newer: with this one {_LOST[use]}"
+            diagnosis.find("error", f"the driver (CUDA {driver.version}) lacks {missing}", remedy)
+        for device in cuda.describe_devices() if "base" not in lost else ():
+            slots: dict[str, Any] = {"slots": None, "fine_slots": None}
+            facts["devices"].append({**asdict(device), **slots})
             try:
-                for name, fine in (("slots", False), ("fine_slots", True)):
-                    slots[name] = asdict(cuda.CudaDriver(ordinal).describe_slots(fine=fine))
+                for name in slots if "slots" not in lost else ():
+                    split = cuda.CudaDriver(device.ordinal).describe_slots(fine=name == "fine_slots")
+                    facts["devices"][-1][name] = asdict(split)
             except (BackendUnavailableError, CudaError) as error:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
-                self.find("error", f"device {ordinal} cannot be split into slots: {error}", remedy)
-        return slots
+                diagnosis.find("error", f"device {device.ordinal} cannot be split into slots: {error}", remedy)
+    except BackendUnavailableError as error:
+        remedy = "nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start "
+        remedy += "the container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
+        diagnosis.find("note", str(error), remedy)
+    except CudaError as error:
+        remedy = _REMEDY_BY_STATUS.get(error.status, "see whether `nvidia-smi` works, then `dmesg`; reboot")
+        diagnosis.find("error", str(error), remedy)
 
-    def nvml(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-        from mosaic.backends.cuda.environment import describe_nvml
 
-        try:
-            nvml = describe_nvml()
-        except BackendUnavailableError as error:
-            text = f"NVML does not respond: {error.found}"
-            if facts["driver"] is None:
-                self.find("note", text, "nothing, if this machine has no NVIDIA GPU")
-            else:
-                self.find("warning", text, f"without it utilisation cannot be measured; it needs {error.needed}")
-            return None
+def _examine_libraries(diagnosis: Diagnosis) -> None:
+    """Sets the facts ``nvml`` and ``probe``, the version of the NVRTC that compiles the SM probe."""
+    from mosaic.backends.cuda.environment import describe_nvml
+    from mosaic.backends.cuda.probe import nvrtc_version
+
+    facts = diagnosis.facts
+    facts["nvml"] = facts["probe"] = None
+    try:
+        nvml = describe_nvml()
+        facts["nvml"] = asdict(nvml)
         if facts["driver"] is not None and nvml.num_devices != len(facts["devices"]):
             text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
-            self.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")
-        return asdict(nvml)
+            diagnosis.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")
+    except BackendUnavailableError as error:
+        text, remedy = f"NVML does not respond: {error.found}", "nothing, if this machine has no NVIDIA GPU"
+        if facts["driver"] is not None:
+            remedy = f"without it utilisation cannot be measured; it needs {error.needed}"
+        diagnosis.find("note" if facts["driver"] is None else "warning", text, remedy)
+    try:
+        facts["probe"] = nvrtc_version()
+    except BackendUnavailableError as error:
+        if facts["devices"]:
+            text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
+            diagnosis.find("warning", text, f"install {error.needed}")
 
-    def probe(self, facts: Mapping[str, Any]) -> str | None:
-        """Returns the version of the NVRTC that compiles the SM probe."""
-        from mosaic.backends.cuda.probe import nvrtc_version
 
-        try:
-            return nvrtc_version()
-        except BackendUnavailableError as error:
-            if facts["devices"]:
-                text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
-                self.find("warning", text, f"install {error.needed}")
-            return None
+def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
+    """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
+    from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
 
-    def settings(self, environ: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-        """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
-        from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
-
-        where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
-        for device in facts["devices"]:
-            nvml = ask_nvml(device["uuid"])
-            if not nvml.problem:  # otherwise there is a finding about NVML already
-                where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
-        for prefix, surroundings in where.items():
-            for finding in find_in(surroundings):
-                self.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
-        order = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
-        if len(facts["devices"]) > 1 and order != "1":
-            self.find(
-                "note" if order is None else "warning",
-                f"NCCL_LAUNCH_ORDER_IMPLICIT is {order or 'not set'}: several ranks need 1; NCCL reads it once in a "
-                "process, at the first collective",
-                "`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group",
-            )
-
-    def cache(self, environ: Mapping[str, str]) -> dict[str, Any] | None:
-        try:
-            folder = default_cache_folder(environ)
-        except RuntimeError as error:
-            remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
-            self.find("note", f"measurements are not kept from run to run: {error}", remedy)
-            return None
-        num_files, num_bytes = folder_use(folder)
-        return {"folder": str(folder), "num_files": num_files, "num_bytes": num_bytes}
+    devices = diagnosis.facts["devices"]
+    where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
+    for device in devices:
+        nvml = ask_nvml(device["uuid"])
+        if not nvml.problem:  # otherwise there is a finding about NVML already
+            where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
+    for prefix, surroundings in where.items():
+        for finding in find_in(surroundings):
+            diagnosis.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
+    order = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+    if len(devices) > 1 and order != "1":
+        text = f"NCCL_LAUNCH_ORDER_IMPLICIT is {order or 'not set'}: several ranks need 1; NCCL reads it once in a "
+        text += "process, at the first collective"
+        remedy = "`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group"
+        diagnosis.find("note" if order is None else "warning", text, remedy)
 
 
 def _version(distribution: str) -> str | None:
@@ -317,67 +305,52 @@ def _torch() -> dict[str, str | None] | None:
     if version is None or spec is None or spec.origin is None:
         return None
     # torch's CUDA version is in this file; importing torch would take a second.
-    file = Path(spec.origin).with_name("version.py")
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    text = _text(Path(spec.origin).with_name("version.py"))
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return {"version": version, "cuda": cuda[1] if cuda else None}
 
 
 def _works(facts: Mapping[str, Any]) -> list[str]:
     works = ["planning for any described device (`mosaic plan`); it needs no GPU"]
-    cores = facts["host"]["num_cores"]
-    if facts["torch"] is not None:
+    cores, torch, driver = facts["host"]["num_cores"], facts["torch"], facts["driver"]
+    if torch is not None:
         lanes = f"modules side by side on {cores} core{'s' if cores > 1 else ''}"
         works.append(f"the host backend: {lanes} (`mosaic demo`, `mosaic profile`, `mosaic run`)")
-    has_streams = facts["driver"] and all(call["use"] == "placement" for call in facts["driver"]["missing"])
     if any(device["slots"] for device in facts["devices"]):
-        if has_streams and facts["torch"] and facts["torch"]["cuda"]:
+        has_streams = driver and all(call["use"] == "placement" for call in driver["missing"])
+        if has_streams and torch and torch["cuda"]:
             works.append("the cuda backend: modules side by side on SM partitions (`mosaic bench` measures the gain)")
         else:
             works.append("splitting the GPU's SMs into slots, to look at them")
     return works
 
 
-def _overview(facts: Mapping[str, Any]) -> Table:
+def _overview(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     host, torch, driver, nvml, cache = (facts[name] for name in ("host", "torch", "driver", "nvml", "cache"))
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
-    rows = {
-        "machine": f"{host['platform']}, Python {host['python']}",
-        "CPU cores": f"{host['num_cores']} available of {host['num_cores_installed']}",
-        "OMP_WAIT_POLICY": host["omp_wait_policy"] or "not set",
-        "torch": f"{torch['version']}, built {cuda}" if torch else "not installed",
-        "extension": f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}",
-        "driver": f"CUDA {driver['version']}" if driver else "none",
-        "NVML": f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none",
-        "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
-        "profile cache": escape(f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)")
-        if cache
-        else "none",
-    }
-    table = Table(title=f"Mosaic {facts['mosaic']}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, text in rows.items():
-        table.add_row(name, text)
-    return table
+    kept = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
+    yield "machine", f"{host['platform']}, Python {host['python']}"
+    yield "CPU cores", f"{host['num_cores']} available of {host['num_cores_installed']}"
+    yield "OMP_WAIT_POLICY", host["omp_wait_policy"] or "not set"
+    yield "torch", f"{torch['version']}, built {cuda}" if torch else "not installed"
+    yield "extension", f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}"
+    yield "driver", f"CUDA {driver['version']}" if driver else "none"
+    yield "NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none"
+    yield "SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled"
+    yield "profile cache", kept
 
 
-def _device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="GPUs", title_justify="left")
-    for heading in ("", "name", "CC", "memory (GiB)", "SMs", "slots", "SMs a slot", "left over", "fine slots"):
-        table.add_column(heading, justify="left" if heading == "name" else "right")
-    for device in devices:
-        slots, fine = device["slots"] or {}, device["fine_slots"]
-        table.add_row(
-            str(device["ordinal"]),
-            escape(device["name"]),
-            device["compute_capability"],
-            f"{device['total_memory_bytes'] / 2**30:.0f}",
-            str(device["num_sms"]),
-            *(str(slots.get(name, "-")) for name in ("num_slots", "sms_per_slot", "remainder_sms")),
-            f"{fine['num_slots']} of {fine['sms_per_slot']}" if fine else "-",
-        )
-    return table
+_DEVICE_COLUMNS = (">CC", ">memory (GiB)", ">SMs", ">slots", ">SMs a slot", ">left over")
+
+
+def _device_row(device: Mapping[str, Any]) -> list[str]:
+    slots, fine = device["slots"] or {}, device["fine_slots"]
+    return [
+        *(str(device["ordinal"]), device["name"], device["compute_capability"]),
+        *(f"{device['total_memory_bytes'] / 2**30:.0f}", str(device["num_sms"])),
+        *(str(slots.get(name, "-")) for name in ("num_slots", "sms_per_slot", "remainder_sms")),
+        f"{fine['num_slots']} of {fine['sms_per_slot']}" if fine else "-",
+    ]
 
 
 def examine_node(folder: Path, *, root: Path = Path("/")) -> Diagnosis:
@@ -388,12 +361,28 @@ def examine_node(folder: Path, *, root: Path = Path("/")) -> Diagnosis:
         root: Root of the machine's files.
     """
     folder = folder.resolve()
-    findings = [*_disk(folder), *_file_system(folder, root), *_logout(root), *_gpu_memory()]
     title = f"[bold]Unattended runs in {escape(str(folder))}[/bold]"
-    return Diagnosis({"folder": str(folder)}, _sorted(findings), (title,))
+    diagnosis = Diagnosis({"folder": str(folder)}, blocks=[title])
+    _examine_disk(diagnosis, folder)
+    kind = ""
+    for line in _text(root / "proc/self/mountinfo").splitlines():  # later lines cover earlier ones
+        mount, _, source = line.partition(" - ")
+        if source and folder.is_relative_to(mount.split()[4].replace("\\040", " ")):
+            kind = source.split()[0]
+    if kind in _NETWORK or kind.startswith("fuse."):
+        remedy = "start runs from one machine only (the lease names its holder), or move the folder to a local disk"
+        diagnosis.find("warning", f"the folder lies on {kind}, where other machines may not see its locks", remedy)
+    if kind in ("tmpfs", "ramfs", "overlay"):
+        text = f"the folder lies on {kind}, which a restart of the machine or container empties"
+        diagnosis.find("warning", text, "move it to a disk that stays, such as a mounted volume")
+    shm = root / "dev/shm"
+    if shm.is_dir() and (size := shutil.disk_usage(shm).total) < 1 << 30:
+        remedy = "give the container more (docker: --shm-size=8g; Kubernetes: emptyDir in memory), or set workers = 0"
+        diagnosis.find("warning", f"/dev/shm has {_size(size)}, through which loader workers pass batches", remedy)
+    return diagnosis
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
+def _examine_disk(diagnosis: Diagnosis, folder: Path) -> None:
     free_bytes = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     try:
         keep = int(tomllib.loads(_text(folder / "retrain.toml"))["budget"]["keep"])
@@ -406,40 +395,14 @@ def _disk(folder: Path) -> Iterator[Finding]:
     largest = max(checkpoints, default=0)
     if not checkpoints:
         remedy = f"leave room for {keep + 2} checkpoints (three times the model, with AdamW) and the export"
-        yield Finding("note", f"{_size(free_bytes)} are free; the first run shows how large a checkpoint is", remedy)
+        diagnosis.find("note", f"{_size(free_bytes)} are free; the first run shows how large a checkpoint is", remedy)
     elif free_bytes < (needed := (keep + 2) * largest):
         text = f"{_size(free_bytes)} are free, and {keep + 2} checkpoints of {_size(largest)} need {_size(needed)}"
-        yield Finding("error", text, "delete old days' checkpoints and old versions, or lower budget.keep")
+        diagnosis.find("error", text, "delete old days' checkpoints and old versions, or lower budget.keep")
 
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-def _file_system(folder: Path, root: Path) -> Iterator[Finding]:
-    kind = ""
-    for line in _text(root / "proc/self/mountinfo").splitlines():  # later lines cover earlier ones
-        mount, _, source = line.partition(" - ")
-        if source and folder.is_relative_to(mount.split()[4].replace("\\040", " ")):
-            kind = source.split()[0]
-    if kind in _NETWORK or kind.startswith("fuse."):
-        remedy = "start runs from one machine only (the lease names its holder), or move the folder to a local disk"
-        yield Finding("warning", f"the folder lies on {kind}, where other machines may not see its locks", remedy)
-    if kind in _EPHEMERAL:
-        text = f"the folder lies on {kind}, which a restart of the machine or container empties"
-        yield Finding("warning", text, "move it to a disk that stays, such as a mounted volume")
-    shm = root / "dev/shm"
-    if shm.is_dir() and (size := shutil.disk_usage(shm).total) < _MIN_SHM_BYTES:
-        remedy = "give the container more (docker: --shm-size=8g; Kubernetes: emptyDir in memory), or set workers = 0"
-        yield Finding("warning", f"/dev/shm has {_size(size)}, through which loader workers pass batches", remedy)
-
-
-def _logout(root: Path) -> Iterator[Finding]:
-    user = getpass.getuser()
-    has_systemd, linger = (root / "run/systemd/system").is_dir(), root / "var/lib/systemd/linger" / user
-    if has_systemd and user != "root" and not linger.exists():
-        remedy = f"with user units: loginctl enable-linger {user}; system units need nothing"
-        yield Finding("note", f"units of the user {user} end when {user} logs out", remedy)
 
 
 def _text(path: Path) -> str:
@@ -447,28 +410,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _gpu_memory() -> Iterator[Finding]:
-    """Yields memory errors of each GPU from NVML; nothing if NVML does not respond."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, no library or no permission: `mosaic doctor` reports which
-        return
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            with suppress(pynvml.NVMLError):  # unsupported by this GPU, or not permitted
-                # Corrected and uncorrected rows; a row waits for a reset; a row could not be replaced.
-                if any(pynvml.nvmlDeviceGetRemappedRows(pynvml.nvmlDeviceGetHandleByIndex(index))[2:]):
-                    remedy = "`nvidia-smi -r` when no process uses it, or restart; exchange it if that does not help"
-                    yield Finding("error", f"GPU {index}: rows of its memory failed and wait to be replaced", remedy)
-    except pynvml.NVMLError:
-        return
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: tuple(_STYLES).index(finding.severity)))

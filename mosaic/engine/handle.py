@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.changes import Makeup

@@ -22,7 +22,7 @@ from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, Subject
 from mosaic.provenance import Provenance
-from mosaic.report.table import add_row, new_table
+from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -193,15 +193,14 @@ class Question:
 
     def table(self, result: Result) -> Table:
         """Returns the table, with lines on absent and left-out measurements and on the machine."""
-        columns = [(heading, digits is not None) for heading, digits in self.columns.values()]
-        caption = "\n".join([*self.summary(result), *_caption(result)])
-        table = new_table(f"{self.title}: {result.device.name}", columns, caption)
-        above = ""
+        columns = [heading if digits is None else f">{heading}" for heading, digits in self.columns.values()]
+        rows, above = [], ""
         for row in result.of(self.of):
             first, *others = (_cell(row, name, digits) for name, (_, digits) in self.columns.items())
-            add_row(table, ["" if self.merged and first == above else first, *others])
+            rows.append(["" if self.merged and first == above else first, *others])
             above = first
-        return table
+        caption = "\n".join([*self.summary(result), *_caption(result)])
+        return make_table(f"{self.title}: {result.device.name}", columns, rows, caption=caption)
 
     def write(self, result: Result, folder: Path) -> tuple[Path, Path]:
         """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""

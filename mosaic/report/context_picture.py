@@ -36,10 +36,7 @@ _Pixels = npt.NDArray[np.float64]
 def context_table(plans: Sequence[ContextPlan]) -> Table:
     """Returns a row per plan of one sequence, the first in bold."""
     first = plans[0]
-    headings = (
-        *("blocks a\nchunk", "work: most\n× mean", "tokens: most\n× mean"),
-        "received: most\n% of gathering all",
-    )
+    shares = (">work: most\n× mean", ">tokens: most\n× mean", ">received: most\n% of gathering all")
     rows = []
     for plan in plans:
         tokens = np.bincount(plan.distribution.rank_of, minlength=plan.ranks)
@@ -47,8 +44,7 @@ def context_table(plans: Sequence[ContextPlan]) -> Table:
         cells = (f"{plan.imbalance:.4f}", f"{tokens.max() / tokens.mean():.3f}", f"{100 * share:.0f}")
         rows.append((plan.distribution.method, str(plan.distribution.chunk), *cells))
     title = f"{first.mask.num_tokens} tokens over {first.ranks} ranks, {first.work.sum():.3g} visible pairs"
-    columns = [("method", False), *((heading, True) for heading in headings)]
-    return make_table(title, columns, rows, caption="counted, not measured", bold=(0,))
+    return make_table(title, ("method", ">blocks a\nchunk", *shares), rows, caption="counted, not measured", bold=(0,))
 
 
 def draw_context(plans: ContextPlan | Sequence[ContextPlan], path: Path, *, title: str = "") -> None:

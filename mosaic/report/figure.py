@@ -7,6 +7,7 @@ Ito and of Paul Tol, ordered so that the first few also differ in lightness.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -99,12 +100,6 @@ def new_figure(
     return figure
 
 
-def set_head(axes: Any, name: str, fact: str, *, pad: float = 6) -> None:
-    """Writes a panel's name and a fact about it above the panel."""
-    text = shorten(f"{shorten(name, 4.0)}:  {fact}", WIDTH - 1)
-    axes.set_title(text, loc="left", fontsize=10.5, color=INK, parse_math=False, pad=pad)
-
-
 def shorten(text: str, inches: float) -> str:
     """Returns ``text``, or its first letters and an ellipsis if it is too long for the room."""
     most = max(1, int(inches / _LETTER))
@@ -116,29 +111,91 @@ def fitting(texts: Sequence[str], inches: float) -> str:
     return next((text for text in texts if len(text) * _LETTER + 0.06 <= inches), "")
 
 
-def add_bar(
-    axes: Any, left: float, low: float, width: float, height: float, color: str, *, label: str = "", **style: Any
-) -> None:
-    """Adds a rectangle in data units, edged in a darker shade, with a module's name or its last parts if they fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A box on a panel's lanes, with its module's name or the last parts of it if they fit."""
 
-    The label needs the axes' limits.
-    """
+    start_ms: float
+    end_ms: float
+    low: float
+    """Upper edge in lanes from the top."""
+    height: float
+    """In lanes."""
+    color: str
+    edge: str = ""
+    """Colour of the edge; a darker shade by default."""
+    label: str = ""
+    gid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Lanes below each other over time, under a line with a name and a fact."""
+
+    name: str
+    fact: str
+    lanes: Sequence[str]
+    """Names of the lanes, each 1.0 high."""
+    spans: Sequence[tuple[float, float, Sequence[str]]]
+    """Start and end of each stretch on white ground, with texts for the bracket above; the first that fits is shown."""
+    bars: Sequence[Bar]
+    name_at: float = 0.5
+    """Height of a lane's name in its lane."""
+
+
+def lane_figure(
+    panels: Sequence[Panel], *, title: str, subtitle: str, legend: Mapping[str, str], axis: str, lane_inches: float
+) -> Any:
+    """Returns a figure with the panels one above the other on one time axis in milliseconds."""
+    heights = [max(0.84, min(lane_inches * len(panel.lanes), 4.5)) for panel in panels]
+    figure = new_figure(heights, title=title, subtitle=subtitle, legend=legend)
+    end_ms = max((end for panel in panels for _, end, _ in panel.spans), default=0.0) or 1.0
+    for axes, panel, height in zip(figure.axes, panels, heights, strict=True):
+        count = len(panel.lanes)
+        axes.set(xlim=(0, end_ms * 1.01), ylim=(max(1, count), 0), facecolor=OUTSIDE)
+        every = max(1, -(-count // 16))
+        axes.set_yticks([lane + panel.name_at for lane in range(0, count, every)], panel.lanes[::every])
+        axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
+        head = shorten(f"{shorten(panel.name, 4.0)}:  {panel.fact}", WIDTH - 1)
+        pad = 18 if any(texts for *_, texts in panel.spans) else 6
+        axes.set_title(head, loc="left", fontsize=10.5, color=INK, parse_math=False, pad=pad)
+        for lane in range(1, count):
+            axes.axhline(lane, color=GRID, linewidth=0.6, zorder=0.3)
+        for start, end, texts in panel.spans:
+            axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
+            if texts and end > start:
+                room = (end - start) / axes.get_xlim()[1] * 0.9 * WIDTH
+                text = fitting(texts, room) or (texts[-1] if end == panel.spans[-1][1] else "")
+                _draw_bracket(axes, start, end, text, inch=1 / height)
+        for bar in panel.bars:
+            _draw_bar(axes, bar)
+    figure.axes[-1].set_xlabel(axis, fontsize=9.5)
+    return figure
+
+
+def _draw_bracket(axes: Any, start: float, end: float, text: str, *, inch: float) -> None:
+    """Draws a bracket with a text above the panel, of which an inch is the share ``inch``."""
+    above, low = axes.get_xaxis_transform(), 1 + 0.03 * inch
+    axes.plot((start, end), (low, low), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
+    style = {"ha": "center", "va": "bottom", "fontsize": 9, "color": FAINT}
+    axes.text((start + end) / 2, low + 0.02 * inch, text, transform=above, **style)
+
+
+def _draw_bar(axes: Any, bar: Bar) -> None:
     from matplotlib.patches import Rectangle
 
-    style = {"facecolor": color, "edgecolor": _darker(color), "linewidth": 0.5, "zorder": 2, **style}
-    axes.add_patch(Rectangle((left, low), width, height, **style))
-    if not label:
-        return
+    width = bar.end_ms - bar.start_ms
+    style: dict[str, Any] = {"facecolor": bar.color, "edgecolor": bar.edge or _darker(bar.color), "gid": bar.gid}
+    axes.add_patch(Rectangle((bar.start_ms, bar.low), width, bar.height, linewidth=0.5, zorder=2, **style))
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
     position, (page_width, page_height) = axes.get_position(), axes.figure.get_size_inches()
-    if height / abs(y1 - y0) * position.height * page_height <= 0.13:
+    if not bar.label or bar.height / abs(y1 - y0) * position.height * page_height <= 0.13:
         return
-    parts = label.split(".")
+    parts = bar.label.split(".")
     tails = [".".join(parts[start:]) for start in range(len(parts))]
-    text = fitting(tails, width / abs(x1 - x0) * position.width * page_width)
-    center = {"ha": "center", "va": "center", "clip_on": True, "parse_math": False, "fontsize": 9.5, "zorder": 4}
-    if text:
-        axes.text(left + width / 2, low + height / 2, text, color=ink_on(color), **center)
+    if text := fitting(tails, width / abs(x1 - x0) * position.width * page_width):
+        center = {"ha": "center", "va": "center", "clip_on": True, "parse_math": False, "fontsize": 9.5, "zorder": 4}
+        axes.text(bar.start_ms + width / 2, bar.low + bar.height / 2, text, color=ink_on(bar.color), **center)
 
 
 def _darker(color: str, share: float = 0.35) -> str:

@@ -18,18 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
 from mosaic.pipelining.planner import Contender, PlannedStep
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
-from mosaic.report.figure import (
-    FAINT,
-    GRID,
-    INK,
-    OUTSIDE,
-    add_bar,
-    colors_of,
-    lighter,
-    new_figure,
-    save_figure,
-    set_head,
-)
+from mosaic.report.figure import FAINT, INK, Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.plan_view import ms_text
 from mosaic.report.table import make_table
 
@@ -109,36 +98,31 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
     weights = ", lightest: for weights" if any(task.kind == ActionKind.WEIGHTS for task in tasks) else ""
     entries = colors | {f"darker: forward, lighter: backward{weights}": "", "idle": "#ffffff"}
     entries |= {"memory of the rank (dashed: its limit)": _USED, "over the limit": _OVER} if most_bytes else {}
-    figure = new_figure(
-        [_height(run, has_memory=most_bytes > 0) for run in runs],
+    share = 1 - _GAP - (_MEMORY if most_bytes else 0)
+    most_rows = max((run.graph.rank_of.count(rank) for run in runs for rank in run.graph.rank_of), default=1)
+    figure = lane_figure(
+        [
+            Panel(
+                name=run.title,
+                fact=_fact(run, runs[0]),
+                lanes=[f"rank {rank}" for rank in range(run.graph.num_ranks)],
+                name_at=0.3,
+                spans=[(0.0, run.makespan_ns / 1e6, ())],
+                bars=_bars(run, colors, share),
+            )
+            for run in runs
+        ],
         title=title,
         subtitle=subtitle,
         legend=entries,
+        axis="milliseconds from the start of the step",
+        lane_inches=(0.3 + 0.14 * (most_rows - 1)) / share,
     )
-    end_ms = max(run.makespan_ns for run in runs) / 1e6 or 1.0
     for axes, run in zip(figure.axes, runs, strict=True):
-        ranks = run.graph.num_ranks
-        axes.set(xlim=(0, end_ms * 1.005), ylim=(ranks or 1, 0), facecolor=OUTSIDE)
-        add_bar(axes, 0, 0, run.makespan_ns / 1e6, ranks, "#ffffff", edgecolor="none", zorder=0.2)
-        for rank in range(1, ranks):
-            axes.axhline(rank, color=GRID, linewidth=0.6, zorder=0.3)
-        every = max(1, -(-ranks // 16))
-        axes.set_yticks([rank + 0.3 for rank in range(0, ranks, every)], map("rank {}".format, range(0, ranks, every)))
-        axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
-        set_head(axes, run.title, _fact(run, runs[0]))
-        share = 1 - _GAP - (_MEMORY if most_bytes else 0)
-        _draw_tasks(axes, run, colors, share)
-        if most_bytes:
-            for rank in range(ranks):
-                _draw_memory(axes, run, rank, most_bytes, is_labelled=rank % every == 0)
-    figure.axes[-1].set_xlabel("milliseconds from the start of the step")
+        for rank in range(run.graph.num_ranks) if most_bytes else ():
+            is_labelled = rank % -(-run.graph.num_ranks // 16) == 0
+            _draw_memory(axes, run, rank, most_bytes, is_labelled=is_labelled)
     return figure
-
-
-def _height(run: PipelineRun, *, has_memory: bool) -> float:
-    lanes = max((run.graph.rank_of.count(rank) for rank in set(run.graph.rank_of)), default=1)
-    row = (0.3 + 0.14 * (lanes - 1)) / (1 - _GAP - (_MEMORY if has_memory else 0))
-    return max(0.5, min(row * max(1, run.graph.num_ranks), 4.8))
 
 
 def _fact(run: PipelineRun, first: PipelineRun) -> str:
@@ -149,33 +133,40 @@ def _fact(run: PipelineRun, first: PipelineRun) -> str:
     return text if run is first else f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 
 
-def _draw_tasks(axes: Any, run: PipelineRun, colors: dict[str, str], share: float) -> None:
-    """Draws a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
+def _bars(run: PipelineRun, colors: dict[str, str], share: float) -> list[Bar]:
+    """Returns a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
+    bars = []
+    is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
     for task, start in zip(run.graph.tasks, run.start_ns, strict=True):
         rank = run.graph.rank_of[task.row]
         rows = [row for row, own in enumerate(run.graph.rank_of) if own == rank]
         height = share / len(rows) / len(task.parts)
-        for index, part in enumerate(task.parts):
-            color = lighter(colors[part.module], _SHADES[task.kind])
-            low = rank + _GAP / 2 + share / len(rows) * rows.index(task.row) + height * index
-            box = (start / 1e6, low, task.time_ns / 1e6, height)
-            gid = f"{run.title}/{task.row}/{part.module}/{task.kind}"
-            is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
-            label = str(task.microbatch) if index == 0 and is_sparse else ""
-            edge = "white" if is_sparse else "none"
-            add_bar(axes, *box, color, label=label, edgecolor=edge, linewidth=0.3, gid=gid)
+        bars += [
+            Bar(
+                start_ms=start / 1e6,
+                end_ms=(start + task.time_ns) / 1e6,
+                low=rank + _GAP / 2 + share / len(rows) * rows.index(task.row) + height * index,
+                height=height,
+                color=lighter(colors[part.module], _SHADES[task.kind]),
+                edge="white" if is_sparse else "none",
+                label=str(task.microbatch) if index == 0 and is_sparse else "",
+                gid=f"{run.title}/{task.row}/{part.module}/{task.kind}",
+            )
+            for index, part in enumerate(task.parts)
+        ]
+    return bars
 
 
 def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, is_labelled: bool) -> None:
     limit = run.graph.limit_bytes[rank] if run.graph.limit_bytes else 0
     bottom, scale = rank + 1 - _GAP / 2, (_MEMORY - 0.04) / most_bytes
     times, used = run.memory_of(rank)
-    fills = [(0.0, used, _USED, "memory")]
+    fills = [(0.0, used, _USED)]
     if limit and max(used) > limit:
-        fills.append((limit, [max(size, limit) for size in used], _OVER, "over"))
-    for base, sizes, color, name in fills:
+        fills.append((limit, [max(size, limit) for size in used], _OVER))
+    for base, sizes, color in fills:
         heights = [bottom - scale * size for size in sizes]
-        style = {"step": "post", "color": color, "linewidth": 0, "zorder": 1.5, "gid": f"{run.title}/{rank}/{name}"}
+        style = {"step": "post", "color": color, "linewidth": 0, "zorder": 1.5}
         axes.fill_between(times, heights, bottom - scale * base, **style)
     if limit:
         level = bottom - scale * limit
@@ -196,8 +187,7 @@ def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Tab
             continue
         ratio = plan.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
         rows.append(_cells(contender.name, plan, ratio))
-    numbers = ("step\nms", "× ours", "bubbles\n%", "fullest rank\nGB")
-    columns = [("schedule", False), *((heading, True) for heading in numbers), ("activations", False)]
+    columns = ("schedule", ">step\nms", ">× ours", ">bubbles\n%", ">fullest rank\nGB", "activations")
     return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
 
 
@@ -247,7 +237,7 @@ def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch])
                     f"{layer.strategies[0].kept_bytes / 1e6:.1f}",
                 ]
             )
-    numbers = ("tokens\na rank", "work: most\n× mean", "forward, backward\nms", "received\nMB", "kept\nMB")
-    columns = [("module", False), *((heading, True) for heading in numbers)]
+    shares = (">tokens\na rank", ">work: most\n× mean")
+    columns = ("module", *shares, ">forward, backward\nms", ">received\nMB", ">kept\nMB")
     caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"
     return make_table("Sequences shared by context ranks, simulated", columns, rows, caption=caption)

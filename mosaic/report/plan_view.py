@@ -6,36 +6,21 @@ In the picture a module is as tall as its share of the device and as long as its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan
+from mosaic.plan import Placement, Plan
 from mosaic.profile import note_of_others
-from mosaic.report.figure import (
-    FAINT,
-    GRID,
-    OUTSIDE,
-    SHADES,
-    WIDTH,
-    add_bar,
-    colors_of,
-    fitting,
-    ink_on,
-    lighter,
-    new_figure,
-    save_figure,
-    set_head,
-)
-from mosaic.report.table import add_row, new_table
+from mosaic.report.figure import SHADES, Bar, Panel, colors_of, ink_on, lane_figure, lighter, save_figure
+from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_GAP = 0.12
-"""Empty height between the lanes of two devices, each 1.0 high."""
+_MARGIN = 0.05
+"""Free share of a device's height above and below its modules."""
 
 
 def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -72,11 +57,10 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         graph: Adds each module's predecessors.
     """
     has_communication = plan.communication_ms > 0
-    numbers = ["devices", "slots", "quota", "forward\nms", "backward\nms"]
-    numbers += ["route\nms", "sum\nms"] if has_communication else []
-    columns = [("stage", True), ("module", False), *((heading, True) for heading in numbers)]
-    columns += [("waits for", False)] if graph else []
-    table = new_table(f"Plan, predicted: {_device_text(plan)}", columns, _caption(plan))
+    columns = [">stage", "module", ">devices", ">slots", ">quota", ">forward\nms", ">backward\nms"]
+    columns += [">route\nms", ">sum\nms"] if has_communication else []
+    columns += ["waits for"] if graph else []
+    rows, bold, ends = [], [], []
     for index, stage in enumerate(plan.stages):
         for row, placement in enumerate(stage.placements):
             cells = [
@@ -91,12 +75,13 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
             if has_communication:
                 routing_ms = placement.route_forward_ms + placement.route_backward_ms
                 cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
-            cells += [", ".join(graph.predecessors(placement.module)) or "-"] if graph else []
-            add_row(table, cells, end_section=len(stage.placements) == 1)
+            rows.append([*cells, ", ".join(graph.predecessors(placement.module)) or "-"] if graph else cells)
         if len(stage.placements) > 1:
-            slowest = ["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"]
-            add_row(table, slowest, style="bold", end_section=True)
-    return table
+            bold.append(len(rows))
+            rows.append(["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"])
+        ends.append(len(rows) - 1)
+    title = f"Plan, predicted: {_device_text(plan)}"
+    return make_table(title, columns, rows, caption=_caption(plan), bold=bold, ends=ends)
 
 
 def _caption(plan: Plan) -> str:
@@ -117,59 +102,32 @@ def _caption(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bar:
-    """One module's predicted forward or backward on one device."""
+class _Piece(NamedTuple):
+    """One module's predicted forward or backward."""
 
-    module: str
-    phase: Literal["forward", "backward"]
-    device: int
-    slots: tuple[int, ...]
+    stage: int
+    placement: Placement
+    phase: str
     start_ms: float
     end_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A plan's step: forwards in stage order, then backwards in the reverse order, each stage as its slowest module."""
+def _pieces(plan: Plan) -> list[_Piece]:
+    """Returns forwards in stage order, then backwards in the reverse order, each stage as long as its slowest module.
 
-    bars: tuple[_Bar, ...]
-    edges_ms: tuple[tuple[int, str, float, float], ...]
-    """Stage index, phase, start and end of each stage's forward and backward."""
-    total_ms: float
-    is_nominal: bool
-    """True if the plan predicts no times, so every forward and backward has length 1."""
-
-
-def _layout(plan: Plan) -> _Layout:
-    nominal = plan.predicted_ms <= 0
-    bars: list[_Bar] = []
-    edges: list[tuple[int, str, float, float]] = []
-    now = 0.0
-    stages = tuple(enumerate(plan.stages))
-    phases: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
-    for phase in phases:
-        for index, stage in stages if phase == "forward" else reversed(stages):
-            longest = 0.0
+    Without predicted times each has length 1.
+    """
+    pieces: list[_Piece] = []
+    stages, now = list(enumerate(plan.stages)), 0.0
+    for phase, ordered in (("forward", stages), ("backward", stages[::-1])):
+        for index, stage in ordered:
             for placement in stage.placements:
                 predicted_ms = placement.forward_ms if phase == "forward" else placement.backward_ms
-                length = 1.0 if nominal else predicted_ms
-                longest = max(longest, length)
-                for device in placement.devices if length > 0 else ():
-                    slots = placement.slots_on(device)
-                    bars.append(
-                        _Bar(
-                            module=placement.module,
-                            phase=phase,
-                            device=device,
-                            slots=slots,
-                            start_ms=now,
-                            end_ms=now + length,
-                        )
-                    )
-            edges.append((index, phase, now, now + longest))
-            now += longest
-    return _Layout(tuple(bars), tuple(edges), now, nominal)
+                length = predicted_ms if plan.predicted_ms > 0 else 1.0
+                if length > 0:
+                    pieces.append(_Piece(index, placement, phase, now, now + length))
+            now = max((piece.end_ms for piece in pieces), default=0.0)
+    return pieces
 
 
 def plan_bars(plan: Plan, width: int) -> Text:
@@ -184,55 +142,54 @@ def plan_bars(plan: Plan, width: int) -> Text:
     """
     from rich.text import Text
 
-    layout = _layout(plan)
+    pieces = _pieces(plan)
     colors = colors_of(placement.module for placement in plan.placements)
-    rows = _rows_of_slots(plan, layout.bars)
+    rows = _rows_of_slots(plan, pieces)
     margin = max((len(name) for name, _ in rows), default=0) + 1
     columns = max(width, 40) - margin - 1
-    scale = columns / (layout.total_ms or 1.0)
+    total_ms = max((piece.end_ms for piece in pieces), default=0.0)
+    scale = columns / (total_ms or 1.0)
     text = Text(no_wrap=True, overflow="crop")
-    for name, bars in rows:
+    for name, slot_pieces in rows:
         text.append(f"{name:>{margin - 1}} ")
         at = 0
-        for bar in bars:
-            start, end = round(bar.start_ms * scale), round(bar.end_ms * scale)
+        for piece in slot_pieces:
+            start, end = round(piece.start_ms * scale), round(piece.end_ms * scale)
             text.append(" " * (start - at))
-            fill = "━" if bar.phase == "forward" else "╌"
-            color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
-            shown = bar.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
+            color, fill = colors[piece.placement.module], "━"
+            if piece.phase == "backward":
+                color, fill = lighter(color), "╌"
+            shown = piece.placement.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
             text.append(shown[: end - start], style=f"{ink_on(color)} on {color}")
             at = max(at, end)
         text.append(" " * (columns - at) + "\n")
-    end_of_axis = "no times predicted" if layout.is_nominal else f"{ms_text(layout.total_ms)} ms predicted"
+    end_of_axis = f"{ms_text(total_ms)} ms predicted" if plan.predicted_ms > 0 else "no times predicted"
     text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
     return text
 
 
-def _rows_of_slots(plan: Plan, bars: Sequence[_Bar]) -> list[tuple[str, tuple[_Bar, ...]]]:
-    """Returns a name and the bars of each slot.
-
-    Devices that do the same share their rows; above 16 slots, so do neighbouring slots of a device.
-    """
+def _rows_of_slots(plan: Plan, pieces: Sequence[_Piece]) -> list[tuple[str, Sequence[_Piece]]]:
+    """Returns a name and the pieces of each slot; devices that do the same share their rows."""
     merge = plan.num_devices * plan.device.num_slots > 16
-    devices_of: dict[tuple[tuple[tuple[int, ...], tuple[_Bar, ...]], ...], list[int]] = {}
+    devices_of: dict[tuple[tuple[tuple[int, ...], tuple[_Piece, ...]], ...], list[int]] = {}
     for device in range(plan.num_devices):
-        device_bars = [replace(bar, device=0) for bar in bars if bar.device == device]
-        rows: list[tuple[list[int], tuple[_Bar, ...]]] = []
+        rows: list[tuple[tuple[int, ...], tuple[_Piece, ...]]] = []
+        own = [piece for piece in pieces if device in piece.placement.devices]
         for slot in plan.device.slots:
-            slot_bars = tuple(bar for bar in device_bars if slot in bar.slots)
-            if merge and rows and rows[-1][1] == slot_bars:
-                rows[-1][0].append(slot)
+            slot_pieces = tuple(piece for piece in own if slot in piece.placement.slots_on(device))
+            if merge and rows and rows[-1][1] == slot_pieces:
+                rows[-1] = ((*rows[-1][0], slot), slot_pieces)
             else:
-                rows.append(([slot], slot_bars))
-        devices_of.setdefault(tuple((tuple(slots), slot_bars) for slots, slot_bars in rows), []).append(device)
+                rows.append(((slot,), slot_pieces))
+        devices_of.setdefault(tuple(rows), []).append(device)
 
     def numbered(noun: str, numbers: Sequence[int]) -> str:
         return f"{noun}{'s' if len(numbers) > 1 else ''} {slots_text(numbers)}"
 
     return [
-        (f"{numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{numbered('slot', slots)}", slot_bars)
-        for same, devices in devices_of.items()
-        for slots, slot_bars in same
+        (f"{numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{numbered('slot', slots)}", slot_pieces)
+        for rows_of_device, devices in devices_of.items()
+        for slots, slot_pieces in rows_of_device
     ]
 
 
@@ -260,54 +217,59 @@ def plan_figure(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
         subtitle = "; ".join(filter(None, [subtitle, f"while its modules were measured, {note}"]))
     plans = [plan] if sequential is None else [sequential, plan]
     colors = colors_of([p.module for p in (*plan.placements, *plans[0].placements)])
-    layouts = [_layout(shown) for shown in plans]
-    figure = new_figure(
-        [max(1.0, min(1.15 * shown.num_devices, 4.5)) for shown in plans],
-        title=f"The plan on {_device_text(plan)}" + ("" if layouts[-1].is_nominal else " (predicted)"),
+    is_predicted = plan.predicted_ms > 0
+    return lane_figure(
+        [_panel(shown, colors) for shown in plans],
+        title=f"The plan on {_device_text(plan)}" + (" (predicted)" if is_predicted else ""),
         subtitle=subtitle,
         legend=colors | SHADES,
+        axis="predicted milliseconds" if is_predicted else "no times are predicted: each has length 1",
+        lane_inches=1.15,
     )
-    end_ms = max(layout.total_ms for layout in layouts) or 1.0
-    for axes, shown, layout in zip(figure.axes, plans, layouts, strict=True):
-        lanes = shown.num_devices
-        axes.set(xlim=(0, end_ms * 1.01), ylim=(lanes * (1 + _GAP) - _GAP, 0), facecolor=OUTSIDE)
-        kind, every = "cores" if shown.device.kind == "host" else "GPU", max(1, -(-lanes // 12))
-        names = ["all cores"] if kind == "cores" and lanes == 1 else [f"{kind} {device}" for device in range(lanes)]
-        axes.set_yticks([device * (1 + _GAP) + 0.5 for device in range(0, lanes, every)], names[::every])
-        set_head(axes, "colocated" if shown.is_colocated else "one module at a time", _fact(shown, layout), pad=18)
-        is_last = axes is figure.axes[-1]
-        axes.tick_params(axis="x", labelbottom=is_last and not layout.is_nominal, bottom=not layout.is_nominal)
-        _draw(axes, shown, layout, colors)
-    if not layouts[-1].is_nominal:
-        figure.axes[-1].set_xlabel("predicted milliseconds")
-    return figure
 
 
-def _fact(plan: Plan, layout: _Layout) -> str:
-    if layout.is_nominal:
+def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
+    pieces = _pieces(plan)
+    is_host = plan.device.kind == "host"
+    names = [f"{'cores' if is_host else 'GPU'} {device}" for device in range(plan.num_devices)]
+    stages: dict[tuple[int, str], tuple[float, float]] = {}
+    for piece in pieces:
+        start, end = stages.get((piece.stage, piece.phase), (piece.start_ms, 0.0))
+        stages[piece.stage, piece.phase] = start, max(end, piece.end_ms)
+    bars = [
+        Bar(
+            start_ms=piece.start_ms,
+            end_ms=piece.end_ms,
+            low=device + _MARGIN + plan.device.fraction(first) * (1 - 2 * _MARGIN),
+            height=plan.device.fraction(count) * (1 - 2 * _MARGIN),
+            color=lighter(color) if piece.phase == "backward" else color,
+            edge=color,
+            label=piece.placement.module,
+            gid=f"{piece.placement.module}/{piece.phase}/{device}",
+        )
+        for piece in pieces
+        for color in [colors[piece.placement.module]]
+        for device in piece.placement.devices
+        for first, count in slot_runs(piece.placement.slots_on(device))
+    ]
+    return Panel(
+        name="colocated" if plan.is_colocated else "one module at a time",
+        fact=_fact(plan, pieces),
+        lanes=["all cores"] if is_host and len(names) == 1 else names,
+        spans=[
+            (start, end, (f"stage {stage} {phase}", f"{stage} {phase}", f"{stage}{phase[0].upper()}"))
+            for (stage, phase), (start, end) in stages.items()
+        ],
+        bars=bars,
+    )
+
+
+def _fact(plan: Plan, pieces: Sequence[_Piece]) -> str:
+    if plan.predicted_ms <= 0:
         return "no times are predicted; lengths are nominal"
-    used = sum(len(bar.slots) * (bar.end_ms - bar.start_ms) for bar in layout.bars)
-    share = used / (layout.total_ms * plan.device.num_slots * plan.num_devices)
-    text = f"{ms_text(layout.total_ms)} ms a step, {share:.0%} of slot time in use"
+    used = sum(len(piece.placement.cells) * (piece.end_ms - piece.start_ms) for piece in pieces)
+    share = used / (plan.predicted_ms * plan.device.num_slots * plan.num_devices)
+    text = f"{ms_text(plan.predicted_ms)} ms a step, {share:.0%} of slot time in use"
     if plan.is_colocated and plan.sequential_ms > 0:
         text += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return text
-
-
-def _draw(axes: Any, plan: Plan, layout: _Layout, colors: dict[str, str]) -> None:
-    for device in range(plan.num_devices):
-        add_bar(axes, 0, device * (1 + _GAP), layout.total_ms, 1.0, "#ffffff", edgecolor=FAINT, zorder=0.5)
-    for stage, phase, start, end in layout.edges_ms:
-        if end > start:
-            axes.axvline(end, color=GRID, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
-            room = (end - start) / axes.get_xlim()[1] * 0.9 * WIDTH
-            text = fitting((f"stage {stage} {phase}", f"{stage} {phase}", f"{stage}{phase[0].upper()}"), room)
-            style = {"ha": "center", "va": "bottom", "fontsize": 9, "color": FAINT}
-            axes.text((start + end) / 2, 1.02, text, transform=axes.get_xaxis_transform(), **style)
-    for bar in layout.bars:
-        color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
-        for first, count in slot_runs(bar.slots):
-            low = bar.device * (1 + _GAP) + first / plan.device.num_slots
-            box = (bar.start_ms, low, bar.end_ms - bar.start_ms, plan.device.fraction(count))
-            gid = f"{bar.module}/{bar.phase}/{bar.device}"
-            add_bar(axes, *box, color, label=bar.module, edgecolor=colors[bar.module], linewidth=0.7, gid=gid)

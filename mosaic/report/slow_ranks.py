@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mosaic.errors import InvalidFileError
 from mosaic.rank_trace import RankTrace
+from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
 MIN_RATIO = 1.25
 """Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
@@ -45,14 +46,12 @@ class SlowModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """One rank's steps."""
+    """One rank's steps: medians of its computing and of its waits, of which several threads' add up."""
 
     rank: int
     host: str
     compute_ms: float
-    """Computing in a step, the median."""
     wait_ms: float
-    """Waiting for other ranks in a step, the median; waits of several threads add up."""
     num_compared: int
     """Modules and phases that other ranks run, too."""
     slow: tuple[SlowModule, ...]
@@ -66,14 +65,12 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Comparison of all ranks with traces."""
+    """Comparison of all ranks with traces, by number."""
 
     ranks: tuple[RankSummary, ...]
-    """By number."""
     missing: tuple[int, ...]
     """Ranks of the run without traces."""
     num_steps: int
-    """Compared steps."""
 
     @property
     def slow(self) -> tuple[RankSummary, ...]:
@@ -98,29 +95,20 @@ class RankComparison:
             lines.append(f"without a trace: rank {', '.join(map(str, self.missing))}")
         return tuple(lines)
 
-    def facts(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {**asdict(self), "sentences": self.sentences()}
-
-    def print(self, console: Console) -> None:
-        """Prints a row for each rank, and the sentences."""
-        from mosaic.report.table import make_table
-
-        headings = ("rank", "computes\nms a step", "waits\nms a step", "slow by\nms a step")
-        rows = []
-        for rank in self.ranks:
-            lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"
-            rows.append((str(rank.rank), f"{rank.compute_ms:.2f}", f"{rank.wait_ms:.2f}", lost, rank.host))
-        columns = [*((heading, True) for heading in headings), ("machine", False)]
-        console.print(make_table(f"{self.num_steps} steps, measured", columns, rows))
-        for sentence in self.sentences():
-            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    def table(self) -> Table:
+        """Returns a row for each rank."""
+        times = [
+            (rank.compute_ms, rank.wait_ms, f"{rank.lost_ms:.2f}" if rank.slow else "-", rank) for rank in self.ranks
+        ]
+        rows = [(str(rank.rank), f"{works:.2f}", f"{waits:.2f}", lost, rank.host) for works, waits, lost, rank in times]
+        columns = (">rank", ">computes\nms a step", ">waits\nms a step", ">slow by\nms a step", "machine")
+        return make_table(f"{self.num_steps} steps, measured", columns, rows)
 
 
-def examine_traces(paths: Sequence[Path]) -> RankComparison:
-    """Reads traces, or folders of them, and compares the ranks; raises as ``compare_ranks``."""
+def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
+    """Reads traces, or the traces in folders."""
     files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    return compare_ranks([RankTrace.read(path) for path in files])
+    return [RankTrace.read(path) for path in files]
 
 
 def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
@@ -161,16 +149,12 @@ def _times(trace: RankTrace, steps: set[int]) -> _Times:
 
 def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> RankSummary:
     slow, num_compared = [], 0
-    for (module, phase), works in times[trace.rank].items():
-        others = [
-            _paces(table[module, phase])
-            for rank, table in times.items()
-            if rank != trace.rank and (module, phase) in table
-        ]
+    for work, own_times in times[trace.rank].items():
+        others = [_paces(table[work]) for rank, table in times.items() if rank != trace.rank and work in table]
         if not others:
             continue
         num_compared += 1
-        here, amount = _paces(works), median(planned or 1.0 for _, planned in works.values())
+        here, amount = _paces(own_times), median(planned or 1.0 for _, planned in own_times.values())
         here_pace, pace = median(here.values()), median(median(other.values()) for other in others)
         ratios = [
             here[step] / median(same) for step in here if (same := [other[step] for other in others if step in other])
@@ -178,9 +162,13 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
         longer = sum(ratio >= MIN_RATIO for ratio in ratios)
         if here_pace >= MIN_RATIO * pace and longer >= MIN_STEP_SHARE * len(ratios):
             here_ms, elsewhere_ms = amount * here_pace, amount * pace
-            slow.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
+            slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     slow.sort(key=lambda item: item.elsewhere_ms - item.here_ms)
-    compute_ms, wait_ms = _per_step(trace, "compute", steps), _per_step(trace, "wait", steps)
+    by_kind = {kind: dict.fromkeys(steps, 0.0) for kind in ("compute", "wait")}
+    for span in trace.spans:
+        if span.step in steps:
+            by_kind[span.kind][span.step] += span.duration_ms
+    compute_ms, wait_ms = (median(by_step.values()) for by_step in by_kind.values())
     lost_ms = sum(item.here_ms - item.elsewhere_ms for item in slow)
     return RankSummary(
         rank=trace.rank,
@@ -195,12 +183,3 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
 def _paces(works: Mapping[int, tuple[float, float]]) -> dict[int, float]:
     """Returns time over planned time by step; a span of no length has the least pace."""
     return {step: max(time_ms, 1e-9) / (planned_ms or 1.0) for step, (time_ms, planned_ms) in works.items()}
-
-
-def _per_step(trace: RankTrace, kind: str, steps: set[int]) -> float:
-    """Returns the median over the steps of the time of one kind."""
-    times = dict.fromkeys(steps, 0.0)
-    for span in trace.spans:
-        if span.kind == kind and span.step in steps:
-            times[span.step] += span.duration_ms
-    return median(times.values())

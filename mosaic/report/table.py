@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
@@ -15,12 +15,26 @@ if TYPE_CHECKING:
 
     from mosaic.solver.compare import Comparison
 
-Column = tuple[str, bool]
-"""Heading, and True for numbers, which are right-justified and never broken."""
 
+def make_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str = "",
+    bold: Collection[int] = (),
+    ends: Collection[int] = (),
+) -> Table:
+    """Returns a table of rows; titles, cells and captions hold no markup.
 
-def new_table(title: str, columns: Sequence[Column], caption: str = "") -> Table:
-    """Returns a table without rows; titles and captions hold no markup."""
+    Args:
+        title: Above the table.
+        columns: Headings; ``>`` before one right-justifies its numbers and keeps them on one line.
+        rows: Cells of each row.
+        caption: Below the table.
+        bold: Indices of the rows in bold.
+        ends: Indices of the rows with which a section ends.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -34,47 +48,34 @@ def new_table(title: str, columns: Sequence[Column], caption: str = "") -> Table
         pad_edge=False,
         collapse_padding=True,
     )
-    for heading, numeric in columns:
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    return table
-
-
-def add_row(table: Table, cells: Iterable[str], *, style: str = "", end_section: bool = False) -> None:
-    """Adds cells without markup, for names such as ``layers[0]``."""
-    from rich.text import Text
-
-    table.add_row(*(Text(cell, style=style) for cell in cells), end_section=end_section)
-
-
-def make_table(
-    title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, caption: str = "", bold: Sequence[int] = ()
-) -> Table:
-    """Returns a table of rows; ``bold`` has the indices of those in bold."""
-    table = new_table(title, columns, caption)
+    for heading in columns:
+        is_number = heading.startswith(">")
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_number, overflow="fold")
     for index, cells in enumerate(rows):
-        add_row(table, cells, style="bold" if index in bold else "")
+        style = "bold" if index in bold else ""
+        table.add_row(*(Text(cell, style=style) for cell in cells), end_section=index in ends)
     return table
 
 
 def profile_table(profile: Profile) -> Table:
     """Returns the measurements: medians and quartiles by module and quota, memory, load of the machine."""
     has_degrees = any(sample.degree > 1 for sample in profile.samples)
-    numbers = ["slots", "forward ms\n(quartiles)", "backward ms\n(quartiles)", "peak", "keeps"]
-    columns = [("module", False), *((heading, True) for heading in ["degree"] * has_degrees + numbers)]
-    title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
-    table = new_table(title, columns, _profile_caption(profile))
+    columns = ["module", *[">degree"] * has_degrees, ">slots", ">forward ms\n(quartiles)", ">backward ms\n(quartiles)"]
     resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
+    rows, ends = [], []
     for name in profile.graph.names:
         samples = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
-        keys = sorted({(degree, quota) for degree, quota, _ in samples})
-        for degree, quota in keys:
-            is_first, is_last = (degree, quota) == keys[0], (degree, quota) == keys[-1]
+        first = True
+        for degree, quota in sorted({(degree, quota) for degree, quota, _ in samples}):
             pair = [samples.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
             peak = max((sample.peak_bytes for sample in pair if sample), default=0)
-            cells = [name if is_first else "", *([str(degree)] * has_degrees), str(quota)]
-            cells += [*map(_times, pair), _bytes(peak), _bytes(resident_bytes.get(name, 0)) if is_first else ""]
-            add_row(table, cells, end_section=is_last)
-    return table
+            cells = [name if first else "", *([str(degree)] * has_degrees), str(quota), *map(_times, pair)]
+            rows.append([*cells, _bytes(peak), _bytes(resident_bytes.get(name, 0)) if first else ""])
+            first = False
+        ends.append(len(rows) - 1)
+    title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
+    return make_table(title, [*columns, ">peak", ">keeps"], rows, caption=_profile_caption(profile), ends=ends)
 
 
 def _times(sample: Sample | None) -> str:
@@ -123,8 +124,7 @@ def graph_table(graph: ModuleGraph) -> Table:
                 "all others" if is_free else ", ".join(beside) or "-",
             )
         )
-    texts = ("trainable", "inputs from", "may run beside")
-    columns = [("module", False), ("parameters", True), *((heading, False) for heading in texts)]
+    columns = ("module", ">parameters", "trainable", "inputs from", "may run beside")
     caption = f"{len(graph.edges)} edges; graph {graph.fingerprint}"
     return make_table(f"Modules: {count}", columns, rows, caption=caption)
 
@@ -144,8 +144,7 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
         counts = str(len(plan.stages)), str(len(plan.sliced))
         rows.append((row.method, f"{plan.predicted_ms:.2f}", ratio, *counts, search, _note(plan)))
     best = [index for index, row in enumerate(compared) if row.ratio is not None and row.ratio <= 1]
-    numbers = ("predicted\nms", "× best", "stages", "sliced\nmodules", "search\ns")
-    columns = [("planner", False), *((heading, True) for heading in numbers), ("note", False)]
+    columns = ("planner", ">predicted\nms", ">× best", ">stages", ">sliced\nmodules", ">search\ns", "note")
     lines = ["nothing here was measured; modules only, without optimizer and loss"]
     if any(row.method.startswith("distmm") for row in compared):
         lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
@@ -165,17 +164,14 @@ def _note(plan: Plan) -> str:
 
 def _count(number: int) -> str:
     """A count of parameters in three digits: ``1.23 M``."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return str(number)
+    return _scaled(number, (("G", 10**9), ("M", 10**6), ("k", 10**3))) or str(number)
 
 
 def _bytes(number: int) -> str:
     """Bytes in three digits; ``-`` for 0, which means unknown in a profile."""
-    if number <= 0:
-        return "-"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"
+    text = _scaled(number, (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)))
+    return text or (f"{number} B" if number > 0 else "-")
+
+
+def _scaled(number: int, units: Sequence[tuple[str, int]]) -> str:
+    return next((f"{number / size:.3g} {unit}" for unit, size in units if number >= size), "")

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mosaic.plan import Plan
-from mosaic.report.figure import (
-    FAINT,
-    GLUE,
-    GRID,
-    INK,
-    OUTSIDE,
-    SHADES,
-    WIDTH,
-    add_bar,
-    colors_of,
-    fitting,
-    lighter,
-    new_figure,
-    save_figure,
-    set_head,
-)
+from mosaic.report.figure import GLUE, OUTSIDE, SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.plan_view import ms_text, slot_runs
 from mosaic.timeline import Span, Timeline
 
@@ -73,42 +59,21 @@ def timeline_figure(
     if not timelines or num_steps < 1:
         raise ValueError(f"{len(timelines)} timelines of {num_steps} steps; give at least one of each")
     steps = [choose_steps(timeline, num_steps) for timeline in timelines]
-    spans = [span for drawn in steps for span in _flat(drawn)]
+    spans = [span for drawn in steps for span in chain(*drawn.values())]
     modules = {span.module: None for span in spans if span.phase != "glue"}
     colors = colors_of([*(p.module for p in plan.placements), *modules] if plan else modules)
     entries = {name: colors[name] for name in colors if name in modules} | SHADES
     entries |= {"glue": GLUE} if any(span.phase == "glue" for span in spans) else {}
     entries |= {"outside of steps": OUTSIDE}
-    lanes = [own.num_slots + any(not span.slots for span in own.spans) for own in timelines]
-    figure = new_figure(
-        [max(0.84, min(0.42 * count, 2.9)) for count in lanes],
+    below = "milliseconds from the first step drawn"
+    return lane_figure(
+        [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
         title="What ran when (measured)",
         subtitle=subtitle,
         legend=entries,
+        axis=below if plan is None else f"{below}\n{_predicted(plan)}",
+        lane_inches=0.42,
     )
-    end_ms = max((_length_ms(_flat(drawn)) for drawn in steps), default=0.0) or 1.0
-    for axes, timeline, drawn, count in zip(figure.axes, timelines, steps, lanes, strict=True):
-        axes.set(xlim=(0, end_ms * 1.01), ylim=(count, 0), facecolor=OUTSIDE)
-        names = [f"slot {lane}" if lane < timeline.num_slots else "no slot" for lane in range(count)]
-        every = max(1, -(-count // 16))
-        axes.set_yticks([lane + 0.5 for lane in range(0, count, every)], names[::every])
-        axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
-        axes.tick_params(axis="y", labelsize=9.5 if count <= 8 else 7.5)
-        set_head(axes, timeline.title, _fact(timeline, len(drawn)), pad=18)
-        _draw(axes, drawn, colors, count)
-    below = "milliseconds from the first step drawn"
-    figure.axes[-1].set_xlabel(below if plan is None else f"{below}\n{_predicted(plan)}", fontsize=9.5)
-    return figure
-
-
-def _fact(timeline: Timeline, num_drawn: int) -> str:
-    if not timeline.spans:
-        return "nothing was recorded"
-    fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
-    num_whole = len(whole_steps(timeline))
-    if num_whole > num_drawn:
-        fact += f"; drawn: {num_drawn} of {num_whole} steps, nearest to their median"
-    return fact
 
 
 def _predicted(plan: Plan) -> str:
@@ -118,27 +83,34 @@ def _predicted(plan: Plan) -> str:
     return text + " (not measured)"
 
 
-def _draw(axes: Any, steps: _Steps, colors: Mapping[str, str], lanes: int) -> None:
-    origin = min((span.start_ms for span in _flat(steps)), default=0.0)
-    for lane in range(1, lanes):
-        axes.axhline(lane, color=GRID, linewidth=0.6, zorder=0.3)
+def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Panel:
+    origin = min((span.start_ms for span in chain(*steps.values())), default=0.0)
+    lanes = [f"slot {slot}" for slot in range(timeline.num_slots)]
+    lanes += ["no slot"] if any(not span.slots for span in timeline.spans) else []
+    brackets, bars = [], list[Bar]()
     for step, spans in steps.items():
         start, length = min(span.start_ms for span in spans) - origin, _length_ms(spans)
-        add_bar(axes, start, 0, length, lanes, "#ffffff", edgecolor="none", zorder=0.2)
-        inches = length / axes.get_xlim()[1] * 0.9 * WIDTH
-        texts = (f"step {step}: {ms_text(length)} ms", f"{ms_text(length)} ms")
-        text = fitting(texts, inches) or (texts[0] if step == max(steps) else "")
-        above = axes.get_xaxis_transform()
-        axes.plot((start, start + length), (1.03, 1.03), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
-        axes.text(start + length / 2, 1.05, text, transform=above, ha="center", va="bottom", fontsize=9, color=FAINT)
-        for span in spans:
-            base = GLUE if span.phase == "glue" else colors[span.module]
-            color = lighter(base) if span.phase == "backward" else base
-            for first, count in slot_runs(span.slots) or ((lanes - 1, 1),):
-                box = (span.start_ms - origin, first + _MARGIN, span.end_ms - span.start_ms, count - 2 * _MARGIN)
-                gid, is_glue = f"{span.module}/{span.phase}/{step}", span.phase == "glue"
-                label, zorder = ("", 1.5) if is_glue else (span.module, 2)
-                add_bar(axes, *box, color, label=label, edgecolor=base, zorder=zorder, gid=gid)
+        brackets.append((start, start + length, (f"step {step}: {ms_text(length)} ms", f"{ms_text(length)} ms")))
+        for span in sorted(spans, key=lambda span: span.phase != "glue"):  # modules cover glue
+            color = GLUE if span.phase == "glue" else colors[span.module]
+            bars += [
+                Bar(
+                    start_ms=span.start_ms - origin,
+                    end_ms=span.end_ms - origin,
+                    low=first + _MARGIN,
+                    height=count - 2 * _MARGIN,
+                    color=lighter(color) if span.phase == "backward" else color,
+                    edge=color,
+                    label="" if span.phase == "glue" else span.module,
+                    gid=f"{span.module}/{span.phase}/{step}",
+                )
+                for first, count in slot_runs(span.slots) or ((len(lanes) - 1, 1),)
+            ]
+    fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
+    if (num_whole := len(whole_steps(timeline))) > len(steps):
+        fact += f"; drawn: {len(steps)} of {num_whole} steps, nearest to their median"
+    fact = fact if timeline.spans else "nothing was recorded"
+    return Panel(name=timeline.title, fact=fact, lanes=lanes, spans=brackets, bars=bars)
 
 
 def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
@@ -175,7 +147,3 @@ def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
 def _length_ms(spans: Sequence[Span]) -> float:
     """Returns the time from the first start to the last end."""
     return max((span.end_ms for span in spans), default=0.0) - min((span.start_ms for span in spans), default=0.0)
-
-
-def _flat(steps: Mapping[int, Iterable[Span]]) -> list[Span]:
-    return [span for spans in steps.values() for span in spans]

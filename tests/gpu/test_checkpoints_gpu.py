@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.gpu
 

@@ -15,18 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from ranks.programs.parameters.checkpoints import Run
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
-from mosaic.checkpoint import saving
+from mosaic.checkpoint import checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.checkpoint.loading import load
-from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.saving import Saver
-from mosaic.checkpoint.state import SavedState
-from mosaic.checkpoint.weights import export, load_weights
 from mosaic.cli.main import run as mosaic
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, UnsupportedModelError
 
@@ -46,10 +41,9 @@ class Tied(nn.Module):
 
 
 def saved(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Path:
-    saver = Saver(OneRank())
-    options = {name: more.pop(name) for name in ("extra", "keep") if name in more}
-    path = saver.save(SavedState(model=model, **more), folder, step=step, **{"extra": {}, **options})
-    saver.finish()
+    saver = Checkpointer(model)
+    path = saver.save(folder, step=step, **more)
+    saver.finish_saving()
     return path
 
 
@@ -100,22 +94,22 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     trained(model, optimizer, range(2))
-    may_write, really = threading.Event(), saving.write_tensors
+    may_write, really = threading.Event(), checkpointer.write_tensors
 
     def waiting(*args: Any) -> Any:
         assert may_write.wait(60)
         return really(*args)
 
-    monkeypatch.setattr(saving, "write_tensors", waiting)
-    saver = Saver(OneRank())
-    saver.save(SavedState(model=model, optimizer=optimizer), tmp_path, step=2, extra={})
+    monkeypatch.setattr(checkpointer, "write_tensors", waiting)
+    saver = Checkpointer(model)
+    saver.save(tmp_path, step=2, optimizer=optimizer)
     then = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trained(model, optimizer, range(2, 4))
     assert checkpoints_in(tmp_path) == ()
     may_write.set()
-    saver.finish()
+    saver.finish_saving()
     other = Tied()
-    load(SavedState(model=other), tmp_path, OneRank())
+    Checkpointer(other).load(tmp_path)
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, then[name])
         assert not torch.equal(tensor, model.state_dict()[name])
@@ -137,25 +131,8 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
     trained(model, optimizer, range(3, 6))
     other = Tied()
     again = OPTIMIZERS[kind](other.parameters())
-    assert load(SavedState(model=other, optimizer=again), tmp_path, OneRank()).step == 3
+    assert Checkpointer(other).load(tmp_path, optimizer=again).step == 3
     trained(other, again, range(3, 6))
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def test_optimizers_of_one_class_keep_states_of_their_own(tmp_path: Path):
-    def two(model: Tied) -> list[torch.optim.Optimizer]:  # of which one may step a parameter of the other, too
-        return [OPTIMIZERS["AdamW"](group) for group in (model.parameters(), model.body.parameters())]
-
-    model, other = Tied(), Tied()
-    optimizers, again = two(model), two(other)
-    for index, optimizer in enumerate(optimizers):
-        trained(model, optimizer, range(index, 3))
-    saved(model, tmp_path, 3, optimizer=optimizers)
-    load(SavedState(model=other, optimizer=again), tmp_path, OneRank())
-    for index in range(2):
-        trained(model, optimizers[index], range(3, 5))
-        trained(other, again[index], range(3, 5))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
 
@@ -175,20 +152,9 @@ def test_a_handle_waits_for_its_checkpoint_when_it_is_removed_and_tells_what_wen
     assert [found.step for found in checkpoints_in(tmp_path / "run")] == [1]
 
 
-def test_torch_reads_a_checkpoint_without_mosaic(tmp_path: Path):
-    model = Tied()
-    path = saved(model, tmp_path)
-    assert not list(path.glob("*metadata*"))
-    into = {"model.body.weight": torch.empty(40, 40), "model.embed.weight": torch.empty(50, 40)}
-    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
-        dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
-    for name, tensor in into.items():
-        assert torch.equal(tensor, model.state_dict()[name.removeprefix("model.")])
-
-
 def test_weights_go_to_a_plain_file_and_come_from_one_or_several(tmp_path: Path):
     model = Tied()
-    export(model, tmp_path / "all.safetensors", OneRank())
+    Checkpointer(model).export(tmp_path / "all.safetensors")
     plain = Tied()
     plain.load_state_dict(load_file(tmp_path / "all.safetensors"))
     save_model(model, str(tmp_path / "one_name.safetensors"))  # which drops one of two tied names
@@ -205,7 +171,7 @@ def test_weights_go_to_a_plain_file_and_come_from_one_or_several(tmp_path: Path)
             save_file({"odd": torch.zeros(1)}, parts / "of_no_index.safetensors")
         for path in (tmp_path / "all.safetensors", tmp_path / "one_name.safetensors", parts):
             other = Tied()
-            load_weights(other, path, OneRank())
+            Checkpointer(other).load_weights(path)
             assert torch.equal(other.embed.weight, model.embed.weight)
             assert torch.equal(other.body.weight, model.body.weight)
             expected = model.body.bias.bfloat16().float() if path == parts else model.body.bias
@@ -216,14 +182,14 @@ def test_weights_of_another_model_are_refused_and_nothing_is_changed(tmp_path: P
     save_file({"body.weight": torch.zeros(3), "body.bias": torch.zeros(40), "odd": torch.zeros(1)}, tmp_path / "w")
     model = Tied()
     with pytest.raises(InvalidCheckpointError, match="is of another model") as raised:
-        load_weights(model, tmp_path / "w", OneRank())
+        Checkpointer(model).load_weights(tmp_path / "w")
     for said in ("odd is only in the file", "embed.weight is only in the model", "body.weight is [3] in the file"):
         assert said in str(raised.value)
     assert model.body.bias.any()
     with pytest.raises(InvalidFileError, match="cannot read"):
-        load_weights(model, tmp_path / "nothing", OneRank())
+        Checkpointer(model).load_weights(tmp_path / "nothing")
     with pytest.raises(InvalidCheckpointError, match=r"no \.safetensors file"):
-        load_weights(model, tmp_path, OneRank())
+        Checkpointer(model).load_weights(tmp_path)
 
 
 def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
@@ -233,7 +199,7 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
 
     def refused(optimizer: torch.optim.Optimizer, said: str) -> None:
         with pytest.raises(InvalidCheckpointError, match=said):
-            load(SavedState(model=model, optimizer=optimizer), tmp_path, OneRank())
+            Checkpointer(model).load(tmp_path, optimizer=optimizer)
 
     refused(torch.optim.SGD(groups, lr=0.1), "has the state of AdamW and the optimizer is SGD")
     refused(torch.optim.AdamW([model.embed.weight]), "had body.weight, body.bias; give it the same parameters")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-LOADED = ("torch._dynamo", "torch.distributed.checkpoint", "mosaic.ranks.colocate", "mosaic.checkpoint.methods")
+LOADED = ("torch._dynamo", "torch.distributed.checkpoint", "mosaic.ranks.colocate", "mosaic.checkpoint.checkpointer")
 """Modules that every rank would load for itself otherwise, some at a model's first call."""
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.checkpoint.weights import extract_weights
+from mosaic.checkpoint.tensors import extract_weights
 from mosaic.demo.days.digits import DayKind, Hand, write_day
 from mosaic.demo.days.node import Node, Say
 from mosaic.demo.days.starter import write_starter

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model

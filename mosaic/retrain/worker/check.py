@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mosaic.artifact import load
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import check_room, checkpoints_in
-from mosaic.checkpoint.methods import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_
 from mosaic.retrain.folder import load_of_earlier_day
 from mosaic.retrain.gate import Scores, joined
 from mosaic.retrain.worker.loader import is_iterable
-from mosaic.retrain.worker.positions import CYCLE, shares_of
+from mosaic.retrain.worker.positions import replayed_share, samples_of
 from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
 from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
 from mosaic.retrain.worker.work import Work
@@ -43,47 +42,47 @@ def freeze(work: Work) -> None:
         earlier = load_of_earlier_day(Sources, day.sources) if day.path != work.day.path else None
         if earlier is not None:
             known |= {record.path: record for record in (*earlier.sources, earlier.frozen)}
-    counted = [_counted(work, day, "new", known) for day in state.new]
-    counted += [_counted(work, day, "replay", known) for day in state.replay]
-    records = [record for record, _ in counted]
+    records = [_counted(work, day, "new", known) for day in state.new]
+    records += [_counted(work, day, "replay", known) for day in state.replay]
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
-    if any(goes_through for _, goes_through in counted):
-        shares = {records[0].name: Fraction(1)}
+    num_steps, share = budget.steps, recipe.sources.replay.share
+    if records[0].samples:  # an iterable data set, the day's only one
+        assert num_steps is not None
+        samples = {records[0].name: num_steps * budget.batch}
     elif sum(new.values()):
-        shares = shares_of(new, replay, recipe.sources.replay.share)
+        if num_steps is None:
+            new_share = 1 - replayed_share(new, replay, share)
+            num_steps = max(1, math.ceil(sum(new.values()) * budget.passes / (budget.batch * new_share)))
+        samples = samples_of(new, replay, share, num_steps * budget.batch)
     else:
         rows = sum(record.rows for record in records if record.kind == "new")
         raise MosaicError(
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
-    num_steps = budget.steps
-    if num_steps is None:
-        new_share = float(sum(share for name, share in shares.items() if name in new))
-        num_steps = max(1, math.ceil(sum(new.values()) * budget.passes / (budget.batch * new_share)))
-    frozen = recipe.sources.frozen
+    frozen = work.folder.path / recipe.sources.frozen
     sources = Sources(
         day=state.day,
         seed=budget.seed,
         fresh_share=recipe.sources.fresh_share,
         batch=budget.batch,
         num_steps=num_steps,
-        sources=tuple(replace(record, units=int(shares.get(record.name, 0) * CYCLE)) for record in records),
-        frozen=record_of(work.folder.path, work.folder.path / frozen, kind="frozen", day="", known=known),
+        sources=tuple(replace(record, samples=samples.get(record.name, 0)) for record in records),
+        frozen=record_of(work.folder.path, frozen, kind="frozen", day="", known=known),
     )
     save(sources, work.day.sources)
 
 
-def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> tuple[SourceRecord, bool]:
-    """Lists a day's data folder and counts its rows; returns the record, and True for an iterable data set."""
+def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> SourceRecord:
+    """Lists a day's data folder and counts its rows; the record of an iterable data set has a sample and no rows."""
     path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
     record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
     data = work.program.make_dataset(path, True)
     if is_iterable(data):
         _check_iterable(work, data, kind)
-        return replace(record, rows=0, trained=0), True
+        return replace(record, rows=0, trained=0, samples=1)
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
-    return replace(record, rows=len(data), trained=len(data) - int(out.sum())), False
+    return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
 
 
 def _check_iterable(work: Work, data: Any, kind: Kind) -> None:

@@ -2,6 +2,8 @@
 
 A map-style data set is better: the position stream then gives the same samples on any number of ranks and workers.
 Here each rank iterates over a data set of its own, in its own process, and a run resumes with as many ranks as before.
+torchdata's ``StatefulDataLoader`` is not used: it keeps the same state, but it neither checks that the state gives the
+same samples nor seeds them by position.
 """
 
 from __future__ import annotations
@@ -50,17 +52,27 @@ class IterableLoader(StepLoader):
         self._name = type(dataset).__name__
         self._cut, self._steps, self._seed = cut, iter(steps), seed
         self._collate = collate or default_collate
-        if exact and not self._owners:
+        self._shape = {"batch": cut.batch, "ranks": [cut.rank, cut.num_ranks]}
+        if exact and not self._state():
             raise MosaicError(
                 f"{self._name} has no state_dict and load_state_dict, so a resumed run would "
                 "draw all samples again; add these methods, use a map-style data set, or set exact = false"
             )
-        if state is None and steps.start > 0:
-            raise MosaicError(f"step {steps.start} needs a state of the data, and there is none; begin at step 0")
-        if state is not None:
-            self._resume(state, steps.start)
-        elif self._owners:
+        if state is None:
+            if steps.start > 0:
+                raise MosaicError(f"step {steps.start} needs a state of the data, and there is none; begin at step 0")
             self._check()
+        elif (before := {name: state[name] for name in self._shape}) != self._shape:
+            raise MosaicError(
+                f"the state of the data is of {before} and this run has {self._shape}; an iterable data set resumes "
+                "with as many ranks and as large a batch as it had. Use those, or a map-style data set"
+            )
+        elif state["data"] is not None:
+            self._load(state["data"])
+        else:
+            for step in range(steps.start):
+                for index in cut.own:
+                    self._draw(cut.positions(step, index))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the steps yielded so far; each rank keeps its own."""
@@ -71,26 +83,17 @@ class IterableLoader(StepLoader):
         parts = []
         for index in self._cut.own:
             samples = self._draw(self._cut.positions(step, index))
-            rows, data = len(samples), self._collate(samples)
-            parts.append(MicroBatch(index=index, rows=rows, weight=rows / self._cut.batch, data=data))
-        return StepBatch(step=step, micro_batches=tuple(parts), rejects=())
-
-    @property
-    def _shape(self) -> dict[str, Any]:
-        return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks]}
-
-    @property
-    def _owners(self) -> dict[str, Any]:
-        """The data set and its iterator, those of them that have a state."""
-        owners = {"dataset": self._dataset, "iterator": self._iterator}
-        return {
-            name: owner
-            for name, owner in owners.items()
-            if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
-        }
+            parts.append(MicroBatch(index=index, weight=len(samples) / self._cut.batch, data=self._collate(samples)))
+        return StepBatch(micro_batches=tuple(parts))
 
     def _state(self) -> dict[str, Any] | None:
-        return {name: copy.deepcopy(owner.state_dict()) for name, owner in self._owners.items()} or None
+        """The states of the data set and of its iterator, those of them that have one; None without any."""
+        owners = {"dataset": self._dataset, "iterator": self._iterator}
+        return {
+            name: copy.deepcopy(owner.state_dict())
+            for name, owner in owners.items()
+            if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+        } or None
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if "dataset" in state:
@@ -98,20 +101,6 @@ class IterableLoader(StepLoader):
         self._iterator = iter(self._dataset)
         if "iterator" in state:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
-
-    def _resume(self, state: Mapping[str, Any], first_step: int) -> None:
-        before = {name: state[name] for name in self._shape}
-        if before != self._shape:
-            raise MosaicError(
-                f"the state of the data is of {before} and this run has {self._shape}; an iterable data set resumes "
-                "with as many ranks and as large a batch as it had. Use those, or a map-style data set"
-            )
-        if state["data"] is not None:
-            self._load(state["data"])
-            return
-        for step in range(first_step):
-            for index in self._cut.own:
-                self._draw(self._cut.positions(step, index))
 
     def _draw(self, positions: Sequence[int]) -> list[Any]:
         samples = []
@@ -122,40 +111,36 @@ class IterableLoader(StepLoader):
         return samples
 
     def _next(self) -> Any:
-        for sample in self._iterator:
-            return sample
-        self._iterator = iter(self._dataset)
-        for sample in self._iterator:
-            return sample
+        for _ in range(2):
+            for sample in self._iterator:
+                return sample
+            self._iterator = iter(self._dataset)
         raise MosaicError(f"{self._name} has no samples; look at what it reads")
 
     def _check(self) -> None:
         """Compares samples drawn after a saved state with those drawn after loading it, and begins again."""
-        begin = self._state() or {}
+        if (begin := self._state()) is None:
+            return
         self._draw(range(CHECKED))
         saved, draws = self._state() or {}, []
         for _ in range(2):
             draws.append(self._draw(range(CHECKED, 2 * CHECKED)))
             self._load(saved)
         for index, (old, new) in enumerate(zip(*draws, strict=True)):
-            if mismatch := _difference(old, new):
+            pairs, tree = pytree.tree_flatten_with_path(old)
+            leaves, other_tree = pytree.tree_flatten(new)
+            contents = [
+                (path, _content(left), _content(right)) for (path, left), right in zip(pairs, leaves, strict=False)
+            ]
+            differing = [f"sample{pytree.keystr(path)} is another" for path, left, right in contents if left != right]
+            if tree != other_tree or differing:
                 raise MosaicError(
-                    f"{self._name} draws other samples after load_state_dict: of sample "
-                    f"{index} after the saved state, {mismatch}. Its state_dict must hold all that samples depend on, "
-                    "such as the place in a file and a shuffle buffer; without the two methods, samples are drawn again"
+                    f"{self._name} draws other samples after load_state_dict: of sample {index} after the saved state, "
+                    f"{differing[0] if differing else 'sample has other entries'}. Its state_dict must hold all that "
+                    "samples depend on, such as the place in a file and a shuffle buffer; without the two methods, "
+                    "samples are drawn again"
                 )
         self._load(begin)
-
-
-def _difference(old: Any, new: Any) -> str:
-    """Names the first place in which two samples differ; empty if they are equal."""
-    pairs, tree = pytree.tree_flatten_with_path(old)
-    leaves, other_tree = pytree.tree_flatten(new)
-    if tree != other_tree:
-        return "sample has other entries"
-    differing = (path for (path, left), right in zip(pairs, leaves, strict=True) if _content(left) != _content(right))
-    path = next(differing, None)
-    return "" if path is None else f"sample{pytree.keystr(path)} is another"
 
 
 def _content(leaf: Any) -> object:

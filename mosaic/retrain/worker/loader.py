@@ -8,11 +8,10 @@ import random
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from multiprocessing import active_children
 from typing import Any, Self
 
@@ -38,6 +37,11 @@ _MAX_DETAIL = 300
 Collate = Callable[[list[Any]], Any]
 
 
+def is_iterable(data: Any) -> bool:
+    """Returns True for a data set without length or index access."""
+    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
     """An unreadable row; another row of the same source took its position."""
@@ -52,53 +56,32 @@ class Reject:
     """Message of the error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    samples: list[Any]
-    rejects: tuple[Reject, ...]
-    """Unreadable rows that were replaced."""
-
-
 class Samples(Dataset[Any]):
-    """Samples of users' data sets by position; the seed and the position seed each one.
-
-    Raises:
-        MosaicError: A data set has not as many rows as its frozen source.
-    """
+    """Samples of users' data sets by position; the seed and the position seed each one."""
 
     def __init__(self, datasets: Sequence[Dataset[Any]], stream: PositionStream) -> None:
         self.datasets = tuple(datasets)
         self.stream = stream
-        for source, dataset in zip(stream.sources, self.datasets, strict=True):
-            rows = len(dataset) if isinstance(dataset, Sized) else None
-            if rows != source.rows:
-                raise MosaicError(
-                    f"{source.name!r} has {rows} rows now and had {source.rows} when it was frozen; put it back as it "
-                    "was, or begin the day anew. Rows that arrive later belong to the next day"
-                )
         self._generators = tuple(generators_of(dataset) for dataset in self.datasets)
 
-    def __getitem__(self, position: int) -> Any:
-        return self.__getitems__([position]).samples[0]
-
-    def __getitems__(self, positions: Sequence[int]) -> Drawn:
-        """Returns the samples of a micro-batch; torch's loader calls it."""
-        spans = [positions] if isinstance(positions, range) else [range(start, start + 1) for start in positions]
-        draws = [self.stream.span(span.start, span.stop) for span in spans]
-        sources = [source for draw in draws for source in draw.sources.tolist()]
-        rows = [row for draw in draws for row in draw.rows.tolist()]
+    def __getitems__(self, positions: range) -> tuple[list[Any], tuple[Reject, ...]]:
+        """Returns the samples of a micro-batch, and its unreadable rows that were replaced; torch's loader calls it."""
+        part = slice(positions.start, positions.stop)
+        sources, rows = self.stream.source[part].tolist(), self.stream.row[part].tolist()
         words = sample_words(self.stream.seed, positions).tolist()
         samples: list[Any] = []
         rejects: list[Reject] = []
-        generators = {id(own): own for source in set(sources) for own in self._generators[source]}
-        with put_back(tuple(generators.values())):
+        with put_back(tuple({id(own): own for each in set(sources) for own in self._generators[each]}.values())):
             for position, source, row, seeds in zip(positions, sources, rows, words, strict=True):
                 try:
-                    seed_sample(seeds, self._generators[source])
-                    samples.append(self.datasets[source][row])
+                    samples.append(self._read(source, row, seeds))
                 except Exception as error:  # of any kind, from the user's data set: another row takes its place
                     samples.append(self._read_another(position, source, row, seeds, rejects, error))
-        return Drawn(samples=samples, rejects=tuple(rejects))
+        return samples, tuple(rejects)
+
+    def _read(self, source: int, row: int, words: list[int]) -> Any:
+        seed_sample(words, self._generators[source])
+        return self.datasets[source][row]
 
     def _read_another(
         self, position: int, source: int, row: int, words: list[int], rejects: list[Reject], error: Exception
@@ -115,8 +98,7 @@ class Samples(Dataset[Any]):
                 rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
                 row = others.randrange(rows)
             try:
-                seed_sample(words, self._generators[source])
-                return self.datasets[source][row]
+                return self._read(source, row, words)
             except Exception as next_error:  # the same; each is counted, and too many are an error
                 again = isinstance(next_error, OSError) and not again
                 error = next_error
@@ -126,31 +108,22 @@ class Samples(Dataset[Any]):
         ) from error
 
 
-def is_iterable(data: Any) -> bool:
-    """Returns True for a data set without length or index access."""
-    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
-
-
 class RejectCount:
     """Unreadable rows so far, by source and reason; ``limit`` is the share of samples beyond which ``add`` raises."""
 
     def __init__(self, limit: float = 0.01) -> None:
         self.limit = limit
         self.samples = 0
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def by_source(self) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = {}
-        for (source, reason), count in sorted(self._counts.items()):
-            counts.setdefault(source, {})[reason] = count
-        return counts
+        self.by_source: dict[str, dict[str, int]] = {}
 
     def add(self, rejects: Sequence[Reject], samples: int) -> None:
         """Counts the rejects of a step; raises MosaicError if there are more than the limit allows."""
         self.samples += samples
-        self._counts.update((reject.source, reject.reason) for reject in rejects)
-        total, judged = self._counts.total(), max(self.samples, MIN_JUDGED)
+        for reject in rejects:
+            reasons = self.by_source.setdefault(reject.source, {})
+            reasons[reject.reason] = reasons.get(reject.reason, 0) + 1
+        total = sum(sum(reasons.values()) for reasons in self.by_source.values())
+        judged = max(self.samples, MIN_JUDGED)
         if rejects and total > self.limit * judged:
             last = rejects[-1]
             raise MosaicError(
@@ -161,8 +134,7 @@ class RejectCount:
 
     def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
         self.samples = samples
-        rejects = by_source.items()
-        self._counts = Counter({(source, reason): n for source, kinds in rejects for reason, n in kinds.items()})
+        self.by_source = {source: dict(reasons) for source, reasons in by_source.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,34 +149,26 @@ class BatchCut:
     """Parts of the global batch, rounded up to a multiple of the ranks."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_ranks or self.micro_batches < 1:
+        if self.batch < self._count:
             raise ValueError(
-                f"rank={self.rank}, num_ranks={self.num_ranks}, micro_batches={self.micro_batches}; ranks count from "
-                "0, and there is a micro-batch or more"
-            )
-        if self.batch < self._rounded:
-            raise ValueError(
-                f"batch={self.batch} is cut into {self._rounded} micro-batches on {self.num_ranks} ranks; take a batch "
-                f"of {self._rounded} or more, or fewer ranks"
+                f"batch={self.batch} is cut into {self._count} micro-batches on {self.num_ranks} ranks; take a batch "
+                f"of {self._count} or more, or fewer ranks"
             )
 
     @property
-    def _rounded(self) -> int:
+    def _count(self) -> int:
         return -(-self.micro_batches // self.num_ranks) * self.num_ranks
-
-    @cached_property
-    def rows(self) -> tuple[int, ...]:
-        size, more = divmod(self.batch, self._rounded)
-        return tuple(size + (index < more) for index in range(self._rounded))
 
     @property
     def own(self) -> range:
-        count = self._rounded // self.num_ranks
+        """Indices of this rank's micro-batches."""
+        count = self._count // self.num_ranks
         return range(self.rank * count, (self.rank + 1) * count)
 
-    def positions(self, step: int, microbatch: int) -> range:
-        first = step * self.batch + sum(self.rows[:microbatch])
-        return range(first, first + self.rows[microbatch])
+    def positions(self, step: int, index: int) -> range:
+        size, more = divmod(self.batch, self._count)
+        first = step * self.batch + index * size + min(index, more)
+        return range(first, first + size + (index < more))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,18 +177,16 @@ class MicroBatch:
 
     index: int
     """Index in the global batch; seeds random numbers."""
-    rows: int
     weight: float
-    """``rows`` over those of the global batch: mean losses times this weight add up to the global mean."""
+    """Its rows over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
     """Collated samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    step: int
     micro_batches: tuple[MicroBatch, ...]
-    rejects: tuple[Reject, ...]
+    rejects: tuple[Reject, ...] = ()
     """Unreadable rows of this step."""
 
 
@@ -278,19 +240,21 @@ class BatchLoader(StepLoader):
         self.cut = cut
         self.rejects = rejects or RejectCount()
         self._steps = iter(steps)
+        by_main_thread = threading.current_thread() is threading.main_thread()
+        positions: Any = (cut.positions(step, index) for step in steps for index in cut.own)
         loader = DataLoader(
             samples,
-            batch_sampler=_Microbatches(cut, steps),  # type: ignore[arg-type]  # of ranges
+            batch_sampler=positions,
             num_workers=workers,
             collate_fn=partial(_collated, collate or default_collate),
             pin_memory=pin,
-            worker_init_fn=partial(_begin_worker, os.getpid(), threading.current_thread() is threading.main_thread()),
+            worker_init_fn=partial(_begin_worker, os.getpid(), by_main_thread),
             generator=torch.Generator(),
         )
         before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
         self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
         self._workers = tuple(set(active_children()) - before)
-        if handler is not None and threading.current_thread() is threading.main_thread():
+        if handler is not None and by_main_thread:
             # torch's handler raises anywhere in the loop; this loader reports a dead worker at the next batch instead.
             signal.signal(signal.SIGCHLD, handler)
 
@@ -302,32 +266,33 @@ class BatchLoader(StepLoader):
         step = next(self._steps)
         parts: list[MicroBatch] = []
         rejects: list[Reject] = []
+        samples = 0
         for index in self.cut.own:
             data, rejected = self._load()
-            rows = self.cut.rows[index]
-            parts.append(MicroBatch(index=index, rows=rows, weight=rows / self.cut.batch, data=data))
+            rows = len(self.cut.positions(step, index))
+            parts.append(MicroBatch(index=index, weight=rows / self.cut.batch, data=data))
             rejects.extend(rejected)
-        self.rejects.add(rejects, sum(part.rows for part in parts))
-        return StepBatch(step=step, micro_batches=tuple(parts), rejects=tuple(rejects))
+            samples += rows
+        self.rejects.add(rejects, samples)
+        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
 
     def _load(self) -> tuple[Any, tuple[Reject, ...]]:
         try:
-            data, rejects = next(self._loaded)
+            return next(self._loaded)
         except MosaicError as error:  # of a worker: torch appends its traceback
             raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to a dead worker
             for worker in self._workers:
                 with suppress(RuntimeError):  # torch's handler of SIGCHLD may report the same death in here
                     worker.join(_DYING_S)
-            dead = [worker for worker in self._workers if worker.exitcode]
-            if not dead:
+            codes = {worker.pid: worker.exitcode for worker in self._workers if worker.exitcode}
+            if not codes:
                 raise
-            ends = ", ".join(f"process {worker.pid}: {_how_it_ended(worker.exitcode or 0)}" for worker in dead)
+            ends = [f"process {pid}: {signal.Signals(-code).name if code < 0 else code}" for pid, code in codes.items()]
             raise LoaderDiedError(
-                f"a worker of the loader ended early ({ends}). The kernel sends SIGKILL if "
+                f"a worker of the loader ended early ({', '.join(ends)}). The kernel sends SIGKILL if "
                 "memory is short: use fewer workers, or none. The run resumes from its last checkpoint"
             ) from error
-        return data, rejects
 
     def close(self) -> None:
         # After an error, the garbage collector would wait five seconds for each worker in vain.
@@ -335,20 +300,8 @@ class BatchLoader(StepLoader):
         self._loaded, self._steps = iter(()), iter(())
 
 
-@dataclass(frozen=True)
-class _Microbatches:
-    cut: BatchCut
-    steps: range
-
-    def __iter__(self) -> Iterator[range]:
-        return (self.cut.positions(step, index) for step in self.steps for index in self.cut.own)
-
-    def __len__(self) -> int:
-        return len(self.steps) * len(self.cut.own)
-
-
-def _collated(collate: Collate, draw: Drawn) -> tuple[Any, tuple[Reject, ...]]:
-    return collate(draw.samples), draw.rejects
+def _collated(collate: Collate, drawn: tuple[list[Any], tuple[Reject, ...]]) -> tuple[Any, tuple[Reject, ...]]:
+    return collate(drawn[0]), drawn[1]
 
 
 def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
@@ -360,7 +313,3 @@ def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
-
-
-def _how_it_ended(exitcode: int) -> str:
-    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"

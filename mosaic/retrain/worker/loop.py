@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
 from mosaic.find.random_numbers import python_state
 from mosaic.pipelining.orders import OrderLimits

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.artifact import save
-from mosaic.checkpoint.methods import Checkpointer
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, digest_of_rows, joined

@@ -25,7 +25,8 @@ _NO_HOLDERS = torch.Tensor | np.ndarray | type | ModuleType | FunctionType
 
 def sample_words(seed: int, positions: Sequence[int]) -> Words:
     """Returns four random words for each position."""
-    return words_at(words_of("samples", seed)[0], np.asarray(positions, dtype=np.uint64), WORDS)
+    first = np.asarray(positions, dtype=np.uint64) * np.uint64(WORDS)
+    return words_at(words_of("samples", seed)[0], np.add.outer(first, np.arange(WORDS, dtype=np.uint64)))
 
 
 def seed_sample(words: Sequence[int], generators: Sequence[Generator] = ()) -> None:

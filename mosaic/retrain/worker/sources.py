@@ -17,16 +17,9 @@ import numpy as np
 
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.positions import CYCLE, words_at, words_of
+from mosaic.retrain.worker.positions import words_at, words_of
 
 Kind = Literal["new", "replay", "frozen"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    name: str
-    """Relative to its folder."""
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +30,15 @@ class SourceRecord:
     """Date; empty for frozen rows."""
     path: str
     """Relative to the recipe's folder."""
-    files: tuple[FileRecord, ...]
+    files: dict[str, int]
+    """Size of each file in bytes, by its name relative to ``path``."""
     digest: str
     """SHA-256 of the files' names and content."""
     rows: int = 0
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""
-    units: int = 0
-    """Share of the samples, in units of ``1 / CYCLE``."""
+    samples: int = 0
+    """Samples of the day that come from it."""
 
     @property
     def name(self) -> str:
@@ -56,7 +50,7 @@ class SourceRecord:
 class Sources:
     """``sources.json``: the training data and the steps of a day."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
 
     schema_version: int = SCHEMA_VERSION
     day: str
@@ -72,8 +66,8 @@ class Sources:
     """Rows that compare versions."""
 
     def drawn(self, steps: int) -> tuple[int, ...]:
-        """Returns each source's number of samples in ``steps`` steps, by its share."""
-        return tuple(round(steps * self.batch * source.units / CYCLE) for source in self.sources)
+        """Returns each source's number of samples in the first ``steps`` steps, which its samples are spread over."""
+        return tuple(round(source.samples * steps / self.num_steps) for source in self.sources)
 
     def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
         return tuple(source for source in self.sources if source.kind == kind)
@@ -87,36 +81,26 @@ def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[st
     """
     if not path.is_dir():
         raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
-    files = tuple(
-        FileRecord(name=file.relative_to(path).as_posix(), num_bytes=file.stat().st_size)
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    )
+    files = {
+        file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()
+    }
     if not files:
         raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-    before = known.get(name)
-    if before is not None and before.files != files:
-        was, now = ({file.name: file.num_bytes for file in list_} for list_ in (before.files, files))
-        changed = min(file for file in was | now if was.get(file) != now.get(file))
-        raise MosaicError(
-            f"{path} changed since a day trained on it ({changed} had {was.get(changed, 'no')} bytes and has "
-            f"{now.get(changed, 'no')}); folders of days must not change: restore it, or put new files into a day of "
-            "their own"
-        )
-    if before is not None:
-        return replace(before, kind=kind, day=day, units=0)
+    if (before := known.get(name)) is not None:
+        if before.files != files:
+            was = before.files
+            changed = min(file for file in was | files if was.get(file) != files.get(file))
+            raise MosaicError(
+                f"{path} changed since a day trained on it ({changed} had {was.get(changed, 'no')} bytes and has "
+                f"{files.get(changed, 'no')}); folders of days must not change: restore it, or put new files into a "
+                "day of their own"
+            )
+        return replace(before, kind=kind, day=day, samples=0)
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name}\0{sha256_of(path / file.name)}\0".encode())
+        digest.update(f"{file}\0{sha256_of(path / file)}\0".encode())
     return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest.hexdigest())
-
-
-def check_unchanged(root: Path, sources: Sources) -> None:
-    """Raises MosaicError if files of a frozen list are gone, new, or of another size; names the first."""
-    for source in (*sources.sources, sources.frozen):
-        known = {source.path: source}
-        record_of(root, root / source.path, kind=source.kind, day=source.day, known=known)
 
 
 def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
@@ -127,7 +111,7 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
     """
     cluster = getattr(data, "cluster", None)
     if cluster is None:
-        words = words_at(words_of("held out", seed, day)[0], np.arange(len(data), dtype=np.uint64), 1)[:, 0]
+        words = words_at(words_of("held out", seed, day)[0], np.arange(len(data), dtype=np.uint64))
         return words < np.uint64(share * 2**64)
     names = [str(cluster(index)) for index in range(len(data))]
     digests = {name: hashlib.sha256(f"{seed}/{day}/{name}".encode()).digest() for name in set(names)}
@@ -142,9 +126,10 @@ def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
     """
     from torch.utils.data import Subset
 
-    if len(data) != record.rows:
-        raise MosaicError(
-            f"{record.path} has {len(data)} rows now and had {record.rows} when the day began; restore it"
-        )
     out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
+    if (len(data), len(data) - int(out.sum())) != (record.rows, record.trained):
+        raise MosaicError(
+            f"{record.path} has {len(data)} rows now and had {record.rows} when the day began, {record.trained} of "
+            "them to train on; restore it. Rows that arrive later belong to the next day"
+        )
     return Subset(data, array("q", np.flatnonzero(~out).astype(np.int64).tobytes())) if out.any() else data

@@ -12,13 +12,10 @@ from torch import nn
 
 import mosaic
 from mosaic.artifact import load, save
+from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
-from mosaic.checkpoint.loading import Loaded
-from mosaic.checkpoint.methods import Checkpointer
-from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.state import SavedState
 from mosaic.checkpoint.tensors import Overlap
-from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
@@ -104,7 +101,7 @@ class Training:
             return None
         self.leave()
         if self._group.rank == 0:
-            export(model, path, OneRank())
+            Checkpointer(model).export(path)
         return model
 
     def try_step(self) -> float:
@@ -124,7 +121,7 @@ class Training:
     @property
     def checkpoint_bytes(self) -> int:
         state = self._state
-        return room_needed(self.model, state.optimizers, state.companions)
+        return SavedState(self.model, state.optimizers, companions=state.companions).room_needed()
 
     def _loop(self, stop: StopRequests, step: int, notes: DayNotes) -> Loop:
         self.model.train()

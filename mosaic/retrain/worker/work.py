@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,9 +17,9 @@ from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import Budget, Recipe
 from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.loader import Samples, is_iterable
-from mosaic.retrain.worker.positions import CYCLE, PositionStream, Source
+from mosaic.retrain.worker.positions import PositionStream, Source
 from mosaic.retrain.worker.program import Program
-from mosaic.retrain.worker.sources import Sources, check_unchanged, trained_rows
+from mosaic.retrain.worker.sources import Sources, record_of, trained_rows
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,23 @@ class Work:
         return WorkerGroup(self.device, rank, size, pipeline=self.recipe.budget.pipeline and size > 1)
 
     def samples(self) -> Samples | Callable[[], Iterable[Any]]:
-        """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it."""
-        sources = self.sources
-        check_unchanged(self.folder.path, sources)
+        """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it.
+
+        Raises:
+            MosaicError: Files of the frozen list are gone, new, or of another size; names the first.
+        """
+        sources, root = self.sources, self.folder.path
+        for each in (*sources.sources, sources.frozen):
+            record_of(root, root / each.path, kind=each.kind, day=each.day, known={each.path: each})
         datasets, streamed = [], []
         for record in sources.sources:
-            if record.units:
-                path = self.folder.path / record.path
+            if record.samples:
+                path = root / record.path
                 data = self.program.make_dataset(path, True)
                 if is_iterable(data):
                     return partial(self.program.make_dataset, path, True)
                 datasets.append(trained_rows(record, data, sources))
-                share = Fraction(record.units, CYCLE)
-                streamed.append(Source(name=record.name, rows=record.trained, share=share))
+                streamed.append(Source(name=record.name, rows=record.trained, samples=record.samples))
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
     @property

@@ -18,11 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, make_room
-from mosaic.checkpoint.loading import load
-from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.saving import Saver
-from mosaic.checkpoint.state import SavedState
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 KEEP = 2
@@ -49,17 +46,19 @@ def save(folder: Path, step: int) -> None:
                 parameter.fill_(step)
     kept["scaler"].load_state_dict({**kept["scaler"].state_dict(), "scale": float(step)})
     kept["generators"]["own"].manual_seed(step)
-    saver = Saver(OneRank())
-    saver.save(SavedState(**kept), folder, step=step, extra={"step": step}, keep=KEEP)
-    saver.finish()
+    checkpointer = Checkpointer(kept.pop("model"))
+    checkpointer.save(folder, step=step, extra={"step": step}, keep=KEEP, **kept)
+    checkpointer.finish_saving()
 
 
 def loaded_step(folder: Path, *, fall_back: bool = False) -> int:
     """Loads the newest, and checks that it is of one piece."""
     kept = belongings()
-    found = load(SavedState(**kept), folder, OneRank(), fall_back=fall_back)
+    model = kept.pop("model")
+    found = Checkpointer(model).load(folder, fall_back=fall_back, **kept)
+    assert found is not None
     assert found.extra == {"step": found.step}
-    for module in (kept["model"], kept["companions"]["average"]):
+    for module in (model, kept["companions"]["average"]):
         assert all(bool((parameter == found.step).all()) for parameter in module.parameters())
     assert kept["scaler"].get_scale() == found.step
     assert kept["generators"]["own"].initial_seed() == found.step

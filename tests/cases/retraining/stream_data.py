@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from mosaic.retrain.worker.loader import Samples
-from mosaic.retrain.worker.positions import PositionStream, Source, shares_of
+from mosaic.retrain.worker.positions import PositionStream, Source, samples_of
 
 ROWS = {"new": 70, "old": 90, "older": 40}
 
@@ -37,8 +37,8 @@ class Rows(Dataset[Any]):
 
 
 def stream(seed: int = 0) -> PositionStream:
-    shares = shares_of({"new": ROWS["new"]}, {"old": ROWS["old"], "older": ROWS["older"]}, 0.3)
-    return PositionStream([Source(name=n, rows=ROWS[n], share=share) for n, share in shares.items()], seed)
+    counts = samples_of({"new": ROWS["new"]}, {"old": ROWS["old"], "older": ROWS["older"]}, 0.3, 12_000)
+    return PositionStream([Source(name=n, rows=ROWS[n], samples=count) for n, count in counts.items()], seed)
 
 
 def samples(seed: int = 0, bad: dict[str, dict[int, Exception]] | None = None) -> Samples:

@@ -20,8 +20,7 @@ from mosaic.checkpoint.folder import (
     damage_of,
     write_flushed,
 )
-from mosaic.checkpoint.tensors import SUFFIX, bytes_of, describe, open_tensors, write_tensors
-from mosaic.checkpoint.weights import extract_weights
+from mosaic.checkpoint.tensors import SUFFIX, bytes_of, describe, extract_weights, open_tensors, write_tensors
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
 
 RANK_0 = f"rank-00000{SUFFIX}"
@@ -61,19 +60,6 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     manifest.write(place.aside)
     place.commit(keep)
     return place.final
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_file_of_tensors_is_what_the_library_reads(seed: int, tmp_path: Path):
-    tensors = some_tensors(seed)
-    specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
-    num_bytes, _ = write_tensors(tmp_path / "file", specs, tensors.__getitem__)
-    assert num_bytes == (tmp_path / "file").stat().st_size
-    read = load_file(tmp_path / "file")
-    assert read.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
-        assert bytes(bytes_of(read[name])) == bytes(bytes_of(tensor))
 
 
 def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):

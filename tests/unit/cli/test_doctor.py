@@ -116,7 +116,7 @@ def test_settings_that_defeat_partitions_or_lanes_are_named_as_they_are():
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in printed(examine_machine({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}))
 
 
-def test_a_node_is_examined_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_is_examined_from_its_files(tmp_path: Path):
     folder, root = (tmp_path / "my shop").resolve(), tmp_path / "machine"
     checkpoint = folder / "days/2026-11-22/checkpoints/step-1"
     checkpoint.mkdir(parents=True)
@@ -127,12 +127,9 @@ def test_a_node_is_examined_from_its_files(tmp_path: Path, monkeypatch: pytest.M
     mount = str(folder).replace(" ", "\\040")
     lines = f"1 0 0:1 / / rw - ext4 /dev/sda rw\n2 1 0:2 / {mount} rw shared:1 - nfs4 host:/x rw\n"
     (root / "proc/self/mountinfo").write_text(lines)
-    (root / "run/systemd/system").mkdir(parents=True)
-    monkeypatch.setenv("LOGNAME", "ada")
     page = printed(examine_node(folder, root=root))
     assert "and 6 checkpoints of" in page
     assert "the folder lies on nfs4" in page
-    assert "loginctl enable-linger ada" in page
 
 
 @pytest.mark.parametrize("recipe", ["[", "[budget]\nkeep = []"])

@@ -27,6 +27,5 @@ def test_a_log_gets_at_most_one_line_in_five_seconds() -> None:
         progress.phase("profiling", total=1000)
         for index in range(1000):
             clock.now += 0.011
-            progress.note(f"module {index}")
-            progress.advance()
+            progress.advance(note=f"module {index}")
     assert len(file.getvalue().splitlines()) == 3

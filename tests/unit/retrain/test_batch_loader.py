@@ -24,15 +24,15 @@ def loader(cut: BatchCut, steps: range, workers: int = 0) -> BatchLoader:
     return BatchLoader(samples(3, BAD), cut, steps, workers=workers, rejects=rejects)
 
 
-def contents(batches: Iterable[StepBatch]) -> dict[int, list[tuple[int, list[float]]]]:
-    """Returns rows and noise of each step, over its micro-batches."""
+def contents(batches: Iterable[StepBatch], first: int = 0) -> dict[int, list[tuple[int, list[float]]]]:
+    """Returns rows and noise of each step, counted from ``first``, over its micro-batches."""
     return {
-        batch.step: [
+        step: [
             (row, noise)
             for part in batch.micro_batches
             for row, noise in zip(part.data[0].tolist(), part.data[1].tolist(), strict=True)
         ]
-        for batch in batches
+        for step, batch in enumerate(batches, first)
     }
 
 
@@ -54,7 +54,7 @@ def test_going_on_after_any_step_gives_the_steps_that_were_left(workers: int):
     found: dict[int, list[tuple[int, list[float]]]] = {}
     for first in (0, 2, 5):  # each loader has read ahead when it is left
         with loader(BatchCut(batch=12), range(first, 8), workers) as batches:
-            found |= contents([next(batches) for _ in range(3)])
+            found |= contents([next(batches) for _ in range(3)], first)
     assert found == WHOLE
 
 

@@ -56,10 +56,10 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def step(rows: tuple[int, ...]) -> StepBatch:
     parts = (
-        MicroBatch(index=index, rows=count, weight=count / sum(rows), data=pair_batch(index, count))
+        MicroBatch(index=index, weight=count / sum(rows), data=pair_batch(index, count))
         for index, count in enumerate(rows)
     )
-    return StepBatch(step=0, micro_batches=tuple(parts), rejects=())
+    return StepBatch(micro_batches=tuple(parts))
 
 
 def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:

@@ -11,20 +11,14 @@ FIRST = 200
 UNREADABLE = {"new": {row: ValueError(f"no image in {row}.png") for row in range(0, 70, 3)}}
 
 
-def named(row: int) -> str:
-    return list(ROWS)[row // 1000]
-
-
 def test_positions_have_the_rows_of_the_stream():
-    drawn = samples().__getitems__(range(FIRST))
-    span = stream().span(0, FIRST)
-    rows = [1000 * source + row for source, row in zip(span.sources, span.rows, strict=True)]
-    assert [sample[0] for sample in drawn.samples] == rows
-    assert drawn.rejects == ()
+    drawn, rejects = samples().__getitems__(range(FIRST))
+    assert [row for row, _ in drawn] == (1000 * stream().source + stream().row)[:FIRST].tolist()
+    assert rejects == ()
 
 
 def test_a_row_is_augmented_otherwise_when_it_comes_again_and_under_another_seed():
-    drawn = samples().__getitems__(range(1000)).samples
+    drawn, _ = samples().__getitems__(range(1000))
     noise = {tuple(noise.tolist()) for _, noise in drawn}
     assert len(noise) == 1000
     assert len({row for row, _ in drawn}) == sum(ROWS.values())
@@ -33,19 +27,18 @@ def test_a_row_is_augmented_otherwise_when_it_comes_again_and_under_another_seed
 
 
 def test_unreadable_rows_give_way_to_others_of_their_source_and_are_named():
-    drawn, plain = samples(bad=UNREADABLE).__getitems__(range(FIRST)), samples().__getitems__(range(FIRST))
-    rejected = {reject.position for reject in drawn.rejects}
+    (drawn, rejects), (plain, _) = (samples(bad=bad).__getitems__(range(FIRST)) for bad in (UNREADABLE, None))
+    rejected = {reject.position for reject in rejects}
     assert rejected
-    for position, (one, other) in enumerate(zip(drawn.samples, plain.samples, strict=True)):
-        assert (one[0] != other[0]) == (position in rejected)
-        assert named(one[0]) == named(other[0])
-    first = drawn.rejects[0]
-    assert first.reason == "ValueError"
-    assert first.detail == f"no image in {first.row}.png"
-    assert plain.samples[first.position][0] == first.row
-    again = [samples(bad=UNREADABLE).__getitems__(range(half, half + 100)) for half in (0, 100)]
-    assert [sample[0] for part in again for sample in part.samples] == [sample[0] for sample in drawn.samples]
-    assert again[0].rejects + again[1].rejects == drawn.rejects
+    for position, ((row, _), (expected, _)) in enumerate(zip(drawn, plain, strict=True)):
+        assert (row != expected) == (position in rejected)
+        assert row // 1000 == expected // 1000
+    first = rejects[0]
+    assert (first.reason, first.detail) == ("ValueError", f"no image in {first.row}.png")
+    assert plain[first.position][0] == first.row
+    parts = [samples(bad=UNREADABLE).__getitems__(range(half, half + 100)) for half in (0, 100)]
+    assert [row for part, _ in parts for row, _ in part] == [row for row, _ in drawn]
+    assert parts[0][1] + parts[1][1] == rejects
 
 
 def test_a_source_without_any_readable_row_is_an_error_that_names_it():
@@ -57,15 +50,15 @@ def test_a_source_without_any_readable_row_is_an_error_that_names_it():
 def test_what_a_disk_answers_at_the_second_time_is_no_unreadable_row():
     class Flaky(Rows):
         def __getitem__(self, row: int) -> tuple[int, torch.Tensor]:
-            found = super().__getitem__(row)
+            sample = super().__getitem__(row)
             if self.asked % 2:
                 raise OSError("input/output error")
-            return found
+            return sample
 
-    flaky = Samples([Flaky(name) for name in ROWS], stream()).__getitems__(range(20))
-    assert flaky.rejects == ()
-    for one, other in zip(flaky.samples, samples().__getitems__(range(20)).samples, strict=True):
-        assert torch.equal(one[1], other[1])
+    flaky, rejects = Samples([Flaky(name) for name in ROWS], stream()).__getitems__(range(20))
+    assert rejects == ()
+    for (_, noise), (_, expected) in zip(flaky, samples().__getitems__(range(20))[0], strict=True):
+        assert torch.equal(noise, expected)
 
 
 def reject(source: str, reason: str = "ValueError") -> Reject:

@@ -14,8 +14,8 @@ from torch import nn
 
 from mosaic import colocate
 from mosaic.backends.host.backend import HostBackend
-from mosaic.checkpoint.methods import Checkpointer
-from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.checkpointer import Checkpointer
+from mosaic.checkpoint.state import SavedState
 from mosaic.checkpoint.tensors import ModelTensors
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
@@ -146,7 +146,7 @@ def going_on(rank: int, size: int, folder: str, source: str) -> bool:
 def resumed(rank: int, size: int, folder: str) -> bool:
     """The same plan, ended and begun again from new objects: bit for bit what goes on without an end."""
     first = Run(0, rank, size, plan_seed=5)
-    needed = room_needed(first.model, first.optimizer, {"average": first.average})
+    needed = SavedState(first.model, first.optimizer, companions={"average": first.average}).room_needed()
     first.train(0, 2)
     path = first.save(Path(folder), 2)
     first.train(2, 5)

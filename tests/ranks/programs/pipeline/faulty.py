@@ -154,7 +154,7 @@ def killed_in_a_save(rank: int, size: int, place: Path) -> None:
     pipe.finish_saving()
     train(pipe, optimizer, 1, first=1)
     if rank == 1:
-        writing = sys.modules["mosaic.checkpoint.saving"]
+        writing = sys.modules["mosaic.checkpoint.checkpointer"]
 
         def write_and_die(path: Path, *_: object, **__: object) -> None:
             path.write_bytes(b"\0" * 100)

@@ -29,8 +29,6 @@ def _plain(text: str) -> str:
 
 def _stub_function(node: ast.FunctionDef) -> str:
     """``name(a: int, b: bool = False) -> None``, without self."""
-    if "property" in (ast.unparse(decorator) for decorator in node.decorator_list):
-        return f"property -> {ast.unparse(node.returns)}"
     arguments = node.args.args[:]
     defaults = [""] * (len(arguments) - len(node.args.defaults))
     defaults += [f" = {ast.unparse(value)}" for value in node.args.defaults]
@@ -49,18 +47,22 @@ def _stub_function(node: ast.FunctionDef) -> str:
 
 
 def _stub() -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = _stub_function(node)
+            entries[node.name] = _stub_function(node)
         elif isinstance(node, ast.AnnAssign):
-            found[ast.unparse(node.target)] = ast.unparse(node.annotation)
+            entries[ast.unparse(node.target)] = ast.unparse(node.annotation)
         elif isinstance(node, ast.ClassDef):
-            found[node.name] = "class"
+            entries[node.name] = "class"
             for member in node.body:
                 if isinstance(member, ast.FunctionDef):
-                    found[f"{node.name}.{member.name}"] = _stub_function(member)
-    return found
+                    entries[f"{node.name}.{member.name}"] = _stub_function(member)
+                elif isinstance(member, ast.AnnAssign):
+                    entries[f"{node.name}.{ast.unparse(member.target)}"] = (
+                        f"property -> {ast.unparse(member.annotation)}"
+                    )
+    return entries
 
 
 def _built_function(documented: str) -> str:
@@ -77,22 +79,22 @@ def _built_member(member: object) -> str:
 
 
 def _built() -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for name, value in vars(_C).items():
         if name.startswith("_"):
             continue
         if isinstance(value, str):
-            found[name] = "str"
+            entries[name] = "str"
             continue
         if not isinstance(value, type):
-            found[name] = _built_function(value.__doc__)
+            entries[name] = _built_function(value.__doc__)
             continue
-        found[name] = "class"
+        entries[name] = "class"
         for member_name, member in vars(value).items():
             is_own_init = member_name == "__init__" and "->" in (member.__doc__ or "")
             if is_own_init or not member_name.startswith("_"):
-                found[f"{name}.{member_name}"] = _built_member(member)
-    return found
+                entries[f"{name}.{member_name}"] = _built_member(member)
+    return entries
 
 
 def test_the_stub_and_the_extension_have_the_same_names_arguments_and_results():

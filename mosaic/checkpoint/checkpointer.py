@@ -1,0 +1,672 @@
+"""Saving, loading, and weights as one plain file: the methods of a handle, and of a plain model.
+
+The step waits only for a copy in memory, which a thread writes while training goes on. Loading compares everything
+with the run's objects before it changes any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from functools import partial as bind
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from mosaic.checkpoint import folder as run_folder
+from mosaic.checkpoint import state as run_state
+from mosaic.checkpoint.folder import (
+    COMPANION,
+    MODEL,
+    RANDOM,
+    STATE,
+    Checkpoint,
+    FileEntry,
+    Manifest,
+    SavingPlace,
+    TensorEntry,
+)
+from mosaic.checkpoint.ranks import OneRank, Ranks, gather_objects, run_on_all
+from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, Part, SavedState, from_plain, some, to_plain
+from mosaic.checkpoint.tensors import (
+    DTYPES,
+    SUFFIX,
+    ModelTensors,
+    Overlap,
+    bytes_of,
+    describe,
+    in_order,
+    open_tensors,
+    open_weights,
+    raw,
+    replace_with_tensors,
+    write_tensors,
+)
+from mosaic.errors import InvalidCheckpointError, MosaicError, NoRoomError
+
+_LOG = logging.getLogger(__name__)
+
+NICENESS = 10
+"""Of the writing thread: beside a computing thread on the same core it gets a tenth of the core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Overlap):
+    """Content of a checkpoint beside the model's state, and the differences after a partial load."""
+
+    step: int
+    """The step that it was saved at."""
+    extra: dict[str, Any]
+    """``extra`` of rank 0."""
+    path: Path
+    """Its folder."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each object beside the model that stays unchanged because nothing in the checkpoint fits it."""
+    random: dict[str, Any] | None = field(default=None, repr=False)
+    """This rank's random state; None if the checkpoint has none."""
+
+    def restore_random(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
+        """Sets the random generators, and the loop's own by name, to the saved state, as ``load`` did.
+
+        For loops that draw numbers between ``load`` and their first step, as a loader does when its iterator is made.
+        """
+        if self.random is not None:
+            run_state.set_random_state(self.random, generators)
+
+
+class Checkpointer:
+    """Checkpoints of a model; on several ranks, all of them make the same calls.
+
+    A handle derives from it and overrides the methods behind ``digest``.
+
+    Args:
+        model: The model.
+        ranks: The ranks that save together, each with all or a part of the model; by default this process alone.
+    """
+
+    _ranks: Ranks | None = None
+    _lacks_weights = False
+    _draws_alike = False
+    """True if all ranks draw the same random numbers: a new rank continues from the state of rank 0."""
+    _pending: tuple[SavingPlace, Future[None]] | None = None
+    _memory = torch.empty(0, dtype=torch.uint8)
+
+    def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
+        self._model = model
+        self._ranks = ranks
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        step: int,
+        optimizer: OneOrSeveral[Optimizer] = None,
+        scheduler: OneOrSeveral[Any] = None,
+        scaler: Any = None,
+        companions: Mapping[str, nn.Module] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        keep: int = 3,
+    ) -> Path:
+        """Begins a checkpoint; the loop goes on while it is written.
+
+        Call it between steps. It copies the model, the optimizer and the state of the random generators and returns;
+        then a thread writes them into a hidden folder, and renames it once it is on the disk. A run that is killed at
+        any instant leaves the last complete checkpoint.
+
+        One checkpoint is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it
+        and raises its error.
+
+        Args:
+            folder: The run's checkpoints; all ranks see it.
+            step: The loop's count, which ``load`` returns.
+            optimizer: Any of torch's, over the model's parameters; or several, in a sequence or by name.
+            scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank; or
+                several.
+            scaler: A ``torch.amp.GradScaler``, or anything with such a ``state_dict()``.
+            companions: Modules beside the model by name, such as an average of its weights: their parameters and
+                buffers are saved as the model's are. On ranks, copies of the model as each rank has it, or whole.
+            generators: The loop's own random generators by name; each rank saves its own.
+            extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these, saved
+                by rank 0.
+            keep: Number of checkpoints in the folder; older ones are removed once this one is complete.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            NoRoomError: The disk was full during the previous save, which left nothing; this one has not begun.
+                ``make_room`` drops old checkpoints.
+            MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
+            TypeError: A checkpoint cannot hold one of the values; names it.
+        """
+        state, ranks = SavedState(self._model, optimizer, scheduler, scaler, companions, generators), self._the_ranks()
+        self._settle()
+        self.finish_saving()
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
+        with self._made_whole(state):
+            part, tensors, rest = run_on_all(ranks, lambda: Part.of(state, extra or {}))
+            parts = _gather_parts(ranks, part, step, str(folder))
+            writer = _writers(parts)
+            place = ranks.broadcast(
+                run_on_all(ranks, lambda: None if ranks.rank else SavingPlace.make(Path(folder), step))
+            )
+            assert place is not None
+            copies = self._copies({name: each for name, each in tensors.items() if writer[name] == ranks.rank})
+        text = json.dumps(to_plain(run_state.random_state(generators), "the random state")).encode()
+        copies[f"{RANDOM}{ranks.rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        contents = None if ranks.rank else _contents(step, parts, rest, self._plan_name())
+        # A pool's thread is joined at the end of the process, as a checkpoint has to be.
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
+        self._pending = place, thread.submit(_write, copies, place, ranks, ranks.background_group(), contents, keep)
+        thread.shutdown(wait=False)
+        return place.final
+
+    def _copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns copies that training does not touch, valid until the next call; pinned for tensors on a GPU.
+
+        Later copies reuse the memory: fresh memory takes several times as long as copying into it.
+        """
+        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        if self._memory.numel() < starts[-1] or (devices and not self._memory.is_pinned()):
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._memory = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=bool(devices))
+        copies = {}
+        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
+            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
+            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def finish_saving(self) -> None:
+        """Waits until the pending checkpoint, if any, is on the disk.
+
+        Raises:
+            MosaicError: It could not be written. Earlier checkpoints are unchanged.
+        """
+        if self._pending is None:
+            return
+        (place, future), self._pending = self._pending, None
+        if (error := future.exception()) is not None:
+            raise (NoRoomError if isinstance(error, NoRoomError) else MosaicError)(_failure(place, error)) from error
+
+    def load(
+        self,
+        folder: str | Path,
+        *,
+        step: int | None = None,
+        optimizer: OneOrSeveral[Optimizer] = None,
+        scheduler: OneOrSeveral[Any] = None,
+        scaler: Any = None,
+        companions: Mapping[str, nn.Module] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        fall_back: bool = False,
+        missing_ok: bool = False,
+        partial: bool = False,
+        new_run: bool = False,
+    ) -> Loaded | None:
+        """Loads a checkpoint, saved under any plan and number of ranks, into the model as it is colocated now.
+
+        It checks every file first. The random generators of a rank continue from the state of the same rank; a new rank
+        keeps its own state, and in a pipeline, whose ranks draw alike, continues from rank 0.
+
+        Args:
+            folder: The run's checkpoints.
+            step: Step of the checkpoint; the newest by default.
+            optimizer: Receives its state; new or not, over the same parameters as the saved one. Several receive theirs
+                by name or by order.
+            scheduler: Receives its state, or several do.
+            scaler: Receives its state.
+            companions: Receive the state saved under their names.
+            generators: Receive the state saved under their names.
+            fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
+                an error, which names the intact one.
+            missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.
+            partial: Load what fits a changed model: tensors of the same name, shape and dtype, and optimizers of the
+                same class over the same parameters. The others stay as they are, and ``notes`` names them.
+            new_run: Begin another run: optimizers keep their current settings, such as learning rates, and random
+                generators keep their state. Leave out the scheduler, too, if the run has a new one.
+
+        Returns:
+            The step and ``extra``; with ``partial``, also the new, gone and changed tensors.
+
+        Raises:
+            InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
+            ValueError: ``partial`` with a scheduler or scaler.
+        """
+        self._settle()
+        self.finish_saving()
+        ranks, folder = self._the_ranks(), Path(folder)
+        state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
+        if missing_ok and ranks.broadcast(not run_folder.checkpoints_in(folder)):
+            return None
+        if partial and (state.schedulers or scaler is not None):
+            raise ValueError(
+                "partial=True loads a changed model, to which the state of a scheduler or scaler may not fit; leave "
+                "scheduler= and scaler= out"
+            )
+        with self._made_whole(state), ExitStack() as files:
+            checkpoint = _intact(folder, step, ranks, fall_back=fall_back)
+            reader = run_on_all(ranks, lambda: _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run))
+            random_ranks = (ranks.rank, 0) if self._draws_alike else (ranks.rank,)
+            random = run_on_all(ranks, lambda: reader.restore(random_ranks))
+        self._lacks_weights = False
+        return Loaded(
+            step=checkpoint.step,
+            extra=from_plain(reader.saved["extra"]),
+            path=checkpoint.path,
+            **{each.name: getattr(reader.overlap, each.name) for each in fields(reader.overlap)},
+            notes=tuple(reader.notes),
+            random=random,
+        )
+
+    def export(self, path: str | Path) -> None:
+        """Writes the plain model's ``state_dict`` as one safetensors file for ``load_state_dict``.
+
+        Rank 0 writes it and holds one tensor of other ranks at a time. Tied weights appear under all of their names.
+
+        Raises:
+            MosaicError: The file cannot be written, and does not exist.
+        """
+        self._settle()
+        with self._made_whole():
+            _export(self._model, Path(path), self._the_ranks())
+
+    def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
+        """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
+
+        Each rank opens the file. Other dtypes are converted, as in ``load_state_dict``. One name of a tied weight is
+        enough.
+
+        Args:
+            path: The file or folder.
+            partial: Load the tensors whose name and shape fit a different model.
+
+        Returns:
+            The loaded tensors, and with ``partial`` the new, gone and changed ones.
+
+        Raises:
+            InvalidCheckpointError: The file is of another model; lists the differences.
+            InvalidFileError: It is not such a file, or is truncated.
+        """
+        self._settle()
+        ranks = self._the_ranks()
+        with self._made_whole(), ExitStack() as files:
+
+            def compare() -> tuple[dict[str, torch.Tensor], Overlap, dict[str, Any]]:
+                own, stored = ModelTensors.of(self._model), open_weights(Path(path), files)
+                shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
+                overlap = Overlap.of(own, shapes, aliases=True)
+                overlap.check(Path(path), "file", partial=partial)
+                return own.here, overlap, stored
+
+            here, overlap, stored = run_on_all(ranks, compare)
+            for name, source in overlap.sources.items():
+                if name in here:
+                    here[name].copy_(stored[source].get_tensor(source))
+            ranks.raise_if_any_failed(None)
+        self._lacks_weights = False
+        return overlap
+
+    def digest(self) -> str:
+        """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks.
+
+        The first rank that has a tensor provides its bytes.
+        """
+        self._settle()
+        own, digests = {}, {}
+        with self._made_whole():
+            for name, tensor in ModelTensors.of(self._model).here.items():
+                entry = describe(name, tensor)
+                own[name] = f"{entry.dtype} {list(entry.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
+            for by_name in reversed(self._the_ranks().all_gather(own)):
+                digests.update(by_name)
+        return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+    def make_room(self, folder: str | Path) -> tuple[int, ...]:
+        """Removes all checkpoints except the newest intact one, for a loop whose disk is full.
+
+        It waits for the pending checkpoint and raises its error.
+
+        Returns:
+            The steps of the removed checkpoints.
+        """
+        self.finish_saving()
+        ranks = self._the_ranks()
+        gone = [checkpoint.step for checkpoint in run_folder.make_room(Path(folder))] if ranks.rank == 0 else []
+        return tuple(ranks.broadcast(gone))
+
+    def _the_ranks(self) -> Ranks:
+        if self._ranks is None:
+            self._ranks = self._make_ranks()
+        return self._ranks
+
+    def _make_ranks(self) -> Ranks:
+        return OneRank()
+
+    def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
+        """Returns a context in which the tensors of the model and its optimizers are unsharded."""
+        return nullcontext()
+
+    def _plan_name(self) -> str:
+        return "plain"
+
+    def _settle(self) -> None:
+        """Does nothing: a plain model computes in the loop's own order."""
+
+
+# Saving.
+
+
+def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> list[Part]:
+    """Gathers the parts of all ranks, which have to save the same."""
+    settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
+    gathered = ranks.all_gather((step, folder, part.labels, settings, part))
+    subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
+    for index, subject in enumerate(subjects):
+        if any(request[index] != gathered[0][index] for request in gathered):
+            each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(gathered))
+            raise ValueError(f"the ranks save different {subject} ({each}); save the same on all ranks")
+    return [request[-1] for request in gathered]
+
+
+def _writers(parts: Sequence[Part]) -> dict[str, int]:
+    """Returns the rank that writes each tensor: ranks that have the same tensors take turns, the largest first.
+
+    Raises:
+        MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
+    """
+    holders: dict[str, list[int]] = defaultdict(list)
+    entries: dict[str, TensorEntry] = {}
+    for rank, part in enumerate(parts):
+        for name, entry in part.entries.items():
+            if (first := entries.setdefault(name, entry)) != entry:
+                raise MosaicError(
+                    f"{name} is {entry.dtype} {list(entry.shape)} on rank {rank} and {first.dtype} {list(first.shape)} "
+                    f"on rank {holders[name][0]}; all ranks have to hold the same"
+                )
+            holders[name].append(rank)
+    if missing := [name for name in parts[0].names if name not in entries]:
+        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
+    largest_first = sorted(holders, key=lambda name: (-entries[name].num_bytes, name))
+    return {name: holders[name][index % len(holders[name])] for index, name in enumerate(largest_first)}
+
+
+def _contents(step: int, parts: Sequence[Part], rest: Mapping[str, Any], plan: str) -> tuple[Manifest, bytes]:
+    """Returns the manifest, still without files and tensors, and the state file with the optimizers of all ranks."""
+    from mosaic import __version__
+
+    optimizers = {
+        label: OptimizerState.merged([part.optimizers[label] for part in parts]) for label in parts[0].optimizers
+    }
+    manifest = Manifest(
+        step=step,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        mosaic=__version__,
+        torch=torch.__version__,
+        num_ranks=len(parts),
+        plan=plan,
+        files=(),
+        tensors=(),
+        tied=parts[0].tied,
+    )
+    state = {**run_state.one_or_several("optimizer", optimizers), **rest}
+    return manifest, (json.dumps(state) + "\n").encode()
+
+
+def _lower_priority() -> None:
+    """Lowers the priority of this thread, which hashes and copies a whole checkpoint, below training."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with contextlib.suppress(OSError):  # forbidden here: it is only slower
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _write(
+    tensors: Mapping[str, torch.Tensor],
+    place: SavingPlace,
+    ranks: Ranks,
+    group: Any,
+    contents: tuple[Manifest, bytes] | None,
+    keep: int,
+) -> None:
+    """Writes this rank's file, and on rank 0 the rest; a failure is logged at once, even if the loop never waits."""
+
+    def write_own() -> tuple[FileEntry, list[TensorEntry]]:
+        if not place.aside.is_dir():
+            raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
+        name = f"rank-{ranks.rank:05d}{SUFFIX}"
+        entries = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
+        num_bytes, sha256 = write_tensors(place.aside / name, entries, tensors.__getitem__)
+        return FileEntry(name=name, num_bytes=num_bytes, sha256=sha256), entries
+
+    def complete() -> None:
+        if contents is None:
+            return
+        manifest, state = contents
+        sha256 = run_folder.write_flushed(state, place.aside / STATE)
+        files = [FileEntry(name=STATE, num_bytes=len(state), sha256=sha256), *(file for file, _ in written)]
+        entries = sorted((entry for _, own in written for entry in own), key=lambda entry: entry.name)
+        replace(manifest, files=tuple(files), tensors=tuple(entries)).write(place.aside)
+        place.commit(keep)
+
+    try:
+        written = _gather_results(group, write_own)
+        _gather_results(group, complete)
+    except Exception as error:  # of any kind: it is raised again
+        _LOG.error(_failure(place, error))
+        if ranks.rank == 0:
+            place.abandon()
+        raise
+
+
+def _gather_results(group: Any, work: Callable[[], Any]) -> list[Any]:
+    """Gathers the results of all ranks; raises on all if one failed: NoRoomError if its disk was full."""
+    report: tuple[str | None, bool, Any]
+    try:
+        report = None, False, work()
+    except Exception as error:  # of any kind: all ranks have to raise
+        report = f"{type(error).__name__}: {error}", run_folder.is_full(error), None
+    reports = gather_objects(group, report)
+    if failures := [f"{reason} (rank {rank})" for rank, (reason, _, _) in enumerate(reports) if reason is not None]:
+        raise (NoRoomError if any(full for _, full, _ in reports) else MosaicError)("; ".join(failures))
+    return [result for _, _, result in reports]
+
+
+def _failure(place: SavingPlace, error: BaseException) -> str:
+    reason = str(error) if isinstance(error, MosaicError) else f"{type(error).__name__}: {error}"
+    return (
+        f"{place.final} could not be saved: {reason}; earlier ones are intact: make room, or choose a folder that all "
+        "ranks can write"
+    )
+
+
+def _export(model: nn.Module, path: Path, ranks: Ranks) -> None:
+    own = run_on_all(ranks, lambda: ModelTensors.of(model))
+    names = own.names.items()
+    entries = run_on_all(ranks, lambda: in_order(describe(name, own.tensors[first]) for name, first in names))
+    names_by_rank = ranks.all_gather(sorted(own.here))
+    source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
+    if missing := [name for name in own.tensors if name not in source]:
+        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
+    group = ranks.background_group()
+    memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
+    remaining = iter(entries)
+
+    def next_tensor(entry: TensorEntry) -> torch.Tensor:
+        """Sends the tensor to rank 0, which receives its bytes; valid until the next call."""
+        nonlocal memory
+        tensor, owner = own.tensors[own.names[entry.name]], source[own.names[entry.name]]
+        if owner == ranks.rank:
+            if ranks.rank and entry.num_bytes:
+                dist.send(raw(tensor), dst=0, group=group)
+            return tensor
+        if ranks.rank == 0 and entry.num_bytes:
+            if memory.numel() < entry.num_bytes:
+                memory = torch.empty(entry.num_bytes, dtype=torch.uint8)
+            dist.recv(memory[: entry.num_bytes], src=owner, group=group)
+        return memory[: entry.num_bytes]
+
+    def write() -> None:
+        try:
+            if ranks.rank == 0:
+                replace_with_tensors(path, entries, lambda _: next_tensor(next(remaining)))
+        finally:  # on the other ranks all; on rank 0 those behind an error, which are sent all the same
+            for entry in remaining:
+                next_tensor(entry)
+
+    run_on_all(ranks, write)
+
+
+# Loading.
+
+
+def _intact(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) -> Checkpoint:
+    """Returns the newest intact checkpoint, the same on all ranks, each of which verifies some files."""
+    damaged: list[str] = []
+    for checkpoint in ranks.broadcast(run_on_all(ranks, lambda: () if ranks.rank else run_folder.choose(folder, step))):
+        reports = ranks.all_gather(run_folder.damage_of(checkpoint.path, part=ranks.rank, parts=ranks.size))
+        # Every rank reads the manifest: several may report the same sentence.
+        if damage := list(dict.fromkeys(sentence for report in reports for sentence in report)):
+            damaged += damage
+            continue
+        if damaged and not fall_back:
+            raise InvalidCheckpointError(
+                f"{'; '.join(damaged)}; the newest intact one before it is {checkpoint.path}: load it with "
+                f"step={checkpoint.step}, or with fall_back=True"
+            )
+        if damaged and ranks.rank == 0:
+            _LOG.warning("%s; going on from %s", "; ".join(damaged), checkpoint.path)
+        return checkpoint
+    raise InvalidCheckpointError(f"{'; '.join(damaged)}; no earlier one in {folder} is intact")
+
+
+class _Reader:
+    """The state in a checkpoint that fits the objects of a run.
+
+    The constructor compares and changes nothing; ``restore`` then changes the objects.
+
+    Raises:
+        InvalidCheckpointError: The checkpoint differs from the objects, and the load is not partial.
+    """
+
+    def __init__(self, path: Path, state: SavedState, files: ExitStack, *, partial: bool, new_run: bool) -> None:
+        self._path, self._state, self._files = path, state, files
+        self._partial, self._new_run = partial, new_run
+        manifest = Manifest.read(path)
+        self._stored = {tensor.name: tensor for tensor in manifest.tensors}
+        self._open: dict[str, Any] = {}
+        self._restores: list[Callable[[], object]] = []
+        self.saved: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        self.notes: list[str] = []
+        modules = state.modules()
+        self._model = modules.pop(MODEL)
+        self.overlap = self._fit_module(MODEL, self._model, manifest.tied, aliases=partial)
+        self.overlap.check(path, "checkpoint", partial=partial)
+        for label in self._match("companions", state.companions, self.saved.get("companions", [])):
+            overlap = self._fit_module(prefix := f"{COMPANION}{label}/", modules[prefix], {}, aliases=False)
+            if not partial:
+                overlap.check(path, "checkpoint", partial=False)
+            elif unchanged := [*overlap.new, *overlap.changed]:
+                self.notes.append(f"{COMPANION}{label}: {some(unchanged)} as they were")
+        self._fit_optimizers()
+        scalers = {} if state.scaler is None else {"": state.scaler}
+        for kind, targets in (("scheduler", state.schedulers), ("scaler", scalers)):
+            plain = run_state.by_label(self.saved, kind)
+            for label, target in self._match(kind, targets, plain).items():
+                self._restores.append(bind(target.load_state_dict, from_plain(plain[label])))
+        if not new_run:
+            self._match("generators", state.generators, self.saved.get("generators", []))
+
+    def restore(self, random_ranks: tuple[int, ...]) -> dict[str, Any] | None:
+        """Changes the objects; returns this rank's random state, of the first of ``random_ranks`` that has one."""
+        for restore in self._restores:
+            restore()
+        names = [name for rank in random_ranks if (name := f"{RANDOM}{rank}") in self._stored]
+        if not names or self._new_run:
+            return None
+        random: dict[str, Any] = from_plain(json.loads(bytes(self._tensor(names[0]).tolist())))
+        run_state.set_random_state(random, self._state.generators)
+        return random
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """Returns a stored tensor, which may be a view of its file."""
+        file = self._stored[name].file
+        if file not in self._open:
+            self._open[file] = self._files.enter_context(open_tensors(self._path / file))
+        tensor: torch.Tensor = self._open[file].get_tensor(name)
+        return tensor
+
+    def _copy_into(self, tensor: torch.Tensor, name: str) -> None:
+        tensor.copy_(self._tensor(name))
+
+    def _copy_of(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """Returns a copy of a stored tensor of an optimizer, beside its parameter if it has the same shape."""
+        entry = self._stored[name]
+        device = parameter.device if entry.shape == tuple(parameter.shape) else torch.device("cpu")
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=device).copy_(self._tensor(name))
+
+    def _fit_module(self, prefix: str, module: ModelTensors, tied: Mapping[str, str], *, aliases: bool) -> Overlap:
+        saved = {name.removeprefix(prefix): each for name, each in self._stored.items() if name.startswith(prefix)}
+        if aliases:
+            saved |= {name: saved[first] for name, first in tied.items()}
+        shapes = {name: (entry.dtype, entry.shape) for name, entry in saved.items()}
+        overlap, here = Overlap.of(module, shapes, aliases=aliases), module.here
+        for name, source in overlap.sources.items():
+            if name in here:
+                self._restores.append(bind(self._copy_into, here[name], saved[source].name))
+        return overlap
+
+    def _fit_optimizers(self) -> None:
+        saved = {label: OptimizerState(**each) for label, each in run_state.by_label(self.saved, "optimizer").items()}
+        for label, optimizer in self._match("optimizer", self._state.optimizers, saved).items():
+            state, (own, _) = saved[label], OptimizerState.of(optimizer, self._model)
+            try:
+                state.check_fits(own, self._model, changed=self.overlap.changed)
+            except InvalidCheckpointError as error:
+                if not self._partial:
+                    raise
+                self.notes.append(f"{f'optimizer {label}'.strip()}: as it was; {error}")
+                continue
+            arguments = optimizer, own, self._model, self._copy_of
+            self._restores.append(bind(state.restore, *arguments, with_settings=not self._new_run))
+
+    def _match(self, argument: str, objects: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
+        """Returns the objects that have a saved state under their name.
+
+        Raises:
+            InvalidCheckpointError: The saved names differ, and the load is not partial.
+        """
+        objects = objects or {}
+        if self._partial or not objects or set(objects) == set(saved):
+            self.notes += [
+                f"{f'{argument} {name}'.strip()}: as it was; none was saved" for name in objects if name not in saved
+            ]
+            return {name: each for name, each in objects.items() if name in saved}
+        if not saved:
+            raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
+        names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
+        raise InvalidCheckpointError(
+            f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or load with "
+            "partial=True"
+        )
