@@ -83,9 +83,6 @@ class Tasks:
         base_bytes: Sequence[int],
         limit_bytes: Sequence[int],
     ) -> None: ...
-    num_groups: int
-    natural_ranking: list[int]
-    """Groups by microbatch, each after what feeds it."""
 
 class Deadlock:
     """Rows that wait for ever."""
@@ -106,17 +103,14 @@ class FoundOrders:
     orders: list[list[int]]
     start_ns: list[int]
     makespan_ns: int
+    peak_bytes: list[int]
     num_rollouts: int
-    num_deadlocks: int
     progress: list[tuple[float, int]]
     deadlock: Deadlock | None
     """The first one."""
 
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed: ...
-def peak(tasks: Tasks, orders: Sequence[Sequence[int]], start_ns: Sequence[int]) -> list[int]:
-    """Returns the most bytes in use on each rank."""
-
-def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]: ...
+def roll_out(tasks: Tasks) -> tuple[list[list[int]], Replayed]: ...
 def lower_bound(tasks: Tasks) -> int:
     """Returns a time that no orders are below."""
 

@@ -142,7 +142,7 @@ class InTurn:
 
     def run(self, step: StepRun) -> None:
         at = [0] * len(step.program.rows)
-        for lane in step.program.order:
+        for lane in step.program.turns:
             step.act(lane, at[lane])
             at[lane] += 1
 
@@ -215,7 +215,7 @@ class OnStreams:
         at = [0] * len(self._of_row)
         tickets: dict[int, StreamTicket[None]] = {}
         try:
-            for number in step.program.order:
+            for number in step.program.turns:
                 self._launch(step, number, at[number], tickets)
                 at[number] += 1
         finally:

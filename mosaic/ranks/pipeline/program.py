@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -48,14 +48,13 @@ class Work(Protocol):
 FORWARD, BACKWARD, SEND, WAIT_SEND, RECEIVE, WAIT_RECEIVE, FREE, REDUCE = range(8)
 """Codes of actions."""
 
+
 _OF_VERB = {
     Verb.SEND: SEND,
     Verb.AWAIT_SENT: WAIT_SEND,
     Verb.RECEIVE: RECEIVE,
     Verb.AWAIT_RECEIVED: WAIT_RECEIVE,
 }
-_POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
-
 Exit = tuple[TaskName, int, int]
 """The reader of an output; its index on this rank, or -1, and the index of the message that carries it there, or -1."""
 Action = tuple[int, int, Any, tuple[Exit, ...]]
@@ -70,8 +69,8 @@ class Program:
     """Text of each action, by lane."""
     rows: tuple[tuple[Action, ...], ...]
     """The same actions, compiled."""
-    order: tuple[int, ...]
-    """Order of all actions on one thread: for each the lane whose next action it is."""
+    turns: tuple[int, ...]
+    """The lane of each action, in an order of all actions for one thread."""
     after: Mapping[int, tuple[int, ...]]
     """For tasks that read from other lanes of this rank the tasks that they wait for, by index."""
     inputs: tuple[tuple[TaskName, ...], ...]
@@ -86,8 +85,8 @@ def compile_program(
     """Compiles a schedule, as ``lower`` makes it, for a rank; ``names`` caches parsed tasks from step to step.
 
     Raises:
-        InvalidScheduleError: Lanes of the rank wait for each other for ever, or an edge has no tasks.
-            ``check_pipeline_schedule`` finds more.
+        InvalidScheduleError: An edge has no tasks, or lanes have no order on one thread. ``check_pipeline_schedule``
+            finds more.
     """
     return _Compiler(schedule, rank, work, {} if names is None else names).compile()
 
@@ -95,7 +94,7 @@ def compile_program(
 class _Compiler:
     def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
         self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
-        self.rows = rows_of_rank(schedule, rank)
+        self.rows = schedule.rows_of(rank)
         lanes: Counter[int] = Counter()
         self.home: dict[str, tuple[int, int]] = {}
         """Rank and lane of each task."""
@@ -120,11 +119,23 @@ class _Compiler:
         return Program(
             cells=self.rows,
             rows=tuple(tuple(map(self._action, cells)) for cells in self.rows),
-            order=order_of(self.schedule, self.rank),
+            turns=self._turns(),
             inputs=tuple(map(tuple, self.inputs)),
             after={index: tuple(sources) for index, sources in self.after.items()},
             messages=tuple(self.messages),
         )
+
+    def _turns(self) -> tuple[int, ...]:
+        counts = [len(row) for row in self.rows]
+        if len(counts) < 2:
+            return (0,) * sum(counts)
+        turns = self.schedule.turns[self.rank] if self.schedule.turns else ()
+        if [turns.count(lane) for lane in range(len(counts))] != counts:
+            raise InvalidScheduleError(
+                f"rank {self.rank} has lanes of {counts} actions, and turns for {len(turns)}; lower the schedule again",
+                grid=self.schedule.text,
+            )
+        return turns
 
     def _add_edge(self, edge: str, source: str, target: str) -> None:
         index = self.index
@@ -148,9 +159,7 @@ class _Compiler:
         if cell[-1] != ")":
             task, index = self._name(cell), self.index[cell]
             if task.kind is ActionKind.WEIGHTS:
-                raise self._error(
-                    cell, "ranks run backward for weights with backward for inputs; plan with weights='with'"
-                )
+                raise self._error(cell, "ranks run backward for weights with backward for inputs; use another baseline")
             return FORWARD if task.kind is ActionKind.FORWARD else BACKWARD, index, task, tuple(self.exits[index])
         verb, _, inner = cell[:-1].partition("(")
         if verb == Verb.FREE:
@@ -171,83 +180,3 @@ class _Compiler:
 
     def _error(self, cell: str, problem: str) -> InvalidScheduleError:
         return InvalidScheduleError(f"rank {self.rank}, {cell}: {problem}", grid=self.schedule.text)
-
-
-def rows_of_rank(schedule: PipelineSchedule, rank: int) -> tuple[tuple[str, ...], ...]:
-    """Returns the actions of each lane of a rank, in order."""
-    return tuple(row for row, other in zip(schedule.rows, schedule.rank_of, strict=True) if other == rank)
-
-
-def order_of(schedule: PipelineSchedule, rank: int) -> tuple[int, ...]:
-    """Merges a rank's lanes into one order that cannot deadlock with the other ranks: for each action its lane.
-
-    Raises:
-        InvalidScheduleError: No order suits both the lanes and the other ranks.
-    """
-    rows = rows_of_rank(schedule, rank)
-    return _Walk(schedule, rank).run() if len(rows) > 1 else (0,) * sum(map(len, rows))
-
-
-class _Walk:
-    """Runs the rows of all ranks side by side, each up to what it waits for."""
-
-    def __init__(self, schedule: PipelineSchedule, rank: int) -> None:
-        self.schedule, self.rank = schedule, rank
-        self.at = [0] * len(schedule.rows)
-        self.done: set[str] = set()
-        self.posting: dict[str, int] = {}
-        """For each message with one due end the row of that end."""
-        self.merged: list[int] = []
-        ranks = schedule.rank_of
-        self.lane = [ranks[:row].count(ranks[row]) for row in range(len(ranks))]
-        home = {
-            cell: other
-            for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
-            for cell in row
-            if cell[-1] != ")"
-        }
-        self.needs: defaultdict[str, list[str]] = defaultdict(list)
-        for edge in schedule.edges:
-            source, _, target = edge.partition(">")
-            if home.get(source) == home.get(target):
-                self.needs[target].append(source)
-
-    def run(self) -> tuple[int, ...]:
-        rows = self.schedule.rows
-        has_moved = True
-        while has_moved:
-            has_moved = False
-            for row in range(len(rows)):
-                has_moved |= self._advance(row)
-        stuck = next((row for row in range(len(rows)) if self.at[row] < len(rows[row])), None)
-        if stuck is not None:
-            raise InvalidScheduleError(
-                f"rank {self.rank} has lanes that cannot come to their end: row {stuck} would wait for ever at "
-                f"{rows[stuck][self.at[stuck]]}; post both ends of each message at one point, as lower does",
-                grid=self.schedule.text,
-            )
-        return tuple(self.merged)
-
-    def _advance(self, row: int) -> bool:
-        """Takes actions of a row until it has computed a task or has to wait; returns whether it took any."""
-        cells, has_moved = self.schedule.rows[row], False
-        while self.at[row] < len(cells):
-            cell = cells[self.at[row]]
-            if cell.startswith(_POSTS):
-                other = self.posting.setdefault(cell.partition("(")[2], row)
-                if other == row:
-                    return has_moved
-                self._take(other)
-            elif not all(source in self.done for source in self.needs.get(cell, ())):
-                return has_moved
-            self._take(row)
-            has_moved = True
-            if cell[-1] != ")":
-                return True
-        return has_moved
-
-    def _take(self, row: int) -> None:
-        self.done.add(self.schedule.rows[row][self.at[row]])
-        self.at[row] += 1
-        if self.schedule.rank_of[row] == self.rank:
-            self.merged.append(self.lane[row])

@@ -184,7 +184,7 @@ def test_rows_that_wait_for_each_other_are_refused_before_and_after_lowering():
     orders = [list(row) for row in natural(graph)]
     orders[0].remove(index["2F1"])
     orders[0].insert(0, index["2F1"])  # before 0F1, on which it waits by way of the other rank
-    with pytest.raises(InvalidScheduleError, match="both wait for ever"):
+    with pytest.raises(InvalidScheduleError, match="would wait for ever at"):
         lowered(partition, graph, tuple(map(tuple, orders)))
 
     def change(rows: list[list[str]]) -> None:

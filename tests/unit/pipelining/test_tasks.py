@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from collections import defaultdict
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import chain, images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
-from task_graph_cases import FORWARD, random_step
+from task_graph_cases import FORWARD
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
@@ -24,7 +22,7 @@ from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Chunk, Partition, Request
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
-from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait, roll_out
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait
 from mosaic.pipelining.tuning import pairs_of, strategies_of, with_candidates
 
 PARTS = (Part(module="text"),)
@@ -58,14 +56,6 @@ def test_tasks_that_wait_in_a_circle_are_refused_with_the_circle():
     waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (2, 1)))
     with pytest.raises(ValueError, match=r"in a circle: (1 -> 2 -> 1|2 -> 1 -> 2); leave out"):
         graph(task(), task(), task(), waits=waits)
-
-
-def test_a_graph_survives_pickling_copying_and_replacing():
-    step = random_step(3, ranks=2, microbatches=2, room=0.6)
-    made = pickle.loads(pickle.dumps(step))
-    assert made == step
-    assert roll_out(made) == roll_out(step) == roll_out(copy.deepcopy(step))
-    assert dataclasses.replace(step, limit_bytes=()).limit_bytes == ()
 
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS

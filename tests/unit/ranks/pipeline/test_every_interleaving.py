@@ -8,7 +8,6 @@ from every_interleaving import mixed_up, walk_all
 from executor_cases import Step, step
 
 from mosaic.pipelining.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.program import order_of, rows_of_rank
 
 MAX_STATES = 4_000
 
@@ -27,8 +26,12 @@ def merged(drawn: Step) -> tuple[tuple[str, ...], ...]:
     """The cells of each rank, lanes merged, in the order of the executor."""
     found = []
     for rank in range(drawn.num_ranks):
-        rows = [iter(row) for row in rows_of_rank(drawn.schedule, rank)]
-        found.append(tuple(next(rows[lane]) for lane in order_of(drawn.schedule, rank)))
+        rows = drawn.schedule.rows_of(rank)
+        if len(rows) == 1:
+            found += rows
+            continue
+        lanes = [iter(row) for row in rows]
+        found.append(tuple(next(lanes[lane]) for lane in drawn.schedule.turns[rank]))
     return tuple(found)
 
 

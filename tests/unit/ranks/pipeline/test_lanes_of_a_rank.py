@@ -86,13 +86,15 @@ def test_random_schedules_on_lanes_make_what_one_thread_makes():
 
 def two_lanes(*rows: str, edges: Sequence[str] = ()) -> PipelineSchedule:
     """Rank 0 with two lanes, and rank 1 if there is a third row."""
+    cells = tuple(tuple(row.split()) for row in rows)
     return PipelineSchedule(
         plan="lanes",
         num_microbatches=1,
         rank_of=(0, 0, 1)[: len(rows)],
         chunks=("vision[0:1/1]", "audio[0:1/1]", "text[0:1/1]"),
-        rows=tuple(tuple(row.split()) for row in rows),
+        rows=cells,
         edges=dict.fromkeys(edges, 4),
+        turns=((0,) * len(cells[0]) + (1,) * len(cells[1]), ()),
     )
 
 

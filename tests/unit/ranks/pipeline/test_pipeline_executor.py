@@ -10,7 +10,6 @@ from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, 
 
 from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
-from mosaic.pipelining.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.program import compile_program
@@ -115,19 +114,9 @@ def test_backward_for_weights_apart_is_refused():
         compile_program(apart, 1, NumberWork.of(drawn.graph))
 
 
-def test_lanes_that_no_order_suits_are_refused():
-    rows = ("0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0 SEND(1F0>2F1) SENT(1F0>2F1)")
-    other = "GOT(1F0>2F1) RECV(1F0>2F1) 2F1 RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
-    made = PipelineSchedule(
-        plan="lanes",
-        num_microbatches=2,
-        rank_of=(0, 0, 1),
-        chunks=("vision[0:1/1]", "audio[0:1/1]", "text[0:1/1]"),
-        rows=tuple(tuple(row.split()) for row in (*rows, other)),
-        edges={"0F0>2F0": 4, "1F0>2F1": 4},
-    )
-    work = NumberWork(exits={})
-    assert compile_program(made, 0, work).cells == made.rows[:2]
-    waits = dataclasses.replace(made, edges={**made.edges, "0F0>1F0": 4, "1F0>0F0": 4}, hash="")
-    with pytest.raises(InvalidScheduleError, match="rank 0 has lanes that cannot come to their end: row 0"):
-        compile_program(waits, 0, work)
+def test_lanes_without_an_order_of_their_actions_are_refused():
+    drawn = next(drawn for drawn in map(step, range(99)) if len(drawn.schedule.rows) > drawn.num_ranks)
+    rank = next(rank for rank in drawn.schedule.rank_of if drawn.schedule.rank_of.count(rank) > 1)
+    without = dataclasses.replace(drawn.schedule, turns=(), hash="")
+    with pytest.raises(InvalidScheduleError, match=f"rank {rank} has lanes of .* lower the schedule again"):
+        compile_program(without, rank, NumberWork.of(drawn.graph))
