@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import mosaic
+from bench.harness import PartedStudy, StudyPart
 from bench.loops import Loop, Workload, in_turn, ratios
 from bench.record import Figure, median_figure
-from bench.study_parts import PartedStudy, StudyPart
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.microbench import Budget

@@ -1,22 +1,26 @@
-"""The harness of all studies: rounds in turn, intervals, and a result file that says where it comes from."""
+"""The harness of all studies: parts that end in time, a command line, and a result file with its origin."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from bench.record import Figure, Study
+from bench.processes import Make, PartFailedError, within
+from bench.record import Figure, Study, missing_figure
 from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
-from mosaic.device import Device
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
 
-def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad | None, machine: Device | None = None) -> Study:
-    """Returns figures with where they come from; the machine is the host unless it is given."""
+def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
+    """Returns figures of this host with where they come from."""
     provenance = Provenance.here()
     return Study(
         study=study,
@@ -25,19 +29,77 @@ def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad | None, ma
         commit=provenance.commit,
         python_version=provenance.python_version,
         torch_version=torch.__version__,
-        machine=machine or HostBackend().device,
-        foreign_cpu_share=None if load is None else load.share,
+        machine=HostBackend().device,
+        foreign_cpu_share=load.share,
         figures=tuple(figures),
     )
 
 
-def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path | None) -> Study:
-    """Prints the figures and writes the result file."""
-    result = study_of(study, figures, load)
-    for figure in figures:
-        shown = "not measured: " + figure.reason if figure.value is None else f"{figure.value:.3f}"
-        interval = f"  [{figure.low:.3f}, {figure.high:.3f}]" if figure.low is not None else ""
-        print(f"{figure.name:58} {shown}{interval}  ({figure.source})")
-    if path is not None:
-        save(result, path)
-    return result
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPart:
+    name: str
+    make: Callable[[float], Iterator[Figure]]
+    """Makes figures, and ends after the given seconds."""
+    seconds: float
+
+    @classmethod
+    def alone(cls, name: str, seconds: float, make: Make) -> StudyPart:
+        """Describes a part that runs in one process of its own."""
+        return cls(name=name, make=lambda left: within(make, left), seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedStudy:
+    """A study of parts, of which there are few and small ones, or all."""
+
+    name: str
+    quick: Callable[[], Sequence[StudyPart]]
+    """Makes the parts of the quick form, in order of worth."""
+    quick_seconds: float
+    """After this a quick study ends whatever runs and starts nothing."""
+    full: Callable[[], Sequence[StudyPart]]
+    full_seconds: float = math.inf
+    known: Sequence[Figure] = ()
+    """Figures that no part makes, with their reasons."""
+    complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
+    """Adds what is missing once all parts have run."""
+
+    def main(self, description: str | None, quick_help: str) -> Study:
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--quick", action="store_true", help=quick_help)
+        parser.add_argument("--json", type=Path, help="write the result here")
+        options = parser.parse_args()
+        parts = self.quick() if options.quick else self.full()
+        longest = min(sum(part.seconds for part in parts), self.quick_seconds if options.quick else self.full_seconds)
+        print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
+        return self.run(parts, path=options.json, seconds=longest)
+
+    def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
+        """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.
+
+        Args:
+            parts: The parts in order of worth.
+            path: The result file, written anew after each part; None writes none.
+            seconds: For all parts together; those for which there is no time left are figures with that reason.
+        """
+        load = ForeignLoad()
+        ends = time.perf_counter() + seconds
+        figures = list(self.known)
+        for part in parts:
+            began = time.perf_counter()
+            try:
+                for figure in part.make(min(part.seconds, ends - began)):  # one by one: those before an error stay
+                    figures.append(figure)
+            except PartFailedError as error:
+                figures.append(missing_figure(f"{part.name}: what is missing of it", error))
+            print(f"[{part.name}: {time.perf_counter() - began:.1f} s]", flush=True)
+            if path is not None:
+                save(study_of(self.name, figures, load), path)
+        study = study_of(self.name, self.complete(figures), load)
+        for figure in study.figures:
+            shown = "not measured: " + figure.reason if figure.value is None else f"{figure.value:.3f}"
+            interval = f"  [{figure.low:.3f}, {figure.high:.3f}]" if figure.low is not None else ""
+            print(f"{figure.name:58} {shown}{interval}  ({figure.source})")
+        if path is not None:
+            save(study, path)
+        return study

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 import mosaic
 from bench.gpu.tables import number
+from bench.harness import PartedStudy, StudyPart
 from bench.loops import Loop, Workload, in_turn, ratios
 from bench.pages import NOT_YET, newest_study, source_of, table
 from bench.record import Figure, Study, median_figure, missing_figure, one_line
-from bench.study_parts import PartedStudy, StudyPart
 from mosaic.demo.model import TriModal, contrastive_loss
 from mosaic.engine import Handle
 from mosaic.microbench import Budget

@@ -25,7 +25,7 @@ from bench.papers.printed import PAPERS, read_paper
 from bench.pipeline.tables import measured_table
 from bench.record import Study
 from bench.sweep import tables as sweep_tables
-from bench.sweep.outcomes import PIPELINE_OUTCOMES
+from bench.sweep.tables import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
 from mosaic.backends.cuda.backend import SM_TARGETS
 from mosaic.demo.record import MEASURED, PREDICTED, RunRecord, summary_rows

@@ -12,8 +12,8 @@ from functools import partial
 from itertools import chain
 
 from bench.context import balance, on_ranks, planning
+from bench.harness import PartedStudy, StudyPart
 from bench.papers.masks import DRAWN, embedded, multimodal_packed
-from bench.study_parts import PartedStudy, StudyPart
 from mosaic.context.tiles import MaskBlocks
 
 MILLION = 1 << 20

@@ -13,8 +13,8 @@ from functools import partial
 
 from bench.cost.study import FULL, QUICK, CostStudy, Scale
 from bench.gpu.bench import Bench
+from bench.harness import PartedStudy, StudyPart
 from bench.record import Figure
-from bench.study_parts import PartedStudy, StudyPart
 from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 

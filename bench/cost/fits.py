@@ -40,11 +40,10 @@ class Member:
 Group = tuple[Member, ...]
 
 
-class _AsWritten:
+class _AsWritten(Interference):
     """Eq. 8 as the paper has it: the same milliseconds for every module of a device; also below zero."""
 
     is_zero = False
-    is_pairwise = False
 
     def __init__(self, coefficients: Mapping[Phase, Eq8], bandwidths: HasBandwidth) -> None:
         self._coefficients, self._bandwidths = coefficients, bandwidths

@@ -23,9 +23,9 @@ from functools import partial
 
 from bench.ddp.models import MODELS
 from bench.ddp.turns import Scale, launch
+from bench.harness import PartedStudy, StudyPart
 from bench.ranks.launch import on_ranks
 from bench.record import Figure, median_figure
-from bench.study_parts import PartedStudy, StudyPart
 
 RANKS = 2
 LAUNCHES = 3

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from bench.gpu.bench import Bench
     from bench.record import Figure
 
-PRELOADED = (
-    *("torch._dynamo", "numpy", "pytest", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
-    "bench.cost.study",
-)
+PRELOADED = (*("torch._dynamo", "numpy", "pytest", "bench.gpu.models", "bench.gpu.questions", "bench.cost.study"),)
 """Modules that the server loads from which measurements are forked."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
 """Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
@@ -59,7 +56,7 @@ def _unknown(name: str, asks: str, function: str, seconds: float, **environment:
     return Measurement(
         name=f"unknowns/{name}",
         asks=asks,
-        function=function if ":" in function else f"bench.gpu.unknowns:{function}",
+        function=f"bench.gpu.questions:{function}",
         seconds=seconds,
         environment=environment,
     )
@@ -70,7 +67,7 @@ def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
         Measurement(
             name=f"models/{name}/{batch}",
             asks=f"how long is a step of {name} at a batch of {batch}, plain and with Mosaic?",
-            function="bench.gpu.models.measure:measure_model",
+            function="bench.gpu.models:measure_model",
             arguments={"name": name, "batch": batch},
             seconds=seconds,
             in_dry_run=batch == 2,
@@ -99,7 +96,7 @@ _IN_ORDER = (
     Measurement(
         name="ceilings",
         asks="what can the device do at most?",
-        function="bench.roofline:measure_ceilings",
+        function="bench.gpu.models:measure_ceilings",
         seconds=5,
     ),
     _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 27),
@@ -114,7 +111,7 @@ _IN_ORDER = (
         "measure_outside_backward",
         3,
     ),
-    _unknown("warps", "how many warps are in flight as CLIP trains?", "bench.gpu.warps:measure_warps", 8),
+    _unknown("warps", "how many warps are in flight as CLIP trains?", "measure_warps", 8),
     *_models(2, 9),
     *(
         _unknown(
@@ -136,7 +133,7 @@ _IN_ORDER = (
     Measurement(
         name="ranks/one",
         asks="does a start as one rank cost anything over a plain one?",
-        function="bench.gpu.one_rank:measure_one_rank",
+        function="bench.gpu.questions:measure_one_rank",
         seconds=6,
     ),
     Measurement(

@@ -1,14 +1,34 @@
-"""The questions of ``mosaic bench`` as measurements: every number of their rows becomes a figure."""
+"""The questions of ``mosaic bench`` as measurements, and open questions about green contexts and ranks.
+
+The questions answer: cost of contexts, whether ending them gives memory back, how many there can be (``pool``);
+confinement of a forward, and of a backward started on its lane (``isolation``).
+"""
 
 from __future__ import annotations
 
+import os
+import statistics
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from bench.gpu.bench import Bench
+from bench.gpu.models import Step, Workload, colocated, even_plan
 from bench.record import Figure, median_figure, missing_figure
+from mosaic.backends.cuda import driver as cuda
+from mosaic.engine import find_modules
 from mosaic.microbench import QUESTIONS, Setup
+from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.result import Item, Measurement, NotMeasured
-from mosaic.microbench.settings import Spread
+from mosaic.microbench.settings import Spread, time_alone
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
+from mosaic.plan import Plan
+from mosaic.profiler import Counters, open_counters
 
 
 def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:
@@ -34,3 +54,177 @@ def figures_of(item: Item) -> Iterator[Figure]:
             yield median_figure(name, value.samples, labels=labels)
         elif value is not None:
             yield Figure(name=name, source="measured", value=float(value), labels=labels)
+
+
+def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
+    """Looks where a backward runs whose forward ran on a partition, started from the caller's own stream."""
+    half = tuple(range(max(1, bench.device.num_slots // 2)))
+    with bench.backend.open_lanes([half]) as lanes:
+        lane = lanes.lane(half)
+        loss, seen = lane.submit(lambda: _seen_in_backward(bench)).wait()
+        loss.backward()
+        bench.synchronize()
+        labels = {"slots": str(len(half)), "backward started": "outside of the lane"}
+        if not bench.on_gpu:
+            yield missing_figure("num_sms", "on the host an operator's backward runs where it is called", labels)
+            return
+        driver = cuda.CudaDriver(bench.torch_device.index or 0)
+        inside = set(driver.probe_stream(int(lane.stream.cuda_stream)))  # type: ignore[attr-defined]
+        units = set(driver.probe_stream(seen[0]))
+    yield Figure(name="num_sms", source="measured", value=float(len(units)), labels=labels)
+    yield Figure(name="num_sms_outside", source="measured", value=float(len(units - inside)), labels=labels)
+
+
+def _seen_in_backward(bench: Bench) -> tuple[torch.Tensor, list[int]]:
+    """Returns a loss, and a list to which its backward adds the stream that it runs on."""
+    seen: list[int] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            seen.append(int(torch.cuda.current_stream().cuda_stream) if bench.on_gpu else 0)
+            return gradients[0]
+
+    value = torch.ones(8, device=bench.torch_device, requires_grad=True)
+    return Look.apply(value).sum(), seen
+
+
+def measure_connections(bench: Bench) -> Iterator[Figure]:
+    """Times a step of two modules on two partitions, under the CUDA_DEVICE_MAX_CONNECTIONS of this process."""
+    settings = bench.settings()
+    first, second = default_subjects(settings.scale, bench.torch_device)
+    modules = TwoModules(first, second, backward=True)
+    count = bench.device.num_slots
+    split = (max(1, count // 2), max(1, count - count // 2))
+    for kind in ("sequential", "plain", "partitions"):
+        for launching, steps_of in (("eager", EagerSteps), ("captured", CapturedSteps)):
+            connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "not set")
+            labels = {"connections": connections, "kind": kind, "launching": launching}
+            if not bench.budget.allows(f"{kind}, {launching}"):
+                continue
+            try:
+                variant = open_variant(kind, bench.backend, split)
+                with variant.lanes:
+                    steps = steps_of(variant, modules)
+                    steps.run(2)
+                    times = [ms for _ in range(settings.rounds) for ms in steps.run(settings.steps_per_round)]
+                    if isinstance(steps, CapturedSteps):
+                        steps.close()
+                yield median_figure("step_ms", times, labels=labels)
+            except Exception as error:
+                yield missing_figure("step_ms", error, labels)
+
+
+def measure_small_collective(bench: Bench) -> Iterator[Figure]:
+    """Runs an all-reduce of one rank in the smallest partition; says what one device cannot show."""
+    labels = {"ranks": "1", "slots": "1"}
+    name = "nccl" if bench.on_gpu else "gloo"
+    if not dist.is_available() or (bench.on_gpu and not dist.is_nccl_available()):
+        yield missing_figure("all_reduce_ms", f"this torch has no {name}", labels)
+        return
+    more = {"device_id": bench.torch_device} if bench.on_gpu else {}
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **more)
+    try:
+        values = torch.ones(1 << (10 if bench.dry_run else 24), device=bench.torch_device)
+        dist.all_reduce(values)  # communicators are made here, with no green context current
+        with bench.backend.open_lanes([(0,)]) as lanes:
+            times = time_alone(lanes.lane((0,)), lambda: dist.all_reduce(values), bench.settings()).all_ms
+        yield median_figure("all_reduce_ms", times, labels=labels)
+    finally:
+        dist.destroy_process_group()
+    yield missing_figure(
+        "all_reduce_ms",
+        "with one rank NCCL has nothing to reduce, and it refuses two ranks on one device: whether its kernels make "
+        "progress in 8 SMs needs two devices",
+        {"ranks": "2", "slots": "1"},
+    )
+
+
+WINDOW_S = 1.0
+NAMES = ("sm_occupancy", "sm_util", "dram_bandwidth")
+"""The first is the share of all warps that were active."""
+
+
+def measure_warps(
+    bench: Bench, *, name: str = "clip", batch: int = 8, counters: Counters | None = None
+) -> Iterator[Figure]:
+    """Reads the counters over steps of the plain loop, and of the even split on green lanes, in per cent.
+
+    Where there are none, or nobody may read them, the figure has the reason. ``counters`` are the device's by default.
+    """
+    counters = counters or open_counters(bench.backend)
+    if counters is None:
+        yield missing_figure(f"{NAMES[0]}_percent", "the host has no such counters", {"model": name})
+        return
+    with counters:
+        if counters.missing:
+            yield missing_figure(f"{NAMES[0]}_percent", counters.missing, {"model": name})
+            return
+        work = Workload(name, batch, bench)
+        plan = even_plan(find_modules(work.model, work.loss, include=work.modules).graph, bench.device)
+        with colocated(work, plan, bench.backend) as (plain, green):
+            for loop, step in {"plain": plain, "green lanes": green}.items():
+                yield from _read(counters, bench, step, {"model": name, "loop": loop})
+
+
+def _read(counters: Counters, bench: Bench, step: Step, labels: dict[str, str]) -> Iterator[Figure]:
+    for _ in range(2):
+        step()
+    bench.synchronize()
+    with counters.window(WINDOW_S) as window:
+        while not window.is_long_enough:
+            step()
+            bench.synchronize()
+    for name in NAMES:
+        value = getattr(window.result, name, None)
+        if value is None:
+            yield missing_figure(f"{name}_percent", "NVML gave no value at the end of the window", labels)
+        else:
+            yield Figure(name=f"{name}_percent", source="measured", value=100 * value, labels=labels)
+
+
+def measure_one_rank(bench: Bench, *, name: str = "clip", batch: int = 8) -> Iterator[Figure]:
+    """Measures steps of one model under one plan, plainly started and as a world of one rank, in turn.
+
+    A world of one rank routes nothing, so both should take the same time.
+    """
+    work = Workload(name, batch, bench)
+    work.step()
+    finding = find_modules(work.model, work.loss, include=work.modules)
+    plan = even_plan(finding.graph, bench.device)
+    del finding
+    rounds = 3 if bench.dry_run else 8
+    plain, ranked = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            if turn >= 2 and not bench.budget.allows(f"rounds from {turn + 1} on"):
+                break
+            plain.append(_step_ms(work, plan, bench))
+            store = dist.FileStore(str(Path(folder) / f"store{turn}"), 1)
+            kind, device = ("nccl", bench.torch_device) if bench.on_gpu else ("gloo", None)
+            dist.init_process_group(kind, store=store, rank=0, world_size=1, device_id=device)
+            try:
+                ranked.append(_step_ms(work, plan, bench))
+            finally:
+                dist.destroy_process_group()
+    labels = {"model": name, "batch": str(batch)}
+    yield median_figure("step_ms", plain, labels=labels | {"variant": "mosaic, no process group"})
+    yield median_figure("step_ms", ranked, labels=labels | {"variant": "mosaic, one rank"})
+    ratios = [theirs / ours for ours, theirs in zip(plain, ranked, strict=True)]
+    yield median_figure("one rank over no process group, step, ratio", ratios, labels=labels)
+
+
+def _step_ms(work: Workload, plan: Plan, bench: Bench) -> float:
+    with colocated(work, plan, bench.backend) as (_, step):
+        times = []
+        for _ in range(2 if bench.dry_run else 12):
+            bench.synchronize()
+            began = time.perf_counter()
+            step()
+            bench.synchronize()
+            times.append((time.perf_counter() - began) * 1e3)
+        return statistics.median(times[1:])

@@ -220,7 +220,6 @@ def cudnn_runs(study: Study) -> bool:
 def _order(record: Record, options: Options, measurement: Measurement, *, seconds: float, hard_seconds: float) -> Order:
     return Order(
         measurement=measurement,
-        file=str(record.path.with_suffix(".running.jsonl")),
         log=str(record.log),
         seconds=seconds,
         hard_seconds=hard_seconds,

@@ -24,9 +24,9 @@ from functools import cache
 import torch
 from torch import nn
 
+from bench.harness import PartedStudy, StudyPart
 from bench.papers.printed import printed
 from bench.record import Figure, Source, missing_figure
-from bench.study_parts import PartedStudy, StudyPart
 from mosaic.cli.counting import Counted, count_workload
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic_cost import AnalyticCost

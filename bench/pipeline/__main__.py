@@ -15,8 +15,8 @@ from itertools import chain
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: idle threads would spin on others' cores
 
+from bench.harness import PartedStudy, StudyPart
 from bench.pipeline import simulated
-from bench.study_parts import PartedStudy, StudyPart
 
 QUICK = (
     StudyPart.alone("Fig. 12", 30, lambda: simulated.figure_12("vlm-s", (0,), (0.2, 0.5), 2)),

@@ -15,10 +15,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from functools import partial
 
+from bench.harness import PartedStudy, StudyPart
 from bench.ranks.launch import on_ranks
 from bench.ranks.links import links
 from bench.ranks.simulated import large_cluster, scaling
-from bench.study_parts import PartedStudy, StudyPart
 
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")
 """Models of Fig. 9 that no device of 80 GB holds at this batch on 8 GPUs; compared without that limit."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.bounded import side_by_side
+from bench.processes import side_by_side
 from bench.record import Figure
 
 Work = Callable[[int, int], Iterable[Figure]]

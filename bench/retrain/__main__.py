@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from bench.harness import PartedStudy, StudyPart
 from bench.retrain.kills import kill_figures
-from bench.study_parts import PartedStudy, StudyPart
 
 
 def _kills(count: int, seconds: float) -> tuple[StudyPart, ...]:

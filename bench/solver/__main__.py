@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from bench.harness import PartedStudy, StudyPart
 from bench.solver import study
-from bench.study_parts import PartedStudy, StudyPart
 
 _part = StudyPart.alone
 QUICK = (

@@ -16,7 +16,7 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,15 +26,14 @@ from pathlib import Path
 import torch
 import torch._dynamo  # once, here: every process forks from this one
 
-from bench.bounded import PartFailedError, within
 from bench.harness import study_of
+from bench.processes import PartFailedError, within
 from bench.record import Figure, Study
+from bench.sweep import tables
 from bench.sweep.catalogue import all_cases, pipeline_cases
 from bench.sweep.device import on
-from bench.sweep.outcomes import CRASHED, CUDA_OUTCOMES, FAULTS, NO_PLAIN, OUTCOMES, PIPELINE_OUTCOMES
 from bench.sweep.parted import judge_parted
 from bench.sweep.session import Case
-from bench.sweep.tables import PIPELINE_STUDY, STUDY
 from bench.sweep.verdict import figure, judge
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
@@ -45,51 +44,48 @@ QUICK_EVERY = 12
 """The quick form takes every twelfth case."""
 
 
-def main() -> None:
-    """Runs the sweep; ends with 1 if a case is different or crashed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
-    way.add_argument("--backend", choices=LANES, default="host", help="whose lanes run the modules (default: host)")
-    parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
-    parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
-    parser.add_argument("--out", type=Path, help="write the result here")
-    asked = parser.parse_args()
-    cases = [
-        case
-        for case in (pipeline_cases() if asked.pipeline else all_cases())
-        if asked.only is None or fnmatchcase(case.name, asked.only) or case.kind == asked.only
-    ]
-    trial = PIPELINE if asked.pipeline else LANES[asked.backend]
-    made = sweep(cases[::QUICK_EVERY] if asked.quick else cases, trial, path=asked.out)
-    sys.exit(any(one.labels["outcome"] in FAULTS for one in made.figures))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     study: str
-    judge: Callable[[Case], Iterator[Figure]]
+    judge: Callable[[Case], Iterator[Figure]] = judge
     outcomes: tuple[str, ...]
-    says: str
-    """Of a figure, beside its outcome."""
+    line: str = "{value:.0f} calls on lanes, overlapped: {overlapped}, {seconds} s"
     device: str = "cpu"
 
 
-HOST = Trial(
-    study=STUDY,
-    judge=judge,
-    outcomes=OUTCOMES,
-    says="{value:.0f} calls on lanes, overlapped: {overlapped}, {seconds} s",
-)
-CUDA = replace(HOST, study=f"{STUDY}_cuda", outcomes=CUDA_OUTCOMES, device="cuda")
+HOST = Trial(study=tables.STUDY, outcomes=tables.OUTCOMES)
+CUDA = Trial(study=f"{tables.STUDY}_cuda", outcomes=tables.CUDA_OUTCOMES, device="cuda")
 LANES = {
     "host": HOST,
     "cuda": CUDA,
-    "cuda-graphs": replace(CUDA, study=f"{STUDY}_cuda_graphs", judge=partial(judge, graphs=True)),
+    "cuda-graphs": replace(CUDA, study=f"{tables.STUDY}_cuda_graphs", judge=partial(judge, graphs=True)),
 }
 PIPELINE = Trial(
-    study=PIPELINE_STUDY, judge=judge_parted, outcomes=PIPELINE_OUTCOMES, says="{modules}; {precision}, {seconds} s"
+    study=tables.PIPELINE_STUDY,
+    judge=judge_parted,
+    outcomes=tables.PIPELINE_OUTCOMES,
+    line="{modules}; {precision}, {seconds} s",
 )
+
+
+def main() -> None:
+    """Runs the sweep; ends with 1 if a case is different or crashed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
+    choice.add_argument("--backend", choices=LANES, default="host", help="whose lanes run the modules (default: host)")
+    parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
+    parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
+    parser.add_argument("--out", type=Path, help="write the result here")
+    options = parser.parse_args()
+    cases = [
+        case
+        for case in (pipeline_cases() if options.pipeline else all_cases())
+        if options.only is None or fnmatchcase(case.name, options.only) or case.kind == options.only
+    ]
+    trial = PIPELINE if options.pipeline else LANES[options.backend]
+    result = sweep(cases[::QUICK_EVERY] if options.quick else cases, trial, path=options.out)
+    sys.exit(any(figure.labels["outcome"] in tables.FAULTS for figure in result.figures))
 
 
 def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> Study:
@@ -98,45 +94,38 @@ def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> S
     figures = []
     for case in cases:
         with on(torch.device(trial.device)):
-            figures.append(run_alone(case, trial.judge))
-        print(_line(figures[-1], trial), flush=True)
-    made = study_of(trial.study, figures, load)
-    made = replace(made, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
-    print(_summary(figures, trial))
+            result = run_alone(case, trial.judge)
+        figures.append(result)
+        line = trial.line.format(value=result.value, **result.labels)
+        reason = f": {result.reason}" if result.reason else ""
+        print(f"{result.labels['outcome']:15}  {case.kind}: {case.name} ({line}){reason}", flush=True)
+    study = study_of(trial.study, figures, load)
+    study = replace(study, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
+    counts = Counter(figure.labels["outcome"] for figure in figures)
+    print(", ".join(f"{counts[word]} {word}" for word in (*trial.outcomes, tables.NO_PLAIN) if counts[word]))
     if path is not None:
-        save(made, path)
-    return made
+        save(study, path)
+    return study
 
 
 def run_alone(case: Case, judge: Callable[[Case], Iterator[Figure]] = judge, *, seconds: float = MAX_SECONDS) -> Figure:
     """Runs a case in a process of its own."""
     last = None
     try:
-        for made in within(lambda: _quietly(case, judge), seconds):
-            last = made
+        for figure_so_far in within(lambda: _quietly(case, judge), seconds):
+            last = figure_so_far
     except PartFailedError as error:
-        return figure(case, NO_PLAIN if last is None else CRASHED, reason=str(error))
+        return figure(case, tables.NO_PLAIN if last is None else tables.CRASHED, reason=str(error))
     assert last is not None
     return last
 
 
 def _quietly(case: Case, judge: Callable[[Case], Iterator[Figure]]) -> Iterator[Figure]:
-    """Judges a case at one thread, without the warnings: what they say is in its record."""
+    """Judges a case at one thread, without the warnings, which its record has."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     yield from judge(case)
-
-
-def _line(made: Figure, trial: Trial) -> str:
-    labels = made.labels
-    says = trial.says.format(value=made.value, **labels)
-    return f"{labels['outcome']:15}  {made.part}: {labels['case']} ({says}){': ' if made.reason else ''}{made.reason}"
-
-
-def _summary(figures: Sequence[Figure], trial: Trial) -> str:
-    counted = Counter(one.labels["outcome"] for one in figures)
-    return ", ".join(f"{counted[outcome]} {outcome}" for outcome in (*trial.outcomes, NO_PLAIN) if counted[outcome])
 
 
 if __name__ == "__main__":

@@ -1,31 +1,29 @@
-"""The list of all cases: the models of transformers, and the functions of each file of odd nets and loops."""
+"""The list of all cases: the models of transformers, and the files of odd nets and loops."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from bench.sweep.session import Case
 
-NETS: Mapping[str, tuple[str, ...]] = {
-    "hidden state": ("state", "buffers"),
-    "random numbers": ("randomness",),
-    "hooks": ("hooks",),
-    "weights and norms": ("weights",),
-    "gradients": ("gradients", "tensors"),
-    "number formats": ("precision",),
-    "branches and shapes": ("shapes",),
-    "arguments and results": ("arguments", "results"),
-    "loops": ("training", "interruptions"),
-    "compilers, threads, modes": ("machinery",),
-    "libraries": ("libraries",),
+NETS: Mapping[str, str] = {
+    "hidden state": "state",
+    "random numbers": "randomness",
+    "hooks": "hooks",
+    "weights and number formats": "weights",
+    "gradients": "gradients",
+    "arguments, results and shapes": "calls",
+    "loops": "loops",
+    "compilers, threads, modes": "machinery",
+    "libraries": "libraries",
 }
-"""The files of odd nets and loops; each of their public functions is a case."""
+"""The files of odd nets and loops; their public functions and the rows of their ``CASES`` are cases."""
 TOLD = {"types_compared_exactly": "isinstance(m, T) holds, type(m) is T does not"}
-"""Cases that differ, and what ``describe()`` says of that."""
+"""Cases that differ, and the line of ``describe()`` on it."""
 
 
 def all_cases() -> list[Case]:
@@ -37,16 +35,21 @@ def all_cases() -> list[Case]:
 
 
 def nets_of(kind: str) -> list[Case]:
-    """Returns the nets and loops of a kind."""
-    named = [pair for file in NETS[kind] for pair in _functions(f"bench.sweep.nets.{file}")]
-    return [Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for name, run in named]
+    file = import_module(f"bench.sweep.nets.{NETS[kind]}")
+    runs = _functions(file) | getattr(file, "CASES", {})
+    return [Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for name, run in runs.items()]
 
 
 def pipeline_cases() -> list[Case]:
-    """Returns all cases whose models are cut into chunks: those with lists of layers, and all others."""
+    """Returns all cases whose model differs: those with lists of layers, and all others but loops round one model."""
     from bench.sweep.models import LISTS
 
-    return _models("lists of layers", LISTS | dict(_functions("bench.sweep.chains"))) + all_cases()
+    lists = _models("lists of layers", LISTS | _functions(import_module("bench.sweep.chains")))
+    return lists + [
+        case
+        for case in all_cases()
+        if case.kind not in ("loops", "libraries") and not getattr(case.run, "is_loop", False)
+    ]
 
 
 def _models(kind: str, table: Mapping[str, Callable[..., Any]]) -> list[Case]:
@@ -55,8 +58,10 @@ def _models(kind: str, table: Mapping[str, Callable[..., Any]]) -> list[Case]:
     return [Case(name=name, kind=kind, run=partial(train_model, make=make)) for name, make in table.items()]
 
 
-def _functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yields the public functions of a module, by name."""
-    for name, value in vars(import_module(module)).items():
-        if inspect.isfunction(value) and value.__module__ == module and not name.startswith("_"):
-            yield name, value
+def _functions(file: Any) -> dict[str, Callable[..., Any]]:
+    """Returns the public functions of a module, by name."""
+    return {
+        name: value
+        for name, value in vars(file).items()
+        if inspect.isfunction(value) and value.__module__ == file.__name__ and not name.startswith("_")
+    }

@@ -29,11 +29,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import mosaic
-from bench.bounded import PartFailedError, within
 from bench.harness import study_of
+from bench.processes import PartFailedError, within
 from bench.record import Figure, Study, one_line
-from bench.sweep.outcomes import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES
-from bench.sweep.tables import OPERATORS_STUDY
+from bench.sweep.tables import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES, OPERATORS_STUDY
 from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, Options, find_modules

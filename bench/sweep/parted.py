@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import copy
-import random
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from bench.record import Figure, one_line
-from bench.sweep.chunk_chain import ChunkChain
-from bench.sweep.outcomes import AS_TOLD, CRASHED, DIFFERENT, EQUAL, NO_PLAIN, REFUSED
-from bench.sweep.partitions import partitions_of
-from bench.sweep.session import Case, CatchingSession, CaughtModel
-from bench.sweep.verdict import without_folders
+from bench.sweep.session import Case, CatchingSession, CaughtModel, seed_all, without_folders
+from bench.sweep.tables import AS_TOLD, CRASHED, DIFFERENT, EQUAL, NO_PLAIN, REFUSED
 from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import RandomState, random_state
+from mosaic.graph import Part
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.parts.strategies import STRATEGIES
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Of losses and gradients, relative to the largest; sums of shared weights are in another order."""
+SEED = 5
+Tensors = tuple[Tensor, ...]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +59,122 @@ def judge_parted(case: Case) -> Iterator[Figure]:
     yield _figure(case, outcome, reason=reason, modules=modules, plain=plain, seconds=time.perf_counter() - began)
 
 
-def loss_of(made: Any) -> Tensor:
-    """Returns the loss of a model's output; of one that has none, the mean squares of all that it returns."""
-    loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
+def loss_of(output: Any) -> Tensor:
+    """Returns the loss of a model's output; of one that has none, the mean squares of all its tensors."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
-    leaves = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return torch.stack([leaf.nan_to_num(0, 0, 0).square().mean().double() for leaf in leaves if leaf.numel()]).sum()
 
 
+def partitions_of(split: ModelSplit) -> dict[str, list[tuple[Part, ...]]]:
+    """Returns partitions by description: apart, in the middle, at each layer, and as mixed chains."""
+    layers = [(module, layer) for module in split.modules for layer in range(module.count)]
+    result = {
+        "modules apart": [(_part(module, 0, module.count),) for module in split.modules],
+        "modules in halves": [
+            (_part(module, first, end),)
+            for module in split.modules
+            for first, end in itertools.pairwise(sorted({0, module.count // 2, module.count}))
+        ],
+        "each layer apart": [(_part(module, layer, layer + 1),) for module, layer in layers],
+    }
+    for count in range(2, min(4, len(layers)) + 1):
+        ends = [round(len(layers) * number / count) for number in range(count + 1)]
+        result[f"a chain of {count}"] = [_mixed(layers[first:end]) for first, end in itertools.pairwise(ends)]
+    return result
+
+
+def _mixed(layers: list[tuple[SplitModule, int]]) -> tuple[Part, ...]:
+    groups = [(module, list(pairs)) for module, pairs in itertools.groupby(layers, key=lambda pair: pair[0])]
+    return tuple(_part(module, pairs[0][1], pairs[-1][1] + 1) for module, pairs in groups)
+
+
+def _part(module: SplitModule, first: int, end: int) -> Part:
+    return Part(module=module.name, first=first, count=end - first, total=module.count)
+
+
+class ChunkChain:
+    """A microbatch through all chunks of a model in one process, and back through their boundaries.
+
+    Each chunk is on a rank of its own: a copy of the model that holds the weights of one chunk.
+    """
+
+    def __init__(self, model: nn.Module, split: ModelSplit, chunks: Sequence[tuple[Part, ...]]) -> None:
+        self._split = split
+        self._chunks = chunks
+        self._ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
+
+    def step(self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep") -> Tensor:
+        """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
+
+        Raises:
+            AssertionError: A rank expects other shapes than another sends.
+        """
+        tape: list[tuple[int, Tensors, Tensors]] = []  # the sender, its tensors, and the receiver's leaves
+        senders: dict[str, int] = {}
+        sent: dict[str, Tensors] = {}
+        state = random_state(_CPU)
+        output: Any = None
+        for index, rank in enumerate(self._ranks):
+            chunk = self._chunks[index]
+            received = {name: tuple(map(_leaf, sent[name])) for name in self._split.entries(chunk)}
+            tape += [(senders[name], sent[name], leaves) for name, leaves in received.items()]
+            seed_all(100 + index)  # as no other rank has them
+            state.restore()
+            layers = sum(part.count for part in chunk)
+            output = rank.forward(index, kwargs, received, [strategy] * layers, draws="all")
+            if index < len(self._ranks) - 1:
+                expected = _shapes(self._ranks[index + 1].boundary_like(index, kwargs))
+                assert expected == _shapes(output), f"chunk {index} sends {_shapes(output)}, others expect {expected}"
+                sent |= output
+                senders |= dict.fromkeys(output, index)
+        result = loss(output)
+        result.backward()
+        for index in reversed(range(len(self._ranks) - 1)):
+            pairs = [pair for sender, *both in tape if sender == index for pair in zip(*both, strict=True)]
+            due = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
+            if due:
+                torch.autograd.backward([tensor for tensor, _ in due], [grad for _, grad in due])
+        return result.detach()
+
+    def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:
+        """Returns the generators' state that each rank sees behind a microbatch, from the present one on.
+
+        Raises:
+            AssertionError: Ranks see different ones.
+        """
+        before = random_state(_CPU)
+        states = []
+        for index, rank in enumerate(self._ranks):
+            seed_all(100 + index)
+            before.restore()
+            rank.skip_random_numbers(kwargs)
+            states.append(random_state(_CPU))
+        assert all(state.is_same(states[0]) for state in states), "ranks draw different numbers"
+        return states[0]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns gradients by parameter, summed over ranks."""
+        sums: dict[str, Tensor] = {}
+        for index, rank in enumerate(self._ranks):
+            for name, parameter in rank.own_parameters(index).items():
+                if parameter.grad is not None:
+                    sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
+        return sums
+
+
+def _shapes(tensors: Mapping[str, Tensors]) -> dict[str, list[Any]]:
+    return {name: [(tuple(tensor.shape), tensor.dtype) for tensor in own] for name, own in tensors.items()}
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def _model_of(case: Case) -> tuple[nn.Module, dict[str, Any]]:
-    _seed()
+    seed_all(SEED)
     try:
         case.run(CatchingSession(on_lanes=False))
     except CaughtModel as caught:
@@ -78,7 +185,8 @@ def _model_of(case: Case) -> tuple[nn.Module, dict[str, Any]]:
 def _run_plain(model: nn.Module, kwargs: dict[str, Any]) -> _Plain:
     """Runs a model in double precision, or as it is where it does not run so."""
     try:
-        return _in_precision(copy.deepcopy(model).double(), _doubled(kwargs), torch.float64)
+        doubled = pytree.tree_map_only(Tensor, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, kwargs)
+        return _in_precision(copy.deepcopy(model).double(), doubled, torch.float64)
     except Exception:  # of any kind: operators without double precision, or sums of both
         return _in_precision(model, kwargs, torch.float32)
 
@@ -86,14 +194,15 @@ def _run_plain(model: nn.Module, kwargs: dict[str, Any]) -> _Plain:
 def _in_precision(model: nn.Module, kwargs: dict[str, Any], precision: torch.dtype) -> _Plain:
     runs = []
     for _ in range(2):
-        one = copy.deepcopy(model)
-        one.zero_grad()
-        _seed()
-        output = one(**copy.deepcopy(kwargs))
-        state = random_state(torch.device("cpu"))
+        copied = copy.deepcopy(model)
+        copied.zero_grad()
+        seed_all(SEED)
+        output = copied(**copy.deepcopy(kwargs))
+        state = random_state(_CPU)
         loss = loss_of(output)
         loss.backward()
-        runs.append((loss.detach(), _gradients(one), state))
+        gradients = {name: p.grad for name, p in copied.named_parameters() if p.grad is not None}
+        runs.append((loss.detach(), gradients, state))
     if not torch.equal(runs[0][0], runs[1][0]):
         raise ValueError("it differs from itself")
     loss, gradients, state = runs[0]
@@ -101,12 +210,12 @@ def _in_precision(model: nn.Module, kwargs: dict[str, Any], precision: torch.dty
 
 
 def _outcome(plain: _Plain) -> tuple[str, str, str]:
-    """Returns the outcome, why, and which modules were found."""
+    """Returns the outcome, its reason, and the modules that were found."""
     try:
         try:
             return _compare(plain)
         except MosaicError as error:
-            changes = _as_told(plain.model)
+            changes = _change_as_told(plain.model)
             told = without_folders(f"{type(error).__name__}: {error}")
             if not changes:
                 return REFUSED, told, ""
@@ -124,13 +233,13 @@ def _compare(plain: _Plain) -> tuple[str, str, str]:
     modules = ", ".join(f"{module.name} of {module.count}" for module in split.modules)
     for number, (name, chunks) in enumerate(partitions_of(split).items()):
         chain = ChunkChain(plain.model, split, chunks)
-        _seed()
+        seed_all(SEED)
         if not chain.state_after(plain.kwargs).is_same(plain.state):
             return DIFFERENT, f"{name}: other random numbers are drawn", modules
-        _seed()
+        seed_all(SEED)
         loss = chain.step(plain.kwargs, loss_of, strategy=STRATEGIES[number % 2])
-        if found := _difference(plain, loss, chain.gradients()):
-            return DIFFERENT, f"{name}: {found}", modules
+        if difference := _difference(plain, loss, chain.gradients()):
+            return DIFFERENT, f"{name}: {difference}", modules
     return EQUAL, "", modules
 
 
@@ -140,16 +249,16 @@ def _difference(plain: _Plain, loss: Tensor, gradients: Mapping[str, Tensor]) ->
         return f"loss {loss:.9g}, plain {plain.loss:.9g}"
     if others := sorted(gradients.keys() ^ plain.gradients.keys()):
         return f"{others[0]} has a gradient in one of them only, and {len(others) - 1} more"
-    scale = max((float(one.to_dense().abs().max()) for one in plain.gradients.values() if one.numel()), default=0.0)
+    scale = max((float(grad.to_dense().abs().max()) for grad in plain.gradients.values() if grad.numel()), default=0.0)
     for name, gradient in gradients.items():
-        one, other = gradient.to_dense(), plain.gradients[name].to_dense()
-        if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
-            return f"gradient of {name} by {float((one - other).abs().max()):.3g}, the largest is {scale:.3g}"
+        ours, theirs = gradient.to_dense(), plain.gradients[name].to_dense()
+        if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+            return f"gradient of {name} by {float((ours - theirs).abs().max()):.3g}, the largest is {scale:.3g}"
     return ""
 
 
-def _as_told(model: nn.Module) -> list[str]:
-    """Changes a model as refusals tell to; returns what was changed."""
+def _change_as_told(model: nn.Module) -> list[str]:
+    """Changes a model as refusals tell to; returns the changes."""
     changes = []
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.training:
@@ -164,20 +273,6 @@ def _as_told(model: nn.Module) -> list[str]:
                     setattr(holder, drop, 0.0)
                     changes.append(f"{drop} 0")
     return list(dict.fromkeys(changes))
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-
-
-def _doubled(value: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda one: one.double() if one.is_floating_point() else one, value)
-
-
-def _seed() -> None:
-    torch.manual_seed(5)
-    random.seed(5)
-    np.random.seed(5)
 
 
 def _figure(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import random
+import re
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +24,8 @@ from mosaic.engine import Handle, Options, find_modules
 from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import plan_from_quotas
+
+_TOP = Path(__file__).resolve().parent.parent.parent
 
 
 class RefusedError(Exception):
@@ -76,17 +82,17 @@ class Session:
     def note(self, *values: Any) -> None:
         """Keeps values of the loop: tensors and plain data."""
         for value in values:
-            self.noted[f"value {len(self.noted)}"] = kept(value)
+            self.noted[f"value {len(self.noted)}"] = comparable(value)
 
     def note_models(self) -> None:
         """Keeps parameters, gradients and buffers of all models, as the loop would read them."""
         for index, model in enumerate(self.models):
             of = f" of model {index}" if len(self.models) > 1 else ""
             for name, parameter in model.named_parameters():
-                self.noted[f"{name}{of}"] = kept(parameter)
-                self.noted[f"gradient of {name}{of}"] = kept(parameter.grad)
+                self.noted[f"{name}{of}"] = comparable(parameter)
+                self.noted[f"gradient of {name}{of}"] = comparable(parameter.grad)
             for name, buffer in model.named_buffers():
-                self.noted[f"buffer {name}{of}"] = kept(buffer)
+                self.noted[f"buffer {name}{of}"] = comparable(buffer)
 
     def end(self) -> None:
         for handle in self.handles:
@@ -105,12 +111,7 @@ class Case:
 
 
 class CaughtModel(BaseException):
-    """Leaves a loop where it would have colocated its model.
-
-    Attributes:
-        model: It.
-        sample: What it is called with.
-    """
+    """Leaves a loop where it would have colocated its model."""
 
     def __init__(self, model: nn.Module, sample: Any) -> None:
         super().__init__()
@@ -151,7 +152,18 @@ def _stages(graph: ModuleGraph, *, num_slots: int) -> list[dict[str, int]]:
     return [dict.fromkeys(level[at : at + num_slots], 1) for level in levels for at in range(0, len(level), num_slots)]
 
 
-def kept(value: Any) -> Any:
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def without_folders(text: str) -> str:
+    """Returns text that names files as the repository and its packages do."""
+    return re.sub(r"[^\s(]*/site-packages/", "", text.replace(f"{_TOP}/", ""))
+
+
+def comparable(value: Any) -> Any:
     """Returns a copy that can be compared: tensors with one kind of NaN, all else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -161,25 +173,22 @@ def kept(value: Any) -> Any:
 
 
 def difference(plain: Session, ours: Session, *, share: float = 0.0) -> str:
-    """Says what differs between two runs of a case; empty where nothing does.
+    """Returns the first difference of two runs of a case; empty where there is none.
 
     Args:
-        plain: The one.
-        ours: The other.
+        plain: The plain run.
+        ours: The colocated run.
         share: How far a number may be off, as a share of the largest beside it; 0 compares bits.
     """
-    found = list(_differences(plain.noted, ours.noted, share))
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{found[0]}{more} of {len(plain.noted)}" if found else ""
-
-
-def _differences(plain: dict[str, Any], ours: dict[str, Any], share: float) -> Iterator[str]:
-    if plain.keys() != ours.keys():
-        yield f"noted {len(ours)} values, plain {len(plain)}"
-        return
-    for name, theirs in plain.items():
-        if not _same(theirs, ours[name], share):
-            yield f"{name}: {_shown(ours[name])}, plain {_shown(theirs)}{_distance(ours[name], theirs)}"
+    if plain.noted.keys() != ours.noted.keys():
+        return f"noted {len(ours.noted)} values, plain {len(plain.noted)}"
+    wrong = [name for name, theirs in plain.noted.items() if not _same(theirs, ours.noted[name], share)]
+    if not wrong:
+        return ""
+    own, theirs = ours.noted[wrong[0]], plain.noted[wrong[0]]
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    first = f"{wrong[0]}: {_shown(own)}, plain {_shown(theirs)}{_distance(own, theirs)}"
+    return f"{first}{more} of {len(plain.noted)}"
 
 
 def _same(one: Any, other: Any, share: float) -> bool:

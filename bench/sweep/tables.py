@@ -1,4 +1,4 @@
-"""The sweep's tables: how many cases of each kind ended how, and which."""
+"""The words in which a case can end, and the tables of how many cases of each kind ended how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,28 @@ from pathlib import Path
 
 from bench import pages
 from bench.record import Figure
-from bench.sweep.outcomes import NO_PLAIN, ON_LANES, OUTCOMES
+
+ON_LANES = "equal, on lanes"
+NEAR = "equal within rounding"
+"""On lanes of a GPU, whose libraries may choose other kernels there."""
+IN_PLACE = "equal, in place"
+REFUSED = "refused"
+RAISED = "raised"
+TOLD = "different, as told"
+DIFFERENT = "different"
+CRASHED = "crashed"
+NO_PLAIN = "no plain loop"
+"""The case says nothing about Mosaic: its plain loop fails, or differs from itself."""
+EQUAL = "equal"
+AS_TOLD = "equal, changed as told"
+"""The model was refused, changed as the message says, and then equal."""
+
+OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, TOLD, DIFFERENT, CRASHED)
+"""Of a colocated case whose plain loop runs."""
+CUDA_OUTCOMES = (ON_LANES, NEAR, *OUTCOMES[1:])
+PIPELINE_OUTCOMES = (EQUAL, AS_TOLD, REFUSED, DIFFERENT, CRASHED)
+FAULTS = (DIFFERENT, CRASHED)
+"""Those that break what Mosaic promises."""
 
 STUDY = "bench_sweep"
 PIPELINE_STUDY = "bench_sweep_pipeline"
@@ -20,7 +41,7 @@ def counts_table(results: Path, study: str = STUDY, outcomes: Sequence[str] = OU
     newest = pages.newest_study(study, results)
     if newest is None:
         return pages.NOT_YET
-    kinds = dict.fromkeys(one.part for one in newest.figures)
+    kinds = dict.fromkeys(figure.part for figure in newest.figures)
     rows = [(kind, *_counts(newest.of(kind), outcomes)) for kind in kinds]
     versions = "".join(f", {name} {version}" for name, version in newest.versions.items())
     heads = (f"{pages.source_of(newest)}{versions}", "cases", *outcomes)
@@ -36,9 +57,9 @@ def operators_table(results: Path) -> str:
     for figure in newest.figures:
         names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['operator']}`")
     rows = [
-        (outcome, str(len(found)), "" if outcome == ON_LANES else _some(found))
+        (outcome, str(len(names[outcome])), "" if outcome == ON_LANES else _some(names[outcome]))
         for outcome in (*OUTCOMES, NO_PLAIN)
-        if (found := names.get(outcome))
+        if outcome in names
     ]
     return pages.table((pages.source_of(newest), "operators", "which"), rows)
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import random
-import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
-
-import numpy as np
-import torch
 
 from bench.record import Figure, one_line
 from bench.sweep.device import device
-from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NEAR, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
-from bench.sweep.session import Case, RefusedError, Session, difference
+from bench.sweep.session import Case, RefusedError, Session, difference, seed_all, without_folders
+from bench.sweep.tables import CRASHED, DIFFERENT, IN_PLACE, NEAR, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError
 from mosaic.timeline import Span
 
 ROUNDING = 0.01
 """Tolerance of numbers on a GPU, as a share of the largest of a tensor: AdamW's steps amplify rounding."""
-_TOP = Path(__file__).resolve().parent.parent.parent
 
 
 def judge(case: Case, *, graphs: bool = False) -> Iterator[Figure]:
@@ -68,9 +61,7 @@ def figure(
 
 
 def _train(case: Case, session: Session) -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    seed_all(0)
     case.run(session)
     session.note_models()
 
@@ -100,11 +91,6 @@ def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
     in_place = [line for handle in ours.handles for line in handle.describe().splitlines() if "in place" in line]
     on_lanes = any(span.phase == "forward" for handle in ours.handles for span in handle.timeline().spans)
     return (ON_LANES if on_lanes else IN_PLACE), "; ".join(dict.fromkeys(in_place))
-
-
-def without_folders(text: str) -> str:
-    """Returns text that names files as the repository and its packages do."""
-    return re.sub(r"[^\s(]*/site-packages/", "", text.replace(f"{_TOP}/", ""))
 
 
 def _overlap(one: Span, other: Span) -> bool:

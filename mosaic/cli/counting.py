@@ -112,7 +112,7 @@ def count_modules(
     model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
     if dtype is not None:
         model_there, sample = model_there.float(), _in_float32(sample)
-    low = _LOW if dtype is not None and PRECISIONS[dtype].is_mixed else None
+    low = _LOW if dtype == "bfloat16" else None
     # Over several ranks, modules may share parameters.
     run, may_share = _run(model_there, sample, low), max(degrees) > 1
     finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
@@ -141,9 +141,7 @@ def count_modules(
         traffic=traffic,
         unknown=tuple(unknown),
         dtype=most,
-        description=PRECISIONS[dtype].description
-        if dtype is not None
-        else f"the model's own: {most} in most of its arithmetic",
+        description=PRECISIONS[dtype] if dtype is not None else f"the model's own: {most} in most of its arithmetic",
     )
 
 

@@ -55,7 +55,7 @@ DtypeName = Annotated[
     Dtype | None,
     arg(
         help="With --device: the number format to count in; "
-        + "; ".join(f"{precision.name}: {precision.description}" for precision in PRECISIONS.values())
+        + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items())
         + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
         "the host."
     ),

@@ -9,10 +9,10 @@ from mosaic.cost.communication import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference import AssumedSharing, Interference, PairwiseInterference
-from mosaic.cost.protocol import TimedBeside
+from mosaic.cost.protocol import Cost
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
-from mosaic.hardware import Cluster, Hardware, Link
+from mosaic.hardware import NOWHERE, Cluster, Hardware
 from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
@@ -22,7 +22,7 @@ ASSUMED_CONTENTION = (
 """Note on the interference that is assumed without measurements."""
 
 
-class AnalyticCost(TimedBeside):
+class AnalyticCost(Cost):
     """Predicted time and memory of the modules of one graph; takes the place of a measured ``CostModel``.
 
     A module of degree d > 1 adds the sum of its gradients to its backward, bucket after bucket, as if arithmetic hid
@@ -52,13 +52,10 @@ class AnalyticCost(TimedBeside):
         if empty:
             raise ValueError(f"no counts of {', '.join(empty)}; count each module at one degree or more")
         if isinstance(cluster, Hardware):
-            nowhere = Link(gb_per_s=1.0)  # one device sends nothing
-            cluster = Cluster(hardware=cluster, intra_node=nowhere, inter_node=nowhere)
+            cluster = Cluster(hardware=cluster, intra_node=NOWHERE, inter_node=NOWHERE)
         self.cluster = cluster
         self.hardware = cluster.hardware
-        self.interference: Interference = interference or PairwiseInterference(
-            dict.fromkeys(Phase, AssumedSharing()), self
-        )
+        self.interference = interference or PairwiseInterference(dict.fromkeys(Phase, AssumedSharing()), self)
         self._cached_ms = cache(self._phase_ms)
 
     @property
@@ -103,7 +100,7 @@ class AnalyticCost(TimedBeside):
         Below the least degree that was counted it is taken from there.
         """
         counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
-        return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+        return phase_bandwidth(counts, self.hardware, self._sms(quota))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         self._at(module, degree)
@@ -113,10 +110,7 @@ class AnalyticCost(TimedBeside):
             )
         known = self._of(module)
         low, high = neighbours(tuple(known), degree)
-        low_ms, high_ms = (
-            phase_ms(known[at].phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
-            for at in (low, high)
-        )
+        low_ms, high_ms = (phase_ms(known[at].phase(phase), self.hardware, self._sms(quota)) for at in (low, high))
         whole = known[1].batch if 1 in known else 0
         if whole and known[low].batch and known[high].batch:  # times follow the samples of the fullest device
             alone_ms = between_ms(low_ms, high_ms, known[low].batch, known[high].batch, -(-whole // degree))
@@ -126,9 +120,6 @@ class AnalyticCost(TimedBeside):
 
     def _sms(self, quota: int) -> int:
         return quota * self.hardware.sms_per_slot
-
-    def _network(self, degree: int) -> float:
-        return self.cluster.gb_per_s(degree)
 
     def _of(self, module: str) -> dict[int, ModuleCounts]:
         if module not in self._counts:

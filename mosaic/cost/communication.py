@@ -106,8 +106,6 @@ class Communication:
     """Gradients the other way."""
     reduce_ms: float = 0.0
     """Sum of its parameters' gradients after its backward has ended."""
-    hidden_ms: float = 0.0
-    """Sum of its parameters' gradients beside its backward."""
 
     def of(self, phase: Phase) -> float:
         """Returns the time that is added to a phase."""
@@ -169,7 +167,6 @@ class RankedCost(RetimedCost):
                 route_forward_ms=forward_ms,
                 route_backward_ms=backward_ms,
                 reduce_ms=exposed,
-                hidden_ms=whole.time_ms - exposed,
             )
         return self._known[key]
 

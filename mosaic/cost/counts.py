@@ -7,10 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
 
-from mosaic.artifact import Ge
-from mosaic.device import StrictFile
 from mosaic.profile import Phase
 
 
@@ -21,11 +18,10 @@ class OperatorKind(StrEnum):
     ATTENTION = "attention"
     CONV = "conv"
     MEMORY = "memory"
-    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator(StrictFile):
+class Operator:
     """One operator, or several equal ones; figures are of one call."""
 
     name: str
@@ -33,17 +29,15 @@ class Operator(StrictFile):
     kind: OperatorKind
     dtype: str
     """Of its result, such as ``bfloat16``."""
-    flops: Annotated[int, Ge(0)]
+    flops: int
     """Operations of products, convolutions and attention; a multiplication and an addition are two."""
-    read_bytes: Annotated[int, Ge(0)]
+    read_bytes: int
     """Bytes of its inputs."""
-    written_bytes: Annotated[int, Ge(0)]
+    written_bytes: int
     """Bytes of its results."""
-    network_bytes: Annotated[int, Ge(0)] = 0
-    """Bytes that it sends to other devices."""
-    kernels: Annotated[int, Ge(0)] = 1
+    kernels: int = 1
     """Kernels that it launches."""
-    calls: Annotated[int, Ge(1)] = 1
+    calls: int = 1
     """Number of its calls."""
 
     @property
@@ -53,11 +47,10 @@ class Operator(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCounts(StrictFile):
+class PhaseCounts:
     """All operators of one phase, equal ones together, in the order of their first call."""
 
     operators: tuple[Operator, ...] = ()
-    """Operators."""
 
     @property
     def flops(self) -> int:
@@ -74,33 +67,26 @@ class PhaseCounts(StrictFile):
         """Kernels of all calls."""
         return sum(operator.kernels * operator.calls for operator in self.operators)
 
-    @property
-    def network_bytes(self) -> int:
-        """Bytes sent to other devices by all calls."""
-        return sum(operator.network_bytes * operator.calls for operator in self.operators)
-
     def of_kind(self, *kinds: OperatorKind) -> tuple[Operator, ...]:
-        """Returns the operators of these kinds."""
         return tuple(operator for operator in self.operators if operator.kind in kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCounts(StrictFile):
+class MemoryCounts:
     """Bytes that a module takes on each of its devices."""
 
-    parameter_bytes: Annotated[int, Ge(0)]
+    parameter_bytes: int
     """Parameters, each once however often it is used."""
-    buffer_bytes: Annotated[int, Ge(0)] = 0
-    """Buffers."""
-    gradient_bytes: Annotated[int, Ge(0)] = 0
+    buffer_bytes: int = 0
+    gradient_bytes: int = 0
     """Gradients of the parameters that train."""
-    optimizer_bytes: Annotated[int, Ge(0)] = 0
+    optimizer_bytes: int = 0
     """State of the optimizer, and master weights where there are any."""
-    activation_bytes: Annotated[int, Ge(0)] = 0
+    activation_bytes: int = 0
     """Kept from forward to backward: storages saved by autograd that are neither parameters nor buffers."""
-    forward_peak_bytes: Annotated[int, Ge(0)] = 0
+    forward_peak_bytes: int = 0
     """Most of activations and temporaries alive at once in forward."""
-    backward_peak_bytes: Annotated[int, Ge(0)] = 0
+    backward_peak_bytes: int = 0
     """Most of activations and temporaries alive at once in backward, parameters' gradients not counted."""
 
     @property
@@ -120,28 +106,21 @@ class MemoryCounts(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleCounts(StrictFile):
+class ModuleCounts:
     """Everything counted about one module at one batch size."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
-
-    schema_version: int = 2
-    """Version of this file's layout."""
-    batch: Annotated[int, Ge(0)] = 0
+    batch: int = 0
     """Samples in the batch that was counted; 0 where its inputs do not show one."""
     forward: PhaseCounts
-    """Forward."""
     backward: PhaseCounts
     """Backward; empty for a module that takes no gradient. Recomputation of checkpoints is counted here."""
     memory: MemoryCounts
-    """Memory."""
-    result_bytes: Annotated[int, Ge(0)] = 0
+    result_bytes: int = 0
     """Bytes of the results of a call."""
-    result_gradient_bytes: Annotated[int, Ge(0)] = 0
+    result_gradient_bytes: int = 0
     """Bytes of those results that take a gradient."""
 
     def phase(self, phase: Phase) -> PhaseCounts:
-        """Returns one phase."""
         return self.forward if phase is Phase.FORWARD else self.backward
 
 

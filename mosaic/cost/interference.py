@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from mosaic.errors import InvalidProfileError, unknown
 from mosaic.profile import PairSample, Phase, Sample
@@ -37,20 +38,18 @@ class HasBandwidth(Protocol):
         """Returns the share of the device's memory bandwidth that a module alone draws, 0 to 1."""
 
 
-class Interference(Protocol):
+class Interference(ABC):
     """A form of interference; never negative, and zero without neighbours.
 
     The solver relies on both: the time alone is then a lower bound on the time beside neighbours.
+
+    Attributes:
+        is_zero: True if the form is zero for every module and every neighbour.
     """
 
-    @property
-    def is_zero(self) -> bool:
-        """True if the form is zero for every module and every neighbour."""
+    is_zero: bool
 
-    @property
-    def is_pairwise(self) -> bool:
-        """True if the extras of single neighbours add up, so that solvers can state them linearly."""
-
+    @abstractmethod
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         """Returns the time that neighbours add to one phase of a module on one device, in milliseconds.
 
@@ -63,73 +62,65 @@ class Interference(Protocol):
         """
 
 
-@runtime_checkable
-class PairShares(Protocol):
-    """A pairwise form whose extras are shares of the time alone; exact search then reads one table for each pair."""
+class PairShares(Interference):
+    """A form whose extras are shares of the time alone and add up over neighbours: solvers state it linearly."""
 
-    def pair_shares(
-        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
-    ) -> Sequence[Sequence[float]]:
-        """Returns the extra shares of ``module`` beside one neighbour; empty if all are 0.
+    @abstractmethod
+    def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
+        """Returns what one neighbour adds to the time of ``module`` alone, as a share of it."""
 
-        Args:
-            module: Module that is slowed down.
-            beside: Neighbour.
-            phase: Phase of both.
-            quotas: Slots that ``module`` may have: the rows.
-            beside_quotas: Slots that the neighbour may have: the entries of a row.
-        """
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        return alone_ms * math.fsum(self.share(module, phase, quota, name, other) for name, other in beside)
+
+    @cached_property
+    def _tables(self) -> dict[tuple[Any, ...], list[list[float]]]:
+        return {}
+
+    def table(
+        self, module: str, beside: str, phase: Phase, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> list[list[float]]:
+        """Returns the shares at all quotas: a row for each of the module's; empty if all are 0."""
+        key = (module, beside, phase, tuple(quotas), tuple(beside_quotas))
+        if key not in self._tables:  # planning over a shared network asks dozens of times
+            rows = [[self.share(module, phase, own, beside, other) for other in beside_quotas] for own in quotas]
+            self._tables[key] = rows if any(map(any, rows)) else []
+        return self._tables[key]
 
 
-class NoInterference:
+class NoInterference(PairShares):
     """No module disturbs another: the paper's interference-unaware ablation (section 5.3.2)."""
 
     is_zero = True
-    is_pairwise = True
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns 0."""
+    def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
         return 0.0
 
 
-class MeasuredInterference:
+class MeasuredInterference(PairShares):
     """Extra shares of time of pairs that ran side by side.
 
     Beside one neighbour a module takes the share more that was measured for this pair and phase at the nearest quotas
-    (nearest in the product of both ratios). Beside several neighbours the shares add up. A pair without measurements
-    gets the median of its phase. A pair that ran faster than alone counts as zero: that is noise, and the solver relies
-    on neighbours never helping.
+    (nearest in the product of both ratios). A pair without measurements gets the median of its phase. A pair that ran
+    faster than alone counts as zero: that is noise, and the solver relies on neighbours never helping.
     """
-
-    is_pairwise = True
 
     def __init__(self, pairs: Iterable[PairSample]) -> None:
         shares: dict[tuple[str, str, Phase], dict[tuple[int, int], list[float]]] = {}
         for pair in pairs:
             points = shares.setdefault((pair.module, pair.beside, pair.phase), {})
             points.setdefault((pair.quota, pair.beside_quota), []).append(max(0.0, pair.slowdown - 1))
-        self._measured: Mapping[tuple[str, str, Phase], tuple[tuple[int, int, float], ...]] = {
+        self._measured = {
             key: tuple((*quotas, statistics.median(group)) for quotas, group in sorted(points.items()))
             for key, points in shares.items()
         }
-        self._default = {phase: self._median_share(phase) for phase in Phase}
+        by_phase = {
+            phase: [share for key, points in self._measured.items() if key[2] is phase for _, _, share in points]
+            for phase in Phase
+        }
+        self._default = {phase: statistics.median(own or [0.0]) for phase, own in by_phase.items()}
+        self.is_zero = not any(map(any, by_phase.values()))
 
-    @property
-    def is_zero(self) -> bool:
-        """True if no measured pair slowed anything down."""
-        return all(share == 0 for points in self._measured.values() for _, _, share in points)
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the extra share of ``alone_ms``, in milliseconds."""
-        return alone_ms * math.fsum(self._pair_share(module, phase, quota, name, other) for name, other in beside)
-
-    def pair_shares(
-        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
-    ) -> Sequence[Sequence[float]]:
-        """Returns the extra shares of the time alone; see ``PairShares``."""
-        return [[self._pair_share(module, phase, own, beside, other) for other in beside_quotas] for own in quotas]
-
-    def _pair_share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
+    def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
         points = self._measured.get((module, beside, phase))
         if points is None:
             return self._default[phase]
@@ -138,10 +129,6 @@ class MeasuredInterference:
             return abs(math.log(quota / point[0])) + abs(math.log(beside_quota / point[1]))
 
         return min(points, key=distance)[2]
-
-    def _median_share(self, phase: Phase) -> float:
-        shares = [share for key, points in self._measured.items() if key[2] is phase for _, _, share in points]
-        return statistics.median(shares) if shares else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,43 +167,20 @@ class AssumedSharing:
         return math.sqrt(own) * others
 
 
-class PairwiseInterference:
+class PairwiseInterference(PairShares):
     """The pairwise form: a share of the time alone, by ``Sharing``."""
-
-    is_pairwise = True
 
     def __init__(self, coefficients: Mapping[Phase, Sharing | AssumedSharing], bandwidths: HasBandwidth) -> None:
         """Takes coefficients by phase; a phase without coefficients is undisturbed."""
-        self.coefficients = dict(coefficients)
-        self._share = _shares_of(bandwidths)
-        self._known: dict[tuple[Any, ...], list[list[float]]] = {}
+        self._coefficients = dict(coefficients)
+        self._drawn = _shares_of(bandwidths)
+        self.is_zero = all(own.extra_share(1.0, 63.0) == 0 for own in coefficients.values())
 
-    @property
-    def is_zero(self) -> bool:
-        """True if no set of modules disturbs each other."""
-        return all(c.extra_share(1.0, 63.0) == 0 for c in self.coefficients.values())
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the extra share of ``alone_ms``, in milliseconds."""
-        coefficients = self.coefficients.get(phase)
-        if not beside or coefficients is None:
+    def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
+        own = self._coefficients.get(phase)
+        if own is None:
             return 0.0
-        others = math.fsum(self._share(name, phase, other) for name, other in beside)
-        return alone_ms * coefficients.extra_share(self._share(module, phase, quota), others)
-
-    def pair_shares(
-        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
-    ) -> Sequence[Sequence[float]]:
-        """Returns the extra shares of the time alone; see ``PairShares``."""
-        coefficients = self.coefficients.get(phase)
-        if coefficients is None:
-            return ()
-        key = (module, beside, phase, tuple(quotas), tuple(beside_quotas))
-        if key not in self._known:  # planning over a shared network asks dozens of times
-            others = [self._share(beside, phase, other) for other in beside_quotas]
-            own = [self._share(module, phase, quota) for quota in quotas]
-            self._known[key] = [[coefficients.extra_share(share, other) for other in others] for share in own]
-        return self._known[key]
+        return own.extra_share(self._drawn(module, phase, quota), self._drawn(beside, phase, beside_quota))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +207,7 @@ class Eq8:
         return self.e1 + self.e2 * math.fsum(shares) + self.e3 * math.prod(shares)
 
 
-class Eq8Interference:
+class Eq8Interference(Interference):
     """Paper Eq. 8 for planning: zero for a module alone, never negative, and never less for more neighbours.
 
     It is the greatest value of the equation over the sets that hold the module and at least one of its neighbours, as
@@ -254,17 +218,12 @@ class Eq8Interference:
         share: B of a module in a phase at a quota.
     """
 
-    is_pairwise = False
-
     def __init__(self, coefficients: Mapping[Phase, Eq8], bandwidths: HasBandwidth) -> None:
         """Takes coefficients by phase; a phase without coefficients is undisturbed."""
         self.coefficients = dict(coefficients)
         self.share = _shares_of(bandwidths)
-
-    @property
-    def is_zero(self) -> bool:
-        """True if no set of modules disturbs each other, checked at shares of 1, where Eq. 8 is greatest."""
-        return all(c.as_written_ms((1.0,) * n) <= 0 for c in self.coefficients.values() for n in (2, 64))
+        # Eq. 8 is greatest at shares of 1.
+        self.is_zero = all(c.as_written_ms((1.0,) * n) <= 0 for c in self.coefficients.values() for n in (2, 64))
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         """Returns the cost of neighbours in milliseconds, the same for a short module as for a long one."""

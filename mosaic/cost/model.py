@@ -14,7 +14,7 @@ from mosaic.cost.interference import (
     NoInterference,
     make_interference,
 )
-from mosaic.cost.protocol import TimedBeside
+from mosaic.cost.protocol import Cost
 from mosaic.cost.surfaces import ScalingSurface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
@@ -23,7 +23,7 @@ ADAMW_BYTES = 8.0
 """Of the optimizer's state for each parameter that trains: AdamW's two moments in 32 bits."""
 
 
-class CostModel(TimedBeside):
+class CostModel(Cost):
     """Measured time, memory and interference of the modules of one graph."""
 
     def __init__(
@@ -50,7 +50,7 @@ class CostModel(TimedBeside):
         self._memory = dict(memory or {})
         self._optimizer_bytes = dict(optimizer_bytes or {})
         self._peak_bytes = dict(peak_bytes or {})
-        self.interference: Interference = interference or NoInterference()
+        self.interference = interference or NoInterference()
         self.profile_fingerprint = profile_fingerprint
 
     @classmethod

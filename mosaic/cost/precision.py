@@ -1,4 +1,4 @@
-"""In which number format a workload is counted: part of the workload, as its batch is.
+"""The number format in which a workload is counted: part of the workload, as its batch is.
 
 Mixed precision is counted as torch's autocast runs it: matrix products, convolutions and attention in 16 bits, norms,
 softmax and losses in float32. Weights, their gradients and AdamW's two moments stay in float32, 16 bytes for each
@@ -9,38 +9,22 @@ has used them. Training in pure bfloat16 is what a model gets that was made so (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float32"]
-"""Names of the table, for the command line."""
+"""Names of the table, for the command line. The first is mixed precision."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """A number format to count in."""
-
-    name: Dtype
-    """By which it is asked for."""
-    description: str
-    is_mixed: bool
-    """True if only matrix products and the like have it, and weights are in float32."""
-
-
-_PRECISIONS = (
-    Precision(
-        name="bfloat16",
-        description="matrix products and attention in bfloat16 (autocast); "
+PRECISIONS: Mapping[Dtype, str] = MappingProxyType(
+    {
+        "bfloat16": "matrix products and attention in bfloat16 (autocast); "
         "weights, gradients and AdamW's state in float32",
-        is_mixed=True,
-    ),
-    Precision(name="float32", description="all in float32, without TF32 but in convolutions", is_mixed=False),
+        "float32": "all in float32, without TF32 but in convolutions",
+    }
 )
-PRECISIONS: Mapping[str, Precision] = MappingProxyType({precision.name: precision for precision in _PRECISIONS})
-"""All of them by name."""
+"""Descriptions by name."""
 
 
 def usual_dtype(kind: Literal["cuda", "host"]) -> Dtype:
-    """Returns the one in which a model is trained on a kind of device where nobody says another."""
+    """Returns the number format in which a model is usually trained on a kind of device."""
     return "bfloat16" if kind == "cuda" else "float32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden import Rewind
+from mosaic.engine.calls.placed_module import PendingBackwards
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.placing import PendingBackwards, PlacedPlan
+from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.session import Session
 from mosaic.engine.streams.tensor import on_user_stream
-from mosaic.engine.trial import StepUnit, Trial, TrialSetup, outer_shapes
+from mosaic.engine.trial import StepUnit, Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
 
 
@@ -60,13 +64,13 @@ class Attachment:
         self._unit = StepUnit(model)
 
     def begin(
-        self, placed: PlacedPlan | None, trial: TrialSetup | None, measure_again: Callable[[], bool] | None = None
+        self, placed: PlacedPlan | None, trial: Session | None = None, measure_again: Callable[[], bool] | None = None
     ) -> None:
         """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is.
 
         Args:
             placed: The plan to run.
-            trial: The plans to try.
+            trial: The session whose candidates are tried.
             measure_again: Called before the first call of the whole model in each step; returns whether the model was
                 planned anew, which ends this attachment.
         """
@@ -78,9 +82,9 @@ class Attachment:
             if placed is not None or trial is not None:
                 self.take_modules(track=False)
             self._take_root()
-            if trial is not None:
-                self.trial = Trial(self, trial)
-                self.trial.prepare()
+            if trial is not None and trial.trial_settings is not None:
+                self.trial = Trial(self, trial, trial.trial_settings)
+                self.trial.open_all()
             self._hooks = [_step_hook(self)]
         except BaseException:
             self.end()
@@ -153,25 +157,25 @@ class Attachment:
     def _placed_call(self, name: str) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             placed = self.placed
-            if placed is not None and self.enabled:
-                with self._alone(placed, name):
-                    result = placed.call(name, plain, args, kwargs)
-            else:
+            if placed is None or not self.enabled:
                 result = plain(*args, **kwargs)
+            elif not placed.on_streams or not on_user_stream():
+                result = placed.executor.call(placed.sites[name], plain, args, kwargs)
+            else:
+                with self._alone(name):
+                    result = placed.executor.call(placed.sites[name], plain, args, kwargs)
             if self._pending is not None:
-                self._pending.note(result)
+                self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
             return result
 
         return intercept
 
-    def _alone(self, placed: PlacedPlan, name: str) -> AbstractContextManager[object]:
+    def _alone(self, name: str) -> AbstractContextManager[object]:
         """Around a module's call: no other thread launches on the lanes meanwhile.
 
         Raises:
             ModuleContractError: Another thread calls the model, and may be waiting for this one.
         """
-        if not placed.executor.lanes.launches_inline or not on_user_stream():
-            return nullcontext()
         if self._caller not in (None, threading.get_ident()):
             raise ModuleContractError(
                 f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread at "

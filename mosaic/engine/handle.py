@@ -56,7 +56,8 @@ class Handle(Checkpointer):
         self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
         self._attachment.num_steps = before.num_steps if before is not None else 0
         self._load = ForeignLoad()
-        self._attachment.begin(session.placed, session.trial, self._measure_again if session.is_rough else None)
+        trial = session if session.candidates else None
+        self._attachment.begin(session.placed, trial, self._measure_again if session.is_rough else None)
         self._log()
 
     def _measure_again(self) -> bool:
@@ -279,7 +280,7 @@ class Handle(Checkpointer):
         except BaseException as error:
             error.add_note("handle.replan() failed; the model runs as it was written, with its weights, until the next")
             session = self._session
-            session.placed, session.trial, session.notes = None, None, (f"the last replan failed: {error}",)
+            session.placed, session.candidates, session.notes = None, (), (f"the last replan failed: {error}",)
             self._begin(session)
             raise
         self._begin(session)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.structure import flatten, shapes_of, tensors_in
+from mosaic.engine.calls.structure import flatten, shapes_of
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.plan import Plan
 from mosaic.timeline import Span
 
@@ -109,12 +105,14 @@ class PlacedPlan:
     Attributes:
         plan: The same.
         executor: The same.
+        on_streams: True if the caller's thread launches on streams.
         sites: By the name of the module.
     """
 
     def __init__(self, plan: Plan, finding: Finding, executor: Executor, *, adopts_shapes: bool = False) -> None:
         self.plan = plan
         self.executor = executor
+        self.on_streams = executor.lanes.launches_inline
         self.sites = {
             subject.name: PlacedModule(
                 subject.name,
@@ -122,26 +120,19 @@ class PlacedPlan:
                 executor.lanes.lane(plan.placement(subject.name).slots),
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
+                adopts_shapes=adopts_shapes,
                 parted=finding.parted.get(subject.name, frozenset()),
             )
             for subject in finding.subjects
         }
-        if not executor.lanes.launches_inline:
+        if not self.on_streams:
             for name, obstacle in finding.in_place.items():
                 self.sites[name].obstacle = obstacle
-        self._adopting = set(self.sites) if adopts_shapes else set()
-
-    def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        site = self.sites[name]
-        if self._adopting and name in self._adopting:
-            self._adopting.discard(name)
-            site.shapes = shapes_of(flatten((args, kwargs))[0])
-        return self.executor.call(site, run, args, kwargs)
 
     @property
     def is_in_flight(self) -> bool:
         """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
-        if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
+        if self.on_streams:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
         return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
 
@@ -153,34 +144,3 @@ class PlacedPlan:
 
     def close(self) -> None:
         self.executor.close()
-
-
-class PendingBackwards:
-    """Calls that ran in the plain way and whose backward may come.
-
-    Were a later call of the same backward to run on a lane, both would add to the same gradients at once; so no plan
-    begins while there are any.
-    """
-
-    def __init__(self) -> None:
-        self._calls: weakref.WeakSet[_PlainCall] = weakref.WeakSet()
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def note(self, result: Any) -> None:
-        """Follows the results of a call until their backward has come, or is impossible."""
-        calls, call = self._calls, _PlainCall()
-
-        def arrived(_: torch.Tensor) -> None:
-            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another one may follow
-                calls.discard(call)
-
-        for tensor in tensors_in(result):
-            if tensor.requires_grad and not tensor.is_leaf and not isinstance(tensor, LaneTensor):
-                tensor.register_hook(arrived)
-                calls.add(call)  # its life is that of the hooks
-
-
-class _PlainCall:
-    """Stands for one call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,41 +14,37 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.lanes import run_aside
 from mosaic.backends.table import default_backend
 from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.candidates import PlanCandidate, SampleComparison, plans_to_try
 from mosaic.engine.finding.find import Finding, Sample, find_modules, runner_of, wrapped_parts
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.host.executor import Executor as HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.streams.first_calls import warm_up
-from mosaic.engine.trial import (
-    EventClock,
-    HostClock,
-    PlanCandidate,
-    SampleComparison,
-    TrialSetup,
-    plans_to_try,
-)
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.files import load_as
+from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
 from mosaic.profile import Profile, note_of_others
 from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
+    Subject,
     environment_of,
     key_of,
     profile_modules,
     structures_of,
 )
 from mosaic.solver.runnable import check_method, plan_to_run
-from mosaic.take_turns import StepClock, TrialSettings
+from mosaic.take_turns import TrialSettings
 
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
@@ -104,8 +100,8 @@ def names_of(names: str | Sequence[str] | None) -> Sequence[str] | None:
 class Session:
     """A colocated model from its request to its lanes; each method is one step.
 
-    It ends with ``placed`` (one plan runs), with ``trial`` (several are tried), or with neither: the model stays as it
-    was.
+    It ends with ``placed`` (one plan runs), with ``candidates`` (several are tried), or with neither: the model stays
+    as it was.
     """
 
     model: nn.Module
@@ -119,7 +115,7 @@ class Session:
     notes: tuple[str, ...] = ()
     """Sentences for ``describe()``."""
     placed: PlacedPlan | None = None
-    trial: TrialSetup | None = None
+    candidates: tuple[PlanCandidate, ...] = ()
     is_rough: bool = False
     """True if other processes used the CPU while the modules were profiled."""
     setup_ms: dict[str, float] = field(default_factory=dict)
@@ -224,16 +220,8 @@ class Session:
             self._launch_share = warm_up(self.model, self.finding.subjects, backend.api)
         if trial is None:
             self.placed = self.open_lanes(PlanCandidate(self.plan, graphs=graphs is True), False)
-            return
-        self.trial = TrialSetup(
-            settings=trial,
-            candidates=self._candidates(trial),
-            open_lanes=self.open_lanes,
-            compare=self._compare,
-            on_host=backend.device.kind == "host",
-            clock=trial.clock if trial.clock is not None else clock_of(backend),
-            tenants=backend.other_processes,
-        )
+        else:
+            self.candidates = self._candidates_of(trial)
 
     def leave_alone(self, *notes: str) -> None:
         self.finding.forget_run()
@@ -260,7 +248,7 @@ class Session:
             lanes.close()
             raise
 
-    def _candidates(self, trial: TrialSettings) -> tuple[PlanCandidate, ...]:
+    def _candidates_of(self, trial: TrialSettings) -> tuple[PlanCandidate, ...]:
         """Returns at most ``max_plans`` candidates: the best plan, others, and variants of the best."""
         options, backend, best = self.request.options, self.request.backend, self.plan
         variants = []
@@ -277,12 +265,41 @@ class Session:
         own = [PlanCandidate(plan, graphs=options.cuda_graphs is True) for plan in plans]
         return (*own, *variants)[: trial.max_plans]
 
-    def _compare(self) -> SampleComparison:
+    def compare(self) -> SampleComparison:
+        """Runs the plain loop on the sample."""
         sample = self.request.sample
         return SampleComparison(self.model, runner_of(self.model, sample), sample, self.finding.subjects)
 
 
 # The parts of the steps.
+
+
+def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> float:
+    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others.
+
+    Returns:
+        The time that one thread takes to launch the modules forward and backward, as a share of the time that they
+        take on the whole device, gaps in which it waits for launches included: near 1 where launches decide.
+    """
+    named = list(subjects)
+    with preserved(model, alone=named, elsewhere=True):
+        for _ in range(2):  # the first calls are slow, and no measure of others
+            times = run_aside(api, lambda: [_launch_and_device_ms(subject, api) for subject in named])
+    device_ms = sum(device for _, device in times)
+    return sum(launch for launch, _ in times) / device_ms if device_ms else 0.0
+
+
+def _launch_and_device_ms(subject: Subject, api: StreamApi) -> tuple[float, float]:
+    """Runs one module on an idle device: what is queued for it then blocks no launch."""
+    start, end = api.new_event(timing=True), api.new_event(timing=True)
+    api.synchronize()
+    start.record(api.current_stream())
+    began = time.perf_counter()
+    subject.backward(subject.forward())
+    launch_ms = (time.perf_counter() - began) * 1e3
+    end.record(api.current_stream())
+    api.synchronize()
+    return launch_ms, start.elapsed_time(end)
 
 
 def sequential_plan(graph: ModuleGraph, device: Device) -> Plan:
@@ -321,10 +338,6 @@ def source_of(profile: Profile) -> str:
 
 def _minute(date: str) -> str:
     return f"{date[:16].replace('T', ' ')} UTC"
-
-
-def clock_of(backend: Backend) -> StepClock:
-    return HostClock() if backend.api is None else EventClock(backend.api)
 
 
 def backend_for(model: nn.Module) -> Backend:

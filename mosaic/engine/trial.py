@@ -1,48 +1,30 @@
 """The trial of plans in a user's own loop: turns change at its step boundaries, while no backward is pending.
 
-``Turns`` decides, ``DriftWatch`` notices later changes, and ``compare_with_plain_loop`` excludes plans that compute
-something else. This file puts them into the loop.
+``Turns`` decides, ``DriftWatch`` notices later changes, and ``SampleComparison`` excludes plans that compute something
+else.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import statistics
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mosaic.cost import Cost
-from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.placing import PlacedPlan
-from mosaic.errors import InfeasibleError, ModuleContractError, MosaicError, said_by
-from mosaic.find.restore import preserved
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan
-from mosaic.profiler import Subject
-from mosaic.solver import solve
-from mosaic.solver.exact import why_not_exact
-from mosaic.solver.limits import SearchLimits
-from mosaic.solver.task import SearchOptions
-from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
-
-if TYPE_CHECKING:
-    from mosaic.backends.streams.api import StreamApi
+from mosaic.engine.candidates import PlanCandidate, clock_of
+from mosaic.engine.session import Session
+from mosaic.errors import ModuleContractError, MosaicError, said_by
+from mosaic.take_turns import PLAIN, Decision, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
-_EFFORT = 1.0
-"""Most effort of the search for another plan."""
 _MAX_BUSY = 5
 """Step boundaries in a row with a pending backward, after which a candidate is given up."""
 _MAX_ERRORS = 2
@@ -50,209 +32,10 @@ _TENANT_STEPS = 2000
 _MAX_REFUSALS = 200
 _CALLS_WITHOUT_OPTIMIZER = 8
 _STEPS_OF_ANOTHER = 8
-_COMPARED_STEPS = 2
 _DRIFT_WINDOW, _DRIFT_MARGIN = 20, 1.1
-_ASIDE = "batches have other shapes than the trial's: the plain loop runs until these return, or plans are tried again"
-
-
-# The candidates.
-
-
-@dataclass(slots=True)
-class PlanCandidate:
-    plan: Plan
-    graphs: bool = False
-    """True if its modules are launched as CUDA graphs."""
-    sm_target: bool = False
-    """True if libraries get the SM counts of its lanes."""
-    is_variant: bool = False
-    """True if another candidate has the same plan."""
-    placed: PlacedPlan | None = None
-    """Its lanes while they are open."""
-    num_errors: int = 0
-    """Calls of the model that raised under it."""
-
-    @property
-    def name(self) -> str:
-        graphs, target = ", as CUDA graphs" if self.graphs else "", ", with SM targets" if self.sm_target else ""
-        return f"{name_of(self.plan)}{graphs}{target}"
-
-    def close(self) -> None:
-        if self.placed is not None:
-            self.placed.close()
-            self.placed = None
-
-
-def plan_shape(plan: Plan) -> Hashable:
-    """Returns what decides how a plan runs: its stages, and the slots of each module."""
-    return tuple(tuple((p.module, p.cells) for p in stage.placements) for stage in plan.stages)
-
-
-def name_of(plan: Plan) -> str:
-    """Names the modules that run side by side with their quotas, stage after stage."""
-    if not plan.is_colocated:
-        quotas = ", ".join(f"{p.module}:{p.quota}" for p in plan.placements)
-        return f"one module after the other on lanes ({quotas})"
-    return " | ".join(" + ".join(f"{p.module}:{p.quota}" for p in stage.placements) for stage in plan.stages)
-
-
-def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smallest_gain: float) -> tuple[Plan, ...]:
-    """Returns the best plan, the next best that have other stages, and the sequential one last; all different.
-
-    Of each colocated stage of the best plan there is one candidate without it. Plans whose predicted speed-up is below
-    ``smallest_gain`` are left out, except for the sequential one; if that leaves none, there is nothing to try.
-    """
-    if best.predicted_speedup < smallest_gain:
-        return ()
-    device, others = best.device, []
-    if why_not_exact(graph, cost) is None and count > 2:
-        for stage in best.stages:
-            if len(stage.placements) > 1:
-                with suppress(InfeasibleError):  # there is no plan without this stage
-                    search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
-                    others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
-    others = [plan for plan in others if plan.predicted_speedup >= smallest_gain]
-    chosen: dict[Hashable, Plan] = {}
-    for plan in (best, *sorted(others, key=lambda plan: plan.predicted_ms)):
-        chosen.setdefault(plan_shape(plan), plan)
-    plans = list(chosen.values())[: max(1, count - 1)]
-    return (*plans, solve(graph, cost, device, method="sequential"))[:count]
-
-
-# The same numbers.
-
-
-def sample_step(run: Callable[[], Any]) -> tuple[torch.Tensor, ...]:
-    """Runs a model once, forward and backward of the sum of its results; returns the results."""
-    with torch.enable_grad():
-        results = tensors_in(run())
-        outputs = [tensor for tensor in results if tensor.requires_grad]
-        if outputs:
-            torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-    return tuple(results)
-
-
-class SampleComparison:
-    """Compares losses and gradients of the sample's step with those of the plain loop; nothing trains.
-
-    The plain loop runs twice, on the host the second time with half of the threads, which shows the rounding error
-    of the model. A candidate may differ by ten times as much.
-
-    Args:
-        model: The model.
-        run: Runs it on the sample.
-        sample: The sample.
-        subjects: Its placed modules.
-    """
-
-    def __init__(self, model: nn.Module, run: Callable[[], Any], sample: Any, subjects: Sequence[Subject]) -> None:
-        self._model = model
-        self._run = run
-        self._sample = sample
-        self._subjects = subjects
-        self._expected = self._numbers()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // 2))
-        try:
-            noise = max((error for _, error in self._errors(self._numbers())), default=0.0)
-            noise = noise if math.isfinite(noise) else math.inf  # nothing can be compared
-        finally:
-            torch.set_num_threads(threads)
-        coarsest = max((torch.finfo(of.dtype).eps for of in self._expected.values()), default=0.0)
-        self._limit = max(10 * noise, math.sqrt(coarsest))
-
-    def difference(self) -> str | None:
-        """Runs the step twice and returns how its numbers differ from the plain loop's; None if they do not.
-
-        The first call of a module is made in place, and the second one on its lane.
-        """
-        for _ in range(_COMPARED_STEPS):
-            name, error = max(self._errors(self._numbers()), key=lambda pair: pair[1], default=("", 0.0))
-            if not error <= self._limit:
-                return f"on the sample its {name} differs from the plain loop's by {error:.1e} of its size"
-        return None
-
-    def _numbers(self) -> dict[str, torch.Tensor]:
-        with preserved(self._model, self._sample, alone=self._subjects, elsewhere=True):
-            results = sample_step(self._run)
-            numbers = {f"result {index}": tensor for index, tensor in enumerate(results)}
-            for name, parameter in self._model.named_parameters():
-                if parameter.grad is not None:
-                    numbers[f"gradient of {name}"] = parameter.grad
-            return {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in numbers.items()
-                if tensor.is_floating_point() and tensor.layout is torch.strided
-            }
-
-    def _errors(self, numbers: Mapping[str, torch.Tensor]) -> list[tuple[str, float]]:
-        if numbers.keys() != self._expected.keys():
-            return [(sorted(numbers.keys() ^ self._expected.keys())[0], math.inf)]
-        largest = max((_norm(tensor) for tensor in self._expected.values()), default=0.0)
-        return [
-            (name, _distance(numbers[name], expected) / max(_norm(expected), 1e-3 * largest, 1e-30))
-            for name, expected in self._expected.items()
-        ]
-
-
-def _distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
-    """Returns the norm of the difference; infinite where the shapes differ, or one has NaN or infinities of its own."""
-    if tensor.shape != expected.shape:
-        return math.inf
-    is_same = (tensor == expected) | (tensor.isnan() & expected.isnan())
-    norm = float(torch.linalg.vector_norm((tensor.double() - expected.double()).masked_fill(is_same, 0.0)))
-    return norm if math.isfinite(norm) else math.inf
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)))
 
 
 # The steps of a loop.
-
-
-class HostClock:
-    """The processor's clock: launched work is done."""
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def is_past(self, mark: int) -> bool:
-        return True
-
-    def ms_between(self, earlier: int, later: int) -> float:
-        return (later - earlier) / 1e6
-
-    def settle(self) -> None:
-        """Does nothing: the lanes are idle at a mark."""
-
-
-class EventClock:
-    """Timed events on the caller's stream, one a step.
-
-    The time between two is the device's, or the launching thread's where that is slower; no step waits for it.
-    """
-
-    def __init__(self, api: StreamApi) -> None:
-        self._api = api
-
-    def mark(self) -> Any:
-        event = self._api.new_event(timing=True)
-        event.record(self._api.current_stream())
-        return event
-
-    def is_past(self, mark: Any) -> bool:
-        passed: bool = mark.query()
-        return passed
-
-    def ms_between(self, earlier: Any, later: Any) -> float:
-        earlier.synchronize()
-        later.synchronize()
-        took: float = earlier.elapsed_time(later)
-        return took
-
-    def settle(self) -> None:
-        self._api.synchronize()
 
 
 class StepUnit:
@@ -340,11 +123,6 @@ class DriftWatch:
         self._tenants: frozenset[int] | None = None
         self._limit_ms = _limit(samples) if samples else None
 
-    @property
-    def has_other_shapes(self) -> bool:
-        """True after 20 batches in a row of one shape that the trial did not measure."""
-        return self._num_others >= _DRIFT_WINDOW
-
     def note_time(self, step_ms: float) -> str | None:
         self._window.append(step_ms)
         if len(self._window) < _DRIFT_WINDOW:
@@ -412,60 +190,29 @@ def _lock_of_process() -> TrialLock:
 # The trial.
 
 
-class Runner(Protocol):
-    """The attachment of a model, as a trial uses it; see ``Attachment``."""
-
-    @property
-    def enabled(self) -> bool: ...
-
-    @property
-    def has_pending(self) -> bool: ...
-
-    def take_modules(self, *, track: bool) -> None: ...
-
-    def release_modules(self) -> None: ...
-
-    def switch_to(self, placed: PlacedPlan | None) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSetup:
-    """The plans of a trial, and what it needs to run them."""
-
-    settings: TrialSettings
-    candidates: tuple[PlanCandidate, ...]
-    open_lanes: Callable[[PlanCandidate, bool], PlacedPlan]
-    """Opens the lanes of a candidate; the second argument adopts the shapes of the loop."""
-    compare: Callable[[], SampleComparison] | None
-    """Runs the plain loop on the sample; None where nothing is compared."""
-    on_host: bool
-    """True if lanes are threads, whose plans cannot be switched while a plain call waits for its backward."""
-    clock: StepClock
-    tenants: Callable[[], frozenset[int]] | None = None
-    """Returns the other processes on the device; None where they are unknown."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """Observations since the last boundary."""
-
-    key: list[Hashable] = field(default_factory=list)
-    is_spoiled: bool = False
-
-
 class Trial:
     """The trials of one colocated model, from its first step to its last.
+
+    Args:
+        attachment: The ``Attachment`` of the model, which sends its calls to the plan whose turn it is.
+        session: The model's candidates, their lanes, and the plain loop's numbers on the sample.
+        settings: Bounds.
 
     Attributes:
         decision: The end of the last trial; None before.
         num_trials: Trials begun.
     """
 
-    def __init__(self, runner: Runner, setup: TrialSetup) -> None:
+    def __init__(self, attachment: Any, session: Session, settings: TrialSettings) -> None:
         self.decision: Decision | None = None
         self.num_trials = 0
-        self._runner = runner
-        self._setup = setup
+        self._attachment = attachment
+        self._session = session
+        self._settings = settings
+        self._candidates = session.candidates
+        backend = session.request.backend
+        self._on_host = backend.device.kind == "host"  # plans cannot be switched while a plain call's backward is due
+        self._clock = settings.clock if settings.clock is not None else clock_of(backend)
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._excluded: dict[int, str] = {}
         self._turns = self._new_turns()
@@ -473,24 +220,25 @@ class Trial:
         self._winner: PlanCandidate | None = None
         self._watch: DriftWatch | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
-        self._step = _Step()
+        self._key: list[Hashable] = []  # of the present step: the shapes of its calls
+        self._is_spoiled = False  # the present step's time cannot be compared with others
         self._num_launched = self._num_busy = self._num_failed = self._steps_since = 0
         self._reference: Hashable = None
         self._last_key: Hashable = None
-        self._is_leaving = self._was_busy = self._is_aside = False
+        self._is_leaving = self._was_busy = False
         self._why = "the loop begins"
 
-    def prepare(self) -> None:
+    def open_all(self) -> None:
         """Opens the lanes of all candidates, and excludes those whose numbers are not the plain loop's."""
+        comparison = None
         try:
-            comparison = self._setup.compare() if self._setup.compare is not None else None
+            comparison = self._session.compare()
         except Exception as error:  # whatever the backward of the model's results, or putting it back, raises
-            comparison = None
             _LOG.warning("plans are tried without a comparison on the sample, which raised %s", said_by(error))
-        for number, candidate in enumerate(self._setup.candidates, 1):
+        for number, candidate in enumerate(self._candidates, 1):
             try:
-                candidate.placed = self._setup.open_lanes(candidate, False)
-                self._runner.switch_to(candidate.placed)
+                candidate.placed = self._session.open_lanes(candidate, False)
+                self._attachment.switch_to(candidate.placed)
                 reason = comparison.difference() if comparison is not None else None
             except MosaicError as error:
                 kind = "it failed on the sample" if candidate.placed is not None else "its lanes could not be opened"
@@ -500,7 +248,7 @@ class Trial:
                     raise
                 reason = f"it failed on the sample: {said_by(error)}"
             finally:
-                self._runner.switch_to(None)
+                self._attachment.switch_to(None)
             if reason is not None:
                 self._excluded[number] = reason
                 candidate.close()
@@ -514,15 +262,16 @@ class Trial:
     def report(self) -> TrialReport:
         turns = self._turns
         if self._phase == "waiting" and self.decision is None:
-            head = f"trial: not begun; {len(turns.candidates) - 1} plans will be tried in the loop's next steps"
-            return TrialReport(sentences=(head, *self._exclusions()), metrics=turns.report("", None).metrics)
+            head = f"trial: not begun; {len(self._candidates)} plans will be tried in the loop's next steps"
+            names = [candidate.name for candidate in self._candidates]
+            excluded = tuple(f"not tried {names[number - 1]}: {why}" for number, why in self._excluded.items())
+            return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
         if self.is_running:
-            head = f"trial: step {turns.num_steps} of {self._setup.settings.max_steps} at most ({self._why})"
+            head = f"trial: step {turns.num_steps} of {self._settings.max_steps} at most ({self._why})"
             return turns.report(head, None, num_trials=self.num_trials)
         assert self.decision is not None
         which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
         head = f"{which} ({self._why}): {self.decision.reason} ({turns.num_steps} steps, {turns.lost_ms:.1f} ms lost)"
-        head += f"; {_ASIDE}" if self._is_aside else ""
         return turns.report(head, self.decision, num_trials=self.num_trials)
 
     # The loop.
@@ -531,23 +280,22 @@ class Trial:
         """A step of the loop begins here: no work of the lanes is unordered."""
         if self._phase == "over":
             return
-        if not self._runner.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
-            self._step.is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
+        if not self._attachment.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
+            self._is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
             return
-        step, self._step = self._step, _Step()
-        key: Hashable = None if step.is_spoiled else tuple(step.key)
-        if self._phase == "waiting":
-            if _lock_of_process().acquire(self):
-                self._begin()
-        elif self._phase == "trying":
+        key: Hashable = None if self._is_spoiled else tuple(self._key)
+        self._key, self._is_spoiled = [], False
+        if self._phase == "trying":
             self._try_step(key)
-        else:
+        elif self._phase == "watching":
             self._watch_step(key)
+        elif _lock_of_process().acquire(self):
+            self._begin()
 
     def before_call(self, shapes: Hashable) -> None:
         """The whole model is called."""
-        if len(self._step.key) < 64:
-            self._step.key.append(shapes)
+        if len(self._key) < 64:
+            self._key.append(shapes)
         if self._phase == "trying":
             self._note_failed_backward()
             self._was_busy = self._is_busy()
@@ -570,25 +318,29 @@ class Trial:
 
     def spoil(self) -> None:
         """The present step's time cannot be compared with others."""
-        self._step.is_spoiled = True
+        self._is_spoiled = True
 
     def start_over(self, why: str) -> None:
-        """The loop is another one now, so no measurement counts."""
+        """The loop is another one now, so no measurement counts: a new trial begins at the next boundary."""
         if self._phase in ("trying", "watching"):
-            self._restart(why)
+            self._why, self._phase = why, "waiting"
+            self._visit = self._winner = None
+            _lock_of_process().release(self)
+            self._attachment.switch_to(None)
+            self._close_lanes()
 
     def stop(self) -> None:
         """Ends everything and closes all lanes."""
-        self._phase = "over"
+        self._phase, self._winner = "over", None
         _lock_of_process().release(self)
         self._close_lanes()
 
     # The turns.
 
     def _new_turns(self) -> Turns:
-        names = (PLAIN, *(candidate.name for candidate in self._setup.candidates))
-        late = {number for number, candidate in enumerate(self._setup.candidates, 1) if candidate.is_variant}
-        turns = Turns(self._setup.settings, names, late=late)
+        names = (PLAIN, *(candidate.name for candidate in self._candidates))
+        late = {number for number, candidate in enumerate(self._candidates, 1) if candidate.is_variant}
+        turns = Turns(self._settings, names, late=late)
         for number, reason in self._excluded.items():
             turns.exclude(number, reason)
         return turns
@@ -598,11 +350,11 @@ class Trial:
         self._phase = "trying"
         self._turns = self._new_turns()
         self._reference = self._last_key = None
-        for candidate in self._setup.candidates:
+        for candidate in self._candidates:
             candidate.num_errors = 0
-        self._runner.switch_to(None)
+        self._attachment.switch_to(None)
         try:
-            self._runner.take_modules(track=self._setup.on_host)
+            self._attachment.take_modules(track=self._on_host)
         except ValueError as error:
             self._decide(Decision(winner=0, reason=f"no plan could be tried: {error}"))
             return
@@ -611,7 +363,7 @@ class Trial:
     def _try_step(self, key: Hashable) -> None:
         assert self._visit is not None
         self._note_failed_backward()
-        self._marks.append((self._setup.clock.mark(), key))
+        self._marks.append((self._clock.mark(), key))
         self._read_times(wait=False)
         self._num_launched += 1
         if self._num_launched < self._visit.num_steps and not self._turns.is_cut and not self._is_leaving:
@@ -627,14 +379,14 @@ class Trial:
 
     def _end_visit(self) -> None:
         self._num_busy, self._is_leaving = 0, False
-        self._setup.clock.settle()
+        self._clock.settle()
         self._read_times(wait=True)
         self._advance()
 
     def _advance(self) -> None:
         """Begins the next turn; its preparation belongs to no step's time."""
         self._marks.clear()
-        clock, before = self._setup.clock, self._setup.clock.mark()
+        clock, before = self._clock, self._clock.mark()
         while isinstance(visit := self._turns.next_visit(), Visit):
             if self._enter(visit.candidate):
                 break
@@ -648,111 +400,84 @@ class Trial:
         self._marks.append((begun, None))
 
     def _enter(self, number: int) -> bool:
-        candidate = self._candidate(number)
-        if candidate is None:
-            self._runner.switch_to(None)
+        if not number:
+            self._attachment.switch_to(None)
             return True
+        candidate = self._candidates[number - 1]
         try:
             if candidate.placed is None:
-                candidate.placed = self._setup.open_lanes(candidate, self.num_trials > 1)
+                candidate.placed = self._session.open_lanes(candidate, self.num_trials > 1)
         except MosaicError as error:
             self._turns.exclude(number, f"its lanes could not be opened: {error}")
             return False
         self._num_failed = candidate.placed.executor.num_failed
-        self._runner.switch_to(candidate.placed)
+        self._attachment.switch_to(candidate.placed)
         return True
 
     def _read_times(self, *, wait: bool) -> None:
         """Records the times that are known by now, or all of them."""
-        clock = self._setup.clock
-        while len(self._marks) > 1 and (wait or clock.is_past(self._marks[1][0])):
+        while len(self._marks) > 1 and (wait or self._clock.is_past(self._marks[1][0])):
             earlier, _ = self._marks.popleft()
             later, key = self._marks[0]
             if not self._turns.candidates[0].rounds:  # the usual step of this loop is the first kind seen twice
                 self._reference, self._last_key = self._last_key, key
-            took = clock.ms_between(earlier, later)
+            took = self._clock.ms_between(earlier, later)
             self._turns.note(took if key is not None and key == self._reference else None)
 
     def _decide(self, decision: Decision) -> None:
         self.decision = decision
-        self._winner = self._candidate(decision.winner)
+        self._winner = self._candidates[decision.winner - 1] if decision.winner else None
         self._phase = "watching"
-        self._is_aside = False
         self._visit = None
         self._steps_since = 0
         _lock_of_process().release(self)
-        self._runner.switch_to(self._winner.placed if self._winner is not None else None)
+        self._attachment.switch_to(self._winner.placed if self._winner is not None else None)
         self._close_lanes()
         if self._winner is None:
-            self._runner.release_modules()
+            self._attachment.release_modules()
         samples = self._turns.candidates[decision.winner].samples
-        self._watch = DriftWatch(samples, self._reference, self._setup.settings)
+        self._watch = DriftWatch(samples, self._reference, self._settings)
         self._marks.clear()
         _LOG.info("%s", self.report.sentences[0])
 
     # After the decision.
 
     def _watch_step(self, key: Hashable) -> None:
-        clock, watch = self._setup.clock, self._watch
+        clock, watch, tenants = self._clock, self._watch, self._session.request.backend.other_processes
         assert watch is not None
         self._steps_since += 1
         self._marks.append((clock.mark(), key))
         changed = watch.note_shapes(key) if key is not None else None
-        self._follow_shapes(watch)
         while len(self._marks) > 1 and clock.is_past(self._marks[1][0]):
             earlier, _ = self._marks.popleft()
-            later, seen = self._marks[0]
-            if seen == watch.shapes:
+            later, measured_key = self._marks[0]
+            if measured_key == watch.shapes:
                 changed = watch.note_time(clock.ms_between(earlier, later)) or changed
-        if self._setup.tenants is not None and self._steps_since % _TENANT_STEPS == 0:
-            changed = watch.note_tenants(self._setup.tenants()) or changed
-        enough = self._steps_since >= self._setup.settings.retrial_steps << (self.num_trials - 1)
+        if tenants is not None and self._steps_since % _TENANT_STEPS == 0:
+            changed = watch.note_tenants(tenants()) or changed
+        enough = self._steps_since >= self._settings.retrial_steps << (self.num_trials - 1)
         if changed is not None and enough and not self._is_busy():
             _LOG.info("plans are tried again: %s", changed)
-            self._restart(changed)
-
-    def _follow_shapes(self, watch: DriftWatch) -> None:
-        """Runs the plain loop while batches have other shapes than the trial's, for which no plan was faster."""
-        if self._winner is None or watch.has_other_shapes == self._is_aside or self._is_busy():
-            return
-        self._is_aside = watch.has_other_shapes
-        self._runner.switch_to(None if self._is_aside else self._winner.placed)
-        _LOG.info("%s", _ASIDE if self._is_aside else "batches have the trial's shapes again: its plan runs")
-
-    def _restart(self, why: str) -> None:
-        """Begins a new trial at the next boundary, with lanes for the shapes that the loop has then."""
-        self._why = why
-        self._phase = "waiting"
-        self._visit = self._winner = None
-        _lock_of_process().release(self)
-        self._runner.switch_to(None)
-        self._close_lanes()
+            self.start_over(changed)
 
     # Parts.
 
-    def _candidate(self, number: int) -> PlanCandidate | None:
-        return self._setup.candidates[number - 1] if number else None
-
     def _close_lanes(self) -> None:
-        for candidate in self._setup.candidates:
-            if candidate is not self._winner or self._phase == "over":
+        """Closes the lanes of all candidates but the winner."""
+        for candidate in self._candidates:
+            if candidate is not self._winner:
                 candidate.close()
 
-    def _exclusions(self) -> tuple[str, ...]:
-        return tuple(
-            f"not tried {self._setup.candidates[number - 1].name}: {why}" for number, why in self._excluded.items()
-        )
-
     def _present(self) -> PlanCandidate | None:
-        if self._phase != "trying" or self._visit is None:
+        if self._phase != "trying" or self._visit is None or not self._visit.candidate:
             return None
-        return self._candidate(self._visit.candidate)
+        return self._candidates[self._visit.candidate - 1]
 
     def _is_busy(self) -> bool:
         candidate = self._present() or self._winner
         if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
             return True
-        return self._runner.has_pending
+        return bool(self._attachment.has_pending)
 
     def _note_failed_backward(self) -> None:
         candidate = self._present()

@@ -1,19 +1,12 @@
 """Devices at their best, and the links between them: enough to plan for hardware that is not here."""
 
-from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Efficiency, Hardware
-from mosaic.hardware.find import (
-    HARDWARE_NAMES,
-    find_cluster,
-    find_hardware,
-    hardware_of,
-    load_cluster,
-    load_hardware,
-)
-from mosaic.hardware.link import Link, Message
+from mosaic.hardware.find import HARDWARE_NAMES, NOWHERE, find_cluster, find_hardware, hardware_of
+from mosaic.hardware.network import Cluster, Link, Message
 
 __all__ = [
     "HARDWARE_NAMES",
+    "NOWHERE",
     "Cluster",
     "Efficiency",
     "Hardware",
@@ -22,6 +15,4 @@ __all__ = [
     "find_cluster",
     "find_hardware",
     "hardware_of",
-    "load_cluster",
-    "load_hardware",
 ]

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mosaic.cost import Cost, Eq8Interference
-from mosaic.cost.interference import Interference, PairShares
+from mosaic.cost import Cost, Eq8, Eq8Interference
+from mosaic.cost.interference import PairShares
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -124,63 +124,43 @@ def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     return None
 
 
-def build_problem(
-    graph: ModuleGraph,
-    options: Options,
-    *,
-    cost: Cost,
-    machine: Machine,
-) -> _search.Problem:
+def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: Machine) -> _search.Problem:
     """Returns the problem as the extension has it; modules in topological order."""
-    search = load_search()
+    search, form = load_search(), cost.interference
+    if not form.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
+        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}
-    before: list[list[int]] = [[] for _ in names]
-    for edge in graph.edges:
-        before[place[edge.target]].append(place[edge.source])
     modules = []
-    for name, others in zip(names, before, strict=True):
-        drawn = _bandwidths(cost.interference, name, options[name])
-        modules.append(search.Module([_ROW(option) for option in options[name]], others, drawn))
+    for name in names:
+        drawn = []  # shares of bandwidth of each option, by phase, for Eq. 8
+        if isinstance(form, Eq8Interference) and not form.is_zero:
+            drawn = [tuple(_share(form, name, phase, option.quota) for phase in Phase) for option in options[name]]
+        before = [place[other] for other in graph.predecessors(name)]
+        modules.append(search.Module([_ROW(option) for option in options[name]], before, drawn))
     problem: _search.Problem = search.Problem(
         modules,
         num_devices=machine.num_devices,
         num_slots=machine.num_slots,
         memory_bytes=machine.memory_bytes,
     )
-    if not cost.interference.is_zero:
-        _disturb(problem, graph, names, options, cost)
-    return problem
-
-
-def _disturb(
-    problem: _search.Problem,
-    graph: ModuleGraph,
-    names: Sequence[str],
-    options: Options,
-    cost: Cost,
-) -> None:
-    reason = _why_not_searched(graph, cost)
-    if reason is not None:
-        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
-    form = cost.interference
-    if isinstance(form, Eq8Interference):
-        forms = [form.coefficients.get(phase) for phase in Phase]
-        forward, backward = (
-            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in forms
+    if isinstance(form, Eq8Interference) and not form.is_zero:
+        by_phase = (form.coefficients.get(phase, Eq8(e1=0.0)) for phase in Phase)
+        problem.disturb_by_bandwidth(*((e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) for e in by_phase))
+    elif isinstance(form, PairShares) and not form.is_zero:
+        quotas = [sorted({option.quota for option in options[name]}) for name in names]
+        problem.disturb_by_shares(
+            *(
+                [
+                    (own, other, rows)
+                    for own, name in enumerate(names)
+                    for other, beside in enumerate(names)
+                    if own != other and (rows := form.table(name, beside, phase, quotas[own], quotas[other]))
+                ]
+                for phase in Phase
+            )
         )
-        problem.disturb_by_bandwidth(forward, backward)
-    else:
-        assert isinstance(form, PairShares)
-        problem.disturb_by_shares(*pair_shares(names, options, form))
-
-
-def _bandwidths(form: Interference, name: str, options: Sequence[DeploymentOption]) -> list[tuple[float, float]]:
-    """Returns the shares of bandwidth that options draw, forward and backward, for Eq. 8; empty for other forms."""
-    if not isinstance(form, Eq8Interference):
-        return []
-    forward, backward = Phase
-    return [(_share(form, name, forward, o.quota), _share(form, name, backward, o.quota)) for o in options]
+    return problem
 
 
 def _share(form: Eq8Interference, name: str, phase: Phase, quota: int) -> float:
@@ -194,25 +174,3 @@ def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> Stag
         choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
         starts={names[m]: starts for m, _, _, starts in rows},
     )
-
-
-Shares = list[tuple[int, int, Sequence[Sequence[float]]]]
-"""Of a module (by its index) beside a neighbour: a row for each of its quotas, an entry for each of the other's."""
-
-
-def pair_shares(
-    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], form: PairShares
-) -> tuple[Shares, Shares]:
-    """Returns extra shares of the time alone, forward and backward: one question for each two modules."""
-    quotas = [sorted({option.quota for option in options[name]}) for name in names]
-    forward, backward = (
-        [
-            (own, other, rows)
-            for own, name in enumerate(names)
-            for other, beside in enumerate(names)
-            if own != other
-            and (rows := form.pair_shares(name, beside, phase, quotas=quotas[own], beside_quotas=quotas[other]))
-        ]
-        for phase in Phase
-    )
-    return forward, backward

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from mosaic.artifact import fingerprint
-from mosaic.cost.interference import Interference, Neighbours
-from mosaic.cost.protocol import TimedBeside
+from mosaic.cost.interference import PairShares
+from mosaic.cost.protocol import Cost
 from mosaic.device import Device, StrictFile
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
@@ -178,41 +177,23 @@ def _check_options(module: InstanceModule) -> None:
         raise ValueError(f"{of} lists (degree, quota)={repeated[0]} twice; list each option once")
 
 
-class TableInterference:
-    """The sum of an instance's disturbances."""
-
-    is_pairwise = True
+class TableInterference(PairShares):
+    """The sum of an instance's disturbances, each in proportion to its neighbour's quota."""
 
     def __init__(self, instance: Instance) -> None:
         self._num_slots = instance.num_slots
-        self._shares: Mapping[tuple[str, str, Phase], float] = {
+        self._shares = {
             (entry.module, entry.beside, phase): share
             for entry in instance.disturbances
             for phase, share in ((Phase.FORWARD, entry.forward), (Phase.BACKWARD, entry.backward))
-            if share > 0
         }
+        self.is_zero = not any(self._shares.values())
 
-    @property
-    def is_zero(self) -> bool:
-        """True if no module disturbs another."""
-        return not self._shares
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the sum over the neighbours, each in proportion to its quota, in milliseconds."""
-        shares = (self._shares.get((module, name, phase), 0.0) * held for name, held in beside)
-        return alone_ms * sum(shares) / self._num_slots
-
-    def pair_shares(
-        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
-    ) -> Sequence[Sequence[float]]:
-        """Returns what one neighbour costs, as shares of the time alone; see ``PairShares``."""
-        share = self._shares.get((module, beside, phase))
-        if share is None:
-            return ()
-        return [[share * held / self._num_slots for held in beside_quotas]] * len(quotas)
+    def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
+        return self._shares.get((module, beside, phase), 0.0) * beside_quota / self._num_slots
 
 
-class TableCost(TimedBeside):
+class TableCost(Cost):
     """Times and memory as the tables of an instance have them; options that a pin forbids are not there."""
 
     def __init__(self, instance: Instance) -> None:
@@ -224,8 +205,8 @@ class TableCost(TimedBeside):
         reasons = [_pinned_to_nothing(module) for module in instance.modules if not module.allowed]
         if reasons:
             raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
-        self.profile_fingerprint: str | None = fingerprint(instance)
-        self.interference: Interference = TableInterference(instance)
+        self.profile_fingerprint = fingerprint(instance)
+        self.interference = TableInterference(instance)
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
         for module in instance.modules:
             table = self._tables.setdefault(module.name, {})

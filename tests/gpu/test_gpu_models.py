@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu.bench import open_bench
-from bench.gpu.models.variants import Workload, whole_step_graph
+from bench.gpu.models import Workload, whole_step_graph
 from mosaic.models import PAPER_MODELS
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 
 from bench.sweep.catalogue import NETS, nets_of
 from bench.sweep.device import on
-from bench.sweep.outcomes import FAULTS
+from bench.sweep.tables import FAULTS
 from bench.sweep.verdict import judge
 from mosaic.backends.cuda.backend import CudaBackend
 

@@ -14,18 +14,18 @@ CLOSE = 0.02
 SM_TARGET_SPEEDUP = "speed-up by an SM target"
 """Name of the figure that ``mosaic/backends/cuda/sm_targets.json`` is made of."""
 _ASKS = {
-    "device:device": "which device and versions are these, and how is it cut into slots?",
+    "streams:device": "which device and versions are these, and how is it cut into slots?",
     "streams:events": "do events of the primary context order green streams, both ways, and tell times?",
     "streams:partitions": "do partitions run on disjoint SMs, as many as were granted?",
-    "operators:operators": "do common operators compute on a lane what they compute off it, forward and backward?",
-    "operators:conv_cold": "does cuDNN run on a lane that it sees first?",
-    "operators:conv_warm": "does cuDNN run on a lane after a first call outside?",
-    "operators:conv_native": "do convolutions run on a lane without cuDNN?",
-    "operators:triton": "does a Triton kernel, such as torch.compile makes, run on a lane?",
+    "numbers:operators": "do common operators compute on a lane what they compute off it, forward and backward?",
+    "numbers:conv_cold": "does cuDNN run on a lane that it sees first?",
+    "numbers:conv_warm": "does cuDNN run on a lane after a first call outside?",
+    "numbers:conv_native": "do convolutions run on a lane without cuDNN?",
+    "numbers:triton": "does a Triton kernel, such as torch.compile makes, run on a lane?",
     "streams:capture": "can a graph span two lanes, and does each half stay on its SMs?",
-    "device:products": "do matrix products on few slots gain from being told how many SMs they have?",
-    "loops:towers": "do two towers train side by side as they do one after the other, and do they overlap?",
-    "loops:dropout": "are random numbers right in graphs that run on two lanes in no order?",
+    "streams:products": "do matrix products on few slots gain from being told how many SMs they have?",
+    "numbers:towers": "do two towers train side by side as they do one after the other, and do they overlap?",
+    "numbers:dropout": "are random numbers right in graphs that run on two lanes in no order?",
 }
 
 RUNGS = {

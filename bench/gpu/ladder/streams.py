@@ -1,21 +1,239 @@
-"""Rungs on streams: events between contexts, SM ids of partitions, and a graph over two of them."""
+"""Rungs on streams and the device: slots, events between contexts, SM ids, a graph over two lanes, SM targets.
+
+Rungs run on lanes of the GPU, or in a rehearsal of the fake runtime. An error is a reading, too.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.gpu.bench import Bench
-from bench.gpu.ladder.lanes import Slots, figures_of, green_streams, halves, on_lanes, reading, readings
-from bench.record import Figure
+from bench.gpu.ladder import SM_TARGET_SPEEDUP
+from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.pool import CDP_SMS
+from mosaic.backends.cuda.backend import SM_TARGET_PAYS, CudaBackend
+from mosaic.backends.cuda.environment import describe_nvml
+from mosaic.backends.cuda.pool import CDP_SMS, StreamLoan
+from mosaic.backends.streams.libraries import (
+    LibrarySettings,
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
+from mosaic.errors import MosaicError
 from mosaic.microbench.isolation import slots_in_turn
+from mosaic.microbench.kernels import half_type
+from mosaic.microbench.settings import time_alone
+
+Slots = tuple[int, ...]
+
+
+@contextmanager
+def on_lanes(bench: Bench) -> Iterator[CudaBackend]:
+    """Yields the backend of the GPU; in a rehearsal one on the fake runtime of the tests, which finds races."""
+    if isinstance(bench.backend, CudaBackend):
+        yield bench.backend
+        return
+    sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
+    from fake_streams import FakeStreams
+    from fake_streams.driver import FakeGreenDriver
+
+    runtime = FakeStreams()
+    with runtime.watching():
+        yield CudaBackend(api=runtime, driver=FakeGreenDriver(16))
+
+
+@contextmanager
+def green_streams(backend: CudaBackend, partitions: Iterable[Slots]) -> Iterator[StreamLoan]:
+    """Lends streams of partitions without lanes, which record the events that a rung may have to ask about."""
+    loan = backend.borrow_streams(partitions)
+    try:
+        yield loan
+    finally:
+        backend.api.synchronize()
+        loan.give_back()
+
+
+def halves(backend: CudaBackend) -> tuple[Slots, Slots]:
+    """Returns two partitions that are all slots together."""
+    slots = backend.device.slots
+    return slots[: len(slots) // 2], slots[len(slots) // 2 :]
+
+
+def reading(look: Callable[[], Any]) -> Any:
+    """Returns what was found, or the error as text: a reading that fails leaves the others."""
+    try:
+        return look()
+    except Exception as error:
+        return one_line(error, 160)
+
+
+def rung(judge: Callable[[dict[str, Any]], str]) -> Callable[..., Callable[[Bench], Iterator[Figure]]]:
+    """Makes a measurement of a function that returns all readings of a rung; an error is the reading ``error``."""
+
+    def measurement(look: Callable[[Bench, CudaBackend], dict[str, Any]]) -> Callable[[Bench], Iterator[Figure]]:
+        def measure(bench: Bench) -> Iterator[Figure]:
+            with on_lanes(bench) as backend:
+                readings = reading(lambda: look(bench, backend))
+            result = {"error": readings} if isinstance(readings, str) else readings
+            yield from figures_of(result)
+            bench.verdict = judge(result)
+
+        return measure
+
+    return measurement
+
+
+def figures_of(readings: Mapping[str, Any]) -> Iterator[Figure]:
+    """Yields a figure for each reading that is a number or an error; lists are for the verdict alone."""
+    for name, value in readings.items():
+        if isinstance(value, bool | int | float):
+            yield Figure(name=name, source="measured", value=float(value))
+        elif isinstance(value, str):
+            yield missing_figure(name, value)
+
+
+def device(bench: Bench) -> Iterator[Figure]:
+    with on_lanes(bench) as backend:
+        result: dict[str, Any] = {
+            "name": backend.device.name,
+            "num_slots": backend.device.num_slots,
+            "sms_per_slot": backend.device.sms_per_slot,
+            "remainder_sms": backend.device.remainder_sms,
+        }
+    ordinal = bench.torch_device.index or 0
+    result |= {
+        "fine slots": reading(lambda: cuda.CudaDriver(ordinal).describe_slots(fine=True).num_slots),
+        "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
+        "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
+        "driver": reading(lambda: f"CUDA {cuda.describe_driver().version}"),
+        "lacking": reading(lambda: ", ".join(function.name for function in cuda.describe_driver().missing)),
+        "clocks": reading(lambda: _clocks(ordinal)),
+        "free_gib": reading(lambda: torch.cuda.mem_get_info(bench.torch_device)[0] / 2**30),
+    }
+    with suppress(MosaicError):
+        bench.driver_version = f"{describe_nvml().driver_version} ({result['driver']})"
+    bench.notes += [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
+    yield from figures_of({name: value for name, value in result.items() if not isinstance(value, str)})
+    bench.verdict = judge_device(result)
+
+
+def judge_device(result: Mapping[str, Any]) -> str:
+    """Says what the device is, and whether its slots add up."""
+    slots, size, rest = result["num_slots"], result["sms_per_slot"], result["remainder_sms"]
+    words, total = f"{result['name']}: {slots} slots of {size} SMs and {rest} left over", slots * size + rest
+    if total != result["num_sms"]:
+        words += f", which is {total} where torch says {result['num_sms']}: do not trust quotas here"
+    words += f"; driver {result['driver']}; torch {result['torch']}; {result['clocks']}"
+    return words + (f"; the driver lacks {result['lacking']}" if result["lacking"] else "")
+
+
+def _clocks(ordinal: int) -> str:
+    import pynvml as nvml
+
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
+    now, most = (
+        [read(handle, kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM)]
+        for read in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+    )
+    return f"SM clock {now[0]} of {most[0]} MHz, memory clock {now[1]} of {most[1]} MHz"
+
+
+def products(bench: Bench) -> Iterator[Figure]:
+    """Times matrix products on parts of the device, with and without telling libraries how many SMs they have.
+
+    If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
+    """
+    result = []
+    with on_lanes(bench) as backend:
+        for figure in _products(bench, backend):
+            result.append(figure)
+            yield figure
+    speedups = speedups_of(result)
+    if speedups:
+        yield Figure(name=SM_TARGET_SPEEDUP, source="measured", value=statistics.geometric_mean(speedups.values()))
+    bench.verdict = judge_products(speedups, sorted({figure.reason for figure in result if figure.reason}))
+
+
+def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
+    device, dtype, settings = backend.torch_device, half_type(backend.torch_device), bench.settings(grid=4)
+    size = 32 if bench.dry_run else 4096
+    rows, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    bias, out = torch.randn(size, device=device, dtype=dtype), torch.empty(size, size, device=device, dtype=dtype)
+    products: dict[str, Callable[[], object]] = {
+        "mm": lambda: torch.mm(rows, weight, out=out),
+        "addmm (cuBLASLt)": lambda: torch.addmm(bias, rows, weight, out=out),
+    }
+    partitions = [backend.device.slots[:quota] for quota in settings.quotas(backend.device.num_slots)]
+    with backend.open_lanes(partitions) as lanes:
+        for slots, (product, call) in itertools.product(partitions, products.items()):
+            lane = lanes.lane(slots)
+            call()
+            for target in ("none", "torch", "cublas", "both"):
+                labels = {"product": product, "quota": str(len(slots)), "target": target}
+                if bench.budget.allows(f"{product} at {len(slots)} slots, target {target}"):
+                    try:
+                        with _told(target, lane.num_sms or 0, device):
+                            times = time_alone(lane, call, settings).all_ms
+                        yield median_figure("time_ms", times, labels=labels)
+                    except Exception as error:  # what one library refuses, the others may do
+                        yield missing_figure("time_ms", error, labels)
+
+
+@contextmanager
+def _told(target: str, num_sms: int, device: torch.device) -> Iterator[None]:
+    """Tells torch (cuBLASLt's products), cuBLAS, or both how many SMs they have; both is what the product does."""
+    if target == "both":
+        with LibrarySettings(device, sm_target=True).during(num_sms):
+            yield
+        return
+    if target == "none":
+        yield
+        return
+    if target == "torch":
+        (get, put), value = carveout_calls(), carveout_for(num_sms, device)
+    else:
+        (get, put), value = cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def speedups_of(figures: Sequence[Figure]) -> dict[str, float]:
+    """Returns what both targets together gain below the whole device, by product and quota."""
+    times = {(f.labels["product"], int(f.labels["quota"]), f.labels["target"]): f.value for f in figures}
+    whole, speedups = max((quota for _, quota, _ in times), default=0), {}
+    for (product, quota, target), ms in times.items():
+        plain = times.get((product, quota, "none"))
+        if target == "both" and quota < whole and ms and plain:
+            speedups[f"{product} at {quota} slots"] = plain / ms
+    return speedups
+
+
+def judge_products(speedups: Mapping[str, float], reasons: Sequence[str] = ()) -> str:
+    """Says what libraries gain by knowing their SMs, and what that means for the switch."""
+    if not speedups:
+        return f"nothing was measured below the whole device: {'; '.join(reasons) or 'no time was left'}"
+    mean = statistics.geometric_mean(speedups.values())
+    switch = "SM targets pay, CudaBackend(sm_target=True)" if mean >= SM_TARGET_PAYS else "leave SM targets off"
+    return f"{switch}: {mean:.2f}x, {', '.join(f'{what} {gain:.2f}x' for what, gain in speedups.items())}"
+
 
 SPIN_NS = 20_000
 """A block of the probe holds its SM for this time, so that later ones go to the others."""
@@ -136,18 +354,26 @@ def judge_partitions(result: Mapping[str, Any]) -> str:
     return "; ".join(words) or f"disjoint, and as many SMs as granted: {', '.join(result)}"
 
 
-def capture(bench: Bench) -> Iterator[Figure]:
+def judge_capture(result: Mapping[str, Any]) -> str:
+    if "error" in result:
+        return f"stages cannot be captured here: {result['error']}"
+    words = [] if (result["left value"], result["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]
+    for side in ("left", "right"):
+        if result[f"{side} ids"] is not None:
+            inside, granted = (set(ids or ()) for ids in result[f"{side} ids"])
+            if outside := inside - granted:
+                words.append(f"the {side} half ran on {len(outside)} SMs outside of its partition")
+    if result["left ids"] is None:
+        words.append("SM ids were not read")
+    return "; ".join(words) or "a graph spans two lanes, and each half stays on its SMs"
+
+
+@rung(judge_capture)
+def capture(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
     """Captures one graph that forks from one lane to another, and replays it from the default stream."""
-    with on_lanes(bench) as backend:
-        result = readings(lambda: _captured(bench, backend, halves(backend)))
-    yield from figures_of(result)
-    bench.verdict = judge_capture(result)
-
-
-def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) -> dict[str, Any]:
     api, device = backend.api, backend.torch_device
     probe = SmProbe.of(device) if bench.on_gpu else None
-    with backend.open_lanes(parts) as lanes:
+    with backend.open_lanes(halves(backend)) as lanes:
         both = list(lanes)
         values = [torch.full((1024,), float(number), device=device) for number in (1, 2)]
         seen = [torch.zeros(32, dtype=torch.int32, device=device) for _ in both]
@@ -179,20 +405,6 @@ def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) ->
             result[f"{side} ids"] = None if probe is None else (sm_ids(bits.tolist()), record.sm_ids)
         graph.reset()
     return result
-
-
-def judge_capture(result: Mapping[str, Any]) -> str:
-    if "error" in result:
-        return f"stages cannot be captured here: {result['error']}"
-    words = [] if (result["left value"], result["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]
-    for side in ("left", "right"):
-        if result[f"{side} ids"] is not None:
-            inside, granted = (set(ids or ()) for ids in result[f"{side} ids"])
-            if outside := inside - granted:
-                words.append(f"the {side} half ran on {len(outside)} SMs outside of its partition")
-    if result["left ids"] is None:
-        words.append("SM ids were not read")
-    return "; ".join(words) or "a graph spans two lanes, and each half stays on its SMs"
 
 
 class SmProbe:

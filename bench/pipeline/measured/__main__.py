@@ -17,13 +17,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from functools import partial
 
+from bench.harness import PartedStudy, StudyPart
 from bench.pipeline.measured.actions import empty_action_cost
 from bench.pipeline.measured.memory import memory
 from bench.pipeline.measured.models import MODELS
 from bench.pipeline.measured.steps import Sizes, cores, steps, too_few_cores
 from bench.ranks.launch import Work, on_ranks
 from bench.record import missing_figure
-from bench.study_parts import PartedStudy, StudyPart
 
 SMALL = Sizes(width=128, layers=4, microbatches=4, steps=1, rounds=2, plan_s=0.2)
 FULL = Sizes()

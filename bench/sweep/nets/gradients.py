@@ -1,29 +1,32 @@
-"""Backward in all its forms: several, partial, of gradients, through functions of one's own, views, in place."""
+"""Backward in all its forms: several, partial, of gradients, checkpointed, through functions, views and in place."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.sweep.device import device
 from bench.sweep.nets.pieces import (
     Both,
     Two,
     after_step,
+    alike,
     batch,
     between,
+    loop,
     losses,
     squared,
     stepping,
     tower,
     towers,
     train,
+    train_step,
 )
 from bench.sweep.session import Session
 
 
-@stepping(model=Both)
+@stepping(Both)
 def a_backward_for_each_loss(session, model, optimizer, step):
     optimizer.zero_grad()
     a, b = model(*batch(step))
@@ -46,9 +49,9 @@ def retained_graph(session, model, optimizer, step):
 @losses()
 def penalty_on_gradients(session, model, inputs):
     x = inputs[0].requires_grad_()
-    made = model(x, inputs[1])
-    (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
-    return made.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
+    result = model(x, inputs[1])
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    return result.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
 
 
 @towers()
@@ -62,7 +65,7 @@ def penalty_within_a_tower(self, x):
 def adversarial_inputs(session, model, inputs):
     x = inputs[0].requires_grad_()
     (gradient,) = torch.autograd.grad(model(x, inputs[1]).square().mean(), x)
-    return model((x + 0.1 * gradient.sign()).detach(), inputs[1]).square().mean()
+    return squared(model, ((x + 0.1 * gradient.sign()).detach(), inputs[1]))
 
 
 @between(towers=lambda: (tower(nn.Dropout(0.1)),))
@@ -77,32 +80,16 @@ def checkpointed_towers_reentrant(self, x, y):
     return checkpoint(self.a, x, use_reentrant=True) * checkpoint(self.b, y, use_reentrant=True)
 
 
-def checkpoints_within_towers(session: Session):
-    class Saving(nn.Module):
-        def __init__(self, reentrant):
-            super().__init__()
-            self.first, self.net, self.reentrant = nn.Linear(32, 32), tower(nn.Dropout(0.2)), reentrant
-
-        def forward(self, x):
-            return checkpoint(self.net, self.first(x), use_reentrant=self.reentrant)
-
-    train(session, Two(Saving(False), Saving(True)))
+@towers(first=lambda: nn.Linear(32, 32), net=lambda: tower(nn.Dropout(0.2)))
+def checkpoints_within_towers(self, x):
+    hidden = checkpoint(self.net, self.first(x), use_reentrant=False)
+    return checkpoint(self.net, hidden, use_reentrant=True)
 
 
-@losses()
-def checkpoint_around_the_model(session, model, inputs):
-    return checkpoint(model, *inputs, use_reentrant=False).square().mean()
-
-
-@losses(model=Both)
+@losses(Both)
 def one_tower_unused_in_the_loss(session, model, inputs):
     a, b = model(*inputs)
     return a.square().mean() + 0 * b.detach().sum()
-
-
-def gradients_set_to_zeros(session: Session):
-    model = Two()
-    train(session, model, before=lambda step: model.zero_grad(set_to_none=False))
 
 
 @after_step()
@@ -131,15 +118,7 @@ def gradients_of_parameters_by_hand(session, model, optimizer, step):
     session.note(loss.item())
 
 
-@stepping()
-def gradient_given_to_backward(session, model, optimizer, step):
-    optimizer.zero_grad()
-    made = model(*batch(step))
-    made.backward(torch.ones_like(made) / made.numel())
-    optimizer.step()
-    session.note(made)
-
-
+@loop
 def graph_kept_over_two_steps(session: Session):
     model = Two()
     session.colocate(model, batch(0))
@@ -155,21 +134,10 @@ def graph_kept_over_two_steps(session: Session):
             losses = []
 
 
+@loop
 def anomaly_detection(session: Session):
     with torch.autograd.detect_anomaly(check_nan=True):
         train(session, Two())
-
-
-@losses()
-def saved_tensors_packed(session, model, inputs):
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: t.cpu().numpy().copy() if not t.requires_grad else t, _unpacked
-    ):
-        return model(*inputs).square().mean()
-
-
-def _unpacked(packed):
-    return packed if isinstance(packed, torch.Tensor) else torch.from_numpy(packed).to(device())
 
 
 @losses()
@@ -181,8 +149,8 @@ def losses_that_become_nan(session, model, inputs):
 def forward_mode_derivative(session, model, inputs):
     with torch.autograd.forward_ad.dual_level():
         x = torch.autograd.forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
-        made, slope = torch.autograd.forward_ad.unpack_dual(model(x, inputs[1]))
-    return made.square().mean() + slope.square().mean()
+        result, slope = torch.autograd.forward_ad.unpack_dual(model(x, inputs[1]))
+    return result.square().mean() + slope.square().mean()
 
 
 @stepping(steps=3)
@@ -190,11 +158,127 @@ def gradients_for_each_sample(session, model, optimizer, step):
     x, y = batch(step, 8)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
-    def one(parameters, x, y):
+    def loss_of_a_row(parameters, x, y):
         return torch.func.functional_call(model, parameters, (x[None], y[None])).square().mean()
 
-    gradients = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(parameters, x, y)
+    gradients = torch.func.vmap(torch.func.grad(loss_of_a_row), in_dims=(None, 0, 0))(parameters, x, y)
     for name, parameter in model.named_parameters():
         parameter.grad = gradients[name].clamp(-1, 1).mean(0)
     optimizer.step()
     session.note(squared(model, (x, y)).item())
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+@between()
+def function_that_writes_its_input(self, x, y):
+    return _Doubled.apply(self.a(x)) * self.b(y)
+
+
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.max(1)
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        ctx.width = x.shape[1]
+        return values, places
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (places,) = ctx.saved_tensors
+        return functional.one_hot(places, ctx.width) * gradient[:, None]
+
+
+@between()
+def function_with_an_index_as_a_result(self, x, y):
+    values, places = _Largest.apply(self.a(x))
+    return values[:, None] * self.b(y) + places[:, None]
+
+
+def _quantize(self, x):
+    result = self.net(x)
+    nearest = torch.cdist(result.detach(), self.book).argmin(1)
+    quantized = self.book[nearest]
+    if self.training:
+        hot = functional.one_hot(nearest, 16).float()
+        self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+        self.book.mul_(0.9).add_(0.1 * (hot.T @ result.detach()) / (hot.sum(0)[:, None] + 1))
+    return result + (quantized - result).detach(), functional.mse_loss(result, quantized)
+
+
+@losses(
+    lambda: Both(*alike(_quantize, net=tower, book=lambda: torch.randn(16, 32), counts=lambda: torch.zeros(16))),
+)
+def quantized_with_a_moving_codebook(session, model, inputs):
+    (a, first), (b, second) = model(*inputs)
+    return (a * b).square().mean() + first + second
+
+
+@between()
+def in_place_operations_on_results(self, x, y):
+    a, b = self.a(x), self.b(y)
+    a += b
+    b[:, :4] = a[:, :4].detach()
+    return a.clamp_(-1, 1) * b
+
+
+@between(setup=lambda model: model.a.requires_grad_(False))
+def in_place_operation_on_an_input_after_its_call(self, x, y):
+    hidden = x * 2
+    a = self.a(hidden.detach())
+    hidden.zero_()
+    return a * self.b(y) + hidden
+
+
+@loop
+def batch_overwritten_after_the_call(session: Session):
+    model, static = Two(), batch(0)
+    session.colocate(model, static)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(4):
+        for buffer, new in zip(static, batch(step), strict=True):
+            buffer.copy_(new)
+        loss = squared(model, tuple(part.clone() for part in static))
+        static[0].zero_()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())
+
+
+@between()
+def views_of_results(self, x, y):
+    left, right = self.a(x).chunk(2, 1)
+    up, down = self.b(y).view(-1, 2, 16).unbind(1)
+    return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.fails = bool(x[0, 0] > 0)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise ArithmeticError("no gradient")
+        return gradient
+
+
+@stepping(lambda: Two(nn.Sequential(nn.Linear(32, 32), *alike(lambda self, x: self.net(_Fails.apply(x)), 1))), steps=6)
+def error_in_backward_is_caught(session, model, optimizer, step):
+    try:
+        train_step(session, model, optimizer, step)
+    except ArithmeticError:
+        session.note("skipped")

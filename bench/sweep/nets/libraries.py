@@ -129,15 +129,5 @@ def generation_in_between(session: Session):
         model.train()
 
 
-def gradient_checkpoints_of_transformers(session: Session):
-    model, draw = find("clip")()
-    model.gradient_checkpointing_enable()
-    session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
-    for step in range(4):
-        loss = model(**moved(draw(torch.Generator().manual_seed(step)))).loss
-        loss.backward()
-        session.note(loss.item())
-
-
 def data_parallel_wrapper(session: Session):
     train(session, nn.DataParallel(Two()))

@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from bench.sweep.device import device, moved
-from bench.sweep.nets.pieces import Two, batch, between, squared, tower, towers, train
+from bench.sweep.nets.pieces import Two, batch, between, loop, models, sgd, squared, tower, towers, train, train_step
 from bench.sweep.session import Session
 
 
@@ -22,63 +21,25 @@ def compiled_tower(session: Session):
     train(session, model)
 
 
-def compiled_tower_as_a_wrapper(session: Session):
-    train(session, Two(torch.compile(tower(), backend="eager")))
+class _Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
 
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
 
-def scripted_tower(session: Session):
-    train(session, Two(torch.jit.script(tower())))
-
-
-def exported_tower(session: Session):
-    train(session, Two(torch.export.export(tower().to(device()), batch(0)[:1]).module()))
-
-
-def wrapper_that_hides_its_module(session: Session):
-    class Wrapper(nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def __getattr__(self, name):
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                return getattr(self.module, name)
-
-        def forward(self, *args, **kwargs):
-            return self.module(*args, **kwargs)
-
-    train(session, Wrapper(Two(Wrapper(tower()), Wrapper(tower()))))
-
-
-@between(hidden=lambda: [tower().to(device())])
-def module_kept_outside_of_the_tree(self, x, y):
-    return self.a(x) * self.b(y) + self.hidden[0](x)
-
-
-@towers()
-def mapped_over_the_batch(self, x):
-    return torch.func.vmap(self.net)(x)
-
-
-@between()
-def towers_mapped_by_the_model(self, x, y):
-    return torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
 
 
 @towers(net=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
 def jacobian_within_a_tower(self, x):
     slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
     return self.net(x) + slopes.square().sum((1, 2))[:, None]
-
-
-class _NotingFunctions(TorchFunctionMode):
-    calls = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.calls += func is torch.nn.functional.gelu
-        return func(*args, **(kwargs or {}))
 
 
 class _NotingDispatch(TorchDispatchMode):
@@ -89,8 +50,11 @@ class _NotingDispatch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _trained_under(session: Session, mode) -> None:
-    def loss(model, inputs):
+@loop
+def dispatch_mode_around_the_model(session: Session):
+    mode = _NotingDispatch()
+
+    def loss(session, model, inputs):
         with mode:
             return squared(model, inputs)
 
@@ -98,14 +62,7 @@ def _trained_under(session: Session, mode) -> None:
     session.note(mode.calls)
 
 
-def function_mode_around_the_model(session: Session):
-    _trained_under(session, _NotingFunctions())
-
-
-def dispatch_mode_around_the_model(session: Session):
-    _trained_under(session, _NotingDispatch())
-
-
+@loop
 def profiler_of_torch(session: Session):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         train(session, Two())
@@ -119,28 +76,22 @@ def threads_of_the_user_call_towers(self, x, y):
         return a.result() * b.result()
 
 
+@loop
 def model_called_from_another_thread(session: Session):
     model = Two()
     session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-
-    def step(index):
-        optimizer.zero_grad()
-        loss = squared(model, batch(index))
-        loss.backward()
-        optimizer.step()
-        session.note(loss.item())
-
+    optimizer = sgd(model)
     for index in range(4):
-        thread = threading.Thread(target=step, args=(index,))
+        thread = threading.Thread(target=train_step, args=(session, model, optimizer, index))
         thread.start()
         thread.join()
 
 
+@loop
 def loader_of_several_processes(session: Session):
     model = Two()
     session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    optimizer = sgd(model)
     loader = DataLoader(TensorDataset(*(part.cpu() for part in batch(0, 96))), 32, shuffle=True, num_workers=2)
     for _ in range(2):
         for inputs in loader:
@@ -151,13 +102,19 @@ def loader_of_several_processes(session: Session):
             session.note(loss.item())
 
 
-def number_of_threads_changed(session: Session):
-    try:
-        train(session, Two(), before=lambda step: torch.set_num_threads(1 + step % 2), steps=5)
-    finally:
-        torch.set_num_threads(1)
-
-
+@loop
 def device_context(session: Session):
     with torch.device(device()):
         train(session, Two())
+
+
+CASES = {
+    "compiled_tower_as_a_wrapper": models(lambda: Two(torch.compile(tower(), backend="eager"))),
+    "scripted_tower": models(lambda: Two(torch.jit.script(tower()))),
+    "exported_tower": models(lambda: Two(torch.export.export(tower().to(device()), batch(0)[:1]).module())),
+    "wrapper_that_hides_its_module": models(lambda: _Wrapper(Two(_Wrapper(tower()), _Wrapper(tower())))),
+    "module_kept_outside_of_the_tree": between(hidden=lambda: [tower().to(device())])(
+        lambda self, x, y: self.a(x) * self.b(y) + self.hidden[0](x)
+    ),
+    "towers_mapped_by_the_model": between()(lambda self, x, y: torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)),
+}

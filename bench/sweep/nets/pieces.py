@@ -1,14 +1,14 @@
-"""The towers, batches and the loop that most cases start from, and decorators that make a case of one function.
+"""The towers, batches and the loop that most cases vary, and decorators that make a case of one function.
 
 ``towers`` takes the forward of both towers, ``between`` that of the model that calls them, ``losses`` a step's loss,
-``stepping`` a whole step, ``before_step`` and ``after_step`` what the loop does around forward and backward. Further
-arguments of ``towers`` and ``between`` become attributes: a module, a parameter or a value; a tensor becomes a buffer.
+``before_step`` and ``after_step`` an action round forward and backward, ``stepping`` a whole step. ``models`` takes the
+model alone. Further arguments are those of ``train``; of ``towers`` and ``between`` the others become attributes: a
+module, a parameter or a value; a tensor becomes a buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from bench.sweep.device import moved
 from bench.sweep.session import Session
 
 Batch = tuple[torch.Tensor, ...]
+Run = Callable[[Session], None]
+Make = Callable[[], nn.Module]
 
 
 def tower(*last: nn.Module) -> nn.Sequential:
@@ -67,8 +69,8 @@ def tokens(step: int, rows: int = 16, length: int = 10) -> Batch:
 
 
 def squared(model: nn.Module, inputs: Batch) -> torch.Tensor:
-    """Returns the mean square of what a model makes."""
-    return model(*inputs).square().mean()
+    """Returns the mean square of a model's result."""
+    return model(*inputs).float().square().mean()
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -84,9 +86,9 @@ def train(
     model: nn.Module,
     *,
     batch: Callable[[int], Batch] = batch,
-    loss: Callable[[Any, Batch], torch.Tensor] = squared,
-    before: Callable[[int], object] = lambda step: None,
-    after: Callable[[int], object] = lambda step: None,
+    loss: Callable[[Session, Any, Batch], torch.Tensor] = lambda session, model, inputs: squared(model, inputs),
+    before: Callable[[Session, Any, int], object] = lambda session, model, step: None,
+    after: Callable[[Session, Any, int], object] = lambda session, model, step: None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     steps: int = 4,
 ) -> None:
@@ -95,10 +97,10 @@ def train(
     optimize = optimizer(model)
     for step in range(steps):
         optimize.zero_grad()
-        before(step)
-        result = loss(model, batch(step))
+        before(session, model, step)
+        result = loss(session, model, batch(step))
         result.backward()
-        after(step)
+        after(session, model, step)
         optimize.step()
         session.note(result.item())
 
@@ -112,15 +114,12 @@ def train_step(session: Session, model: nn.Module, optimizer: torch.optim.Optimi
     session.note(loss.item())
 
 
-Case = Callable[[Session], None]
-
-
 class Part(nn.Module):
     """A module with a function as its forward."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
-        add_parts(self, parts)
+        add_parts(self, parts or {"net": tower})
 
 
 def add_parts(module: nn.Module, parts: Mapping[str, Any]) -> None:
@@ -132,34 +131,10 @@ def add_parts(module: nn.Module, parts: Mapping[str, Any]) -> None:
             setattr(module, name, value)
 
 
-def part(forward: Callable[..., Any], **parts: Any) -> nn.Module:
-    """Returns a module that has a tower as ``net``, where it is not said which parts it has."""
-    return type("Part", (Part,), {"forward": forward})(parts or {"net": tower})
-
-
-def alike(forward: Callable[..., Any], **parts: Any) -> tuple[nn.Module, nn.Module]:
-    """Returns two modules of one class."""
+def alike(forward: Callable[..., Any], count: int = 2, **parts: Any) -> tuple[nn.Module, ...]:
+    """Returns modules of one class; each has a tower as ``net`` unless its parts are named."""
     cls = type("Part", (Part,), {"forward": forward})
-    return cls(parts or {"net": tower}), cls(parts or {"net": tower})
-
-
-def towers(*, model: type[Two] = Two, **settings: Any) -> Callable[[Callable[..., Any]], Case]:
-    training, parts = _divided(settings)
-    return lambda forward: _named(forward, lambda: model(*alike(forward, **parts)), training)
-
-
-def between(*, towers: Callable[[], tuple[nn.Module, ...]] = tuple, **settings: Any) -> Callable[..., Case]:
-    training, parts = _divided(settings)
-
-    def case(forward: Callable[..., Any]) -> Case:
-        def make() -> nn.Module:
-            model = net(forward, *towers())
-            add_parts(model, parts)
-            return model
-
-        return _named(forward, make, training)
-
-    return case
+    return tuple(cls(parts) for _ in range(count))
 
 
 def net(forward: Callable[..., Any], *towers: nn.Module) -> nn.Module:
@@ -167,62 +142,79 @@ def net(forward: Callable[..., Any], *towers: nn.Module) -> nn.Module:
     return type("Net", (Two,), {"forward": forward})(*towers)
 
 
-def losses(*, model: Callable[[], nn.Module] = Two, **training: Any) -> Callable[..., Case]:
-    return lambda loss: _named(loss, model, training, role="loss")
+def loop(run: Run) -> Run:
+    """Marks a case that varies the loop round the plain ``Two``; a pipeline runs that model once."""
+    run.is_loop = True
+    return run
 
 
-def before_step(*, model: Callable[[], nn.Module] = Two, **training: Any) -> Callable[..., Case]:
-    return lambda change: _named(change, model, training, role="before")
+def models(make: Make = Two, **training: Any) -> Run:
+    def run(session: Session) -> None:
+        train(session, make(), **training)
+
+    return loop(run) if make is Two else run
 
 
-def after_step(*, model: Callable[[], nn.Module] = Two, **training: Any) -> Callable[..., Case]:
-    return lambda change: _named(change, model, training, role="after")
+def towers(**settings: Any) -> Callable[[Callable[..., Any]], Run]:
+    training, parts = _divided(settings)
+    return lambda forward: _of(forward, models(lambda: Two(*alike(forward, **parts)), **training))
 
 
-def stepping(
-    *,
-    model: Callable[[], nn.Module] = Two,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    sample: Callable[[nn.Module], Any] = lambda model: batch(0),
-    steps: int = 4,
-) -> Callable[[Callable[..., None]], Case]:
-    def case(take: Callable[..., None]) -> Case:
-        @wraps(take)
-        def run(session: Session) -> None:
-            made = model()
-            session.colocate(made, sample(made))
-            optimize = optimizer(made)
-            for step in range(steps):
-                take(session, made, optimize, step)
+def between(*, towers: Callable[[], tuple[nn.Module, ...]] = tuple, **settings: Any) -> Callable[..., Run]:
+    training, parts = _divided(settings)
+    setup = parts.pop("setup", lambda model: None)
 
-        return run
+    def case(forward: Callable[..., Any]) -> Run:
+        def make() -> nn.Module:
+            model = net(forward, *towers())
+            add_parts(model, parts)
+            setup(model)
+            return model
+
+        return _of(forward, models(make, **training))
 
     return case
 
 
-_TRAINING = ("batch", "loss", "before", "after", "optimizer", "steps", "setup")
+def losses(model: Make = Two, **training: Any) -> Callable[..., Run]:
+    return lambda loss: _of(loss, models(model, loss=loss, **training))
+
+
+def before_step(model: Make = Two, **training: Any) -> Callable[..., Run]:
+    return lambda before: _of(before, models(model, before=before, **training))
+
+
+def after_step(model: Make = Two, **training: Any) -> Callable[..., Run]:
+    return lambda after: _of(after, models(model, after=after, **training))
+
+
+def stepping(
+    model: Make = Two,
+    *,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    sample: Callable[[nn.Module], Any] = lambda model: batch(0),
+    steps: int = 4,
+) -> Callable[[Callable[..., None]], Run]:
+    def case(take: Callable[..., None]) -> Run:
+        def run(session: Session) -> None:
+            own = model()
+            session.colocate(own, sample(own))
+            optimize = optimizer(own)
+            for step in range(steps):
+                take(session, own, optimize, step)
+
+        return _of(take, loop(run) if model is Two else run)
+
+    return case
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what ``train`` is told, and the parts of a module."""
-    training = {name: value for name, value in settings.items() if name in _TRAINING}
-    return training, {name: value for name, value in settings.items() if name not in _TRAINING}
+    """Returns the arguments of ``train``, and the parts of a module."""
+    training = {name: value for name, value in settings.items() if name in (train.__kwdefaults__ or {})}
+    return training, {name: value for name, value in settings.items() if name not in training}
 
 
-def _named(function: Callable[..., Any], make: Callable[[], nn.Module], training: Mapping[str, Any], role: str = ""):
-    """Returns the case of a function's name, which trains a model; the function has a role in the training."""
-
-    @wraps(function)
-    def run(session: Session) -> None:
-        model, told = make(), dict(training)
-        told.pop("setup", lambda model: None)(model)
-        if role == "loss":
-            told["loss"] = partial(function, session)
-        elif role:
-            told[role] = partial(function, session, model)
-        for name, first in (("before", (model,)), ("after", (session, model))):
-            if name in training:
-                told[name] = partial(training[name], *first)
-        train(session, model, **told)
-
+def _of(function: Callable[..., Any], run: Run) -> Run:
+    """Makes a case a function of the file that it is written in."""
+    run.__module__ = function.__module__
     return run

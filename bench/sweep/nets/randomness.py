@@ -10,62 +10,26 @@ from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, alike, batch, between, part, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, between, models, tower, train
 from bench.sweep.session import Session
 
 
-def dropout_in_both_towers(session: Session):
-    train(session, Two(tower(nn.Dropout(0.3)), tower(nn.Dropout(0.1))))
-
-
-def dropout_rate_scheduled_to_zero(session: Session):
-    model = Two(tower(nn.Dropout(0.5)))
-    train(session, model, before=lambda step: setattr(model.a[5], "p", max(0.0, 0.5 - 0.25 * step)))
-
-
-@between()
-def dropout_that_draws_between_modules(self, x, y):
-    a = functional.dropout(self.a(x), 0.2, self.training)
+@between(towers=lambda: (tower(nn.Dropout(0.1)),))
+def random_numbers_drawn_between_modules(self, x, y):
+    share = float(np.random.beta(0.4, 0.4))
+    order = torch.randperm(len(x), device=x.device)
+    a = functional.dropout(self.a(share * x + (1 - share) * x[order]), 0.2, self.training)
     return self.b(functional.dropout(y, 0.2, self.training)) * a
 
 
-def _dropping_layers(draw):
-    class Dropping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+def _dropping(draw):
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training or draw() > 0.3:
+                x = layer(x).tanh()
+        return x
 
-        def forward(self, x):
-            for layer in self.layers:
-                if not self.training or draw() > 0.3:
-                    x = layer(x).tanh()
-            return x
-
-    return Two(Dropping(), Dropping())
-
-
-def layers_dropped_by_python(session: Session):
-    train(session, _dropping_layers(random.random), steps=6)
-
-
-def layers_dropped_by_numpy(session: Session):
-    train(session, _dropping_layers(np.random.rand), steps=6)
-
-
-def layers_dropped_by_torch(session: Session):
-    train(session, _dropping_layers(lambda: torch.rand([], device=device()).item()), steps=6)
-
-
-def random_numbers_drawn_by_the_loop(session: Session):
-    def drawn(step):
-        session.note(random.random(), np.random.rand(), torch.rand(2, device=device()))
-
-    train(session, Two(tower(nn.Dropout(0.3))), before=drawn)
-
-
-@towers(net=tower, generator=lambda: torch.Generator(device()).manual_seed(3))
-def generator_of_its_own(self, x):
-    return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator, device=x.device))
+    return lambda: Two(*alike(forward, layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6))))
 
 
 def generator_shared_by_towers(session: Session):
@@ -77,12 +41,9 @@ def generator_shared_by_towers(session: Session):
     train(session, Two(*alike(noisy)))
 
 
-def seed_set_in_forward(session: Session):
-    def seeded(self, x):
-        torch.manual_seed(self.seed)
-        return self.net(x)
-
-    train(session, Two(*(part(seeded, net=lambda: tower(nn.Dropout(0.2)), seed=seed) for seed in (1, 2))))
+def _seeded(self, x):
+    torch.manual_seed(2)
+    return self.net(x)
 
 
 @between(towers=lambda: (tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))
@@ -93,8 +54,18 @@ def forked_random_numbers(self, x, y):
     return a * self.b(y)
 
 
-@between(towers=lambda: (tower(nn.Dropout(0.1)),), batch=lambda step: batch(step, 32))
-def mixup_by_a_random_order(self, x, y):
-    share = float(np.random.beta(0.4, 0.4))
-    order = torch.randperm(len(x), device=x.device)
-    return self.a(share * x + (1 - share) * x[order]) * self.b(y)
+CASES = {
+    "random_numbers_drawn_by_the_loop": models(
+        lambda: Two(tower(nn.Dropout(0.3)), tower(nn.Dropout(0.1))),
+        before=lambda session, model, step: session.note(
+            random.random(), np.random.rand(), torch.rand(2, device=device())
+        ),
+    ),
+    "dropout_rate_scheduled_to_zero": models(
+        lambda: Two(tower(nn.Dropout(0.5))),
+        before=lambda session, model, step: setattr(model.a[5], "p", max(0.0, 0.5 - 0.25 * step)),
+    ),
+    "layers_dropped_by_python_and_numpy": models(_dropping(lambda: (random.random() + np.random.rand()) / 2), steps=6),
+    "layers_dropped_by_torch": models(_dropping(lambda: torch.rand([], device=device()).item()), steps=6),
+    "seed_set_in_forward": models(lambda: Two(*alike(_seeded, net=lambda: tower(nn.Dropout(0.2))))),
+}

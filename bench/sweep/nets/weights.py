@@ -1,4 +1,4 @@
-"""Weights and norms: tied, shared, parametrized, normalised, adapted, frozen, replaced."""
+"""Weights, norms and number formats: tied, shared, parametrized, adapted, frozen, replaced; autocast in all places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,22 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, before_step, between, losses, tokens, tower, train
+from bench.sweep.nets.pieces import (
+    Two,
+    alike,
+    batch,
+    before_step,
+    between,
+    loop,
+    losses,
+    models,
+    sgd,
+    squared,
+    tokens,
+    tower,
+    towers,
+    train,
+)
 from bench.sweep.session import Session
 
 
@@ -36,51 +51,34 @@ def sparse_embeddings(session: Session):
     optimizers = torch.optim.SparseAdam(tables, 1e-3), torch.optim.Adam(others, 1e-3)
     for step in range(4):
         model.zero_grad()
-        loss = model(*tokens(step)).square().mean()
+        loss = squared(model, tokens(step))
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         session.note(loss.item())
 
 
-def one_module_under_two_names(session: Session):
-    both = tower()
-    train(session, Two(both, both))
+def _twice(part):
+    return Two(part, part)
 
 
-@between()
-def one_module_called_twice(self, x, y):
-    return self.a(x) * self.a(y) + self.b(x)
+def _sharing(layer):
+    return Two(tower(layer), tower(layer))
 
 
-def layer_shared_by_towers(session: Session):
-    layer = nn.Linear(32, 32)
-    train(session, Two(tower(layer), tower(layer)))
-
-
-def layers_of_a_tower_tied(session: Session):
+def _tied():
     model = Two()
     model.a[4].weight = nn.Parameter(model.a[0].weight.T.detach().clone())
     model.b[2].bias = model.b[0].bias
-    train(session, model)
+    return model
 
 
-def weight_norm(session: Session):
+def _normed():
     model = Two()
-    for layer in (model.a[0], model.b[0]):
-        parametrizations.weight_norm(layer)
-    train(session, model)
-
-
-def spectral_norm(session: Session):
-    model = Two()
-    for layer in (model.a[0], model.a[2], model.b[0]):
-        parametrizations.spectral_norm(layer)
-    train(session, model)
-
-
-def spectral_norm_by_hook(session: Session):
-    train(session, Two(tower(nn.utils.spectral_norm(nn.Linear(32, 32))), tower()))
+    parametrizations.weight_norm(model.a[0])
+    parametrizations.spectral_norm(model.a[2])
+    parametrizations.spectral_norm(model.b[0])
+    return model
 
 
 class _Symmetric(nn.Module):
@@ -88,37 +86,25 @@ class _Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).mT
 
 
-def _symmetric_towers() -> Two:
+def _symmetric():
     model = Two(tower(nn.Linear(32, 32)), tower(nn.Linear(32, 32)))
     for side in (model.a, model.b):
         parametrize.register_parametrization(side[5], "weight", _Symmetric())
     return model
 
 
-@losses(model=_symmetric_towers)
+@losses(_symmetric)
 def symmetric_weights_cached(session, model, inputs):
     with parametrize.cached():
-        return model(*inputs).square().mean()
+        return squared(model, inputs)
 
 
-def batch_norm_in_both_towers(session: Session):
-    train(session, Two(tower(nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32, momentum=None))))
-
-
-def batch_norm_shared_by_towers(session: Session):
-    norm = nn.BatchNorm1d(32)
-    train(session, Two(tower(norm), tower(norm)))
-
-
-def _adapted(**settings):
+def _adapted():
     from peft import LoraConfig, get_peft_model  # a machine with a GPU may be without
 
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, **settings)
-    return get_peft_model(tower(), config)
-
-
-def low_rank_adapters(session: Session):
-    train(session, Two(_adapted(lora_dropout=0.1), _adapted(lora_dropout=0.1)))
+    return get_peft_model(
+        tower(), LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, lora_dropout=0.1)
+    )
 
 
 @between(towers=lambda: (_adapted(), _adapted()))
@@ -126,28 +112,6 @@ def adapters_disabled_around_a_call(self, x, y):
     with self.a.disable_adapter():
         reference = self.a(y)
     return self.b(x) - reference
-
-
-def adapters_merged_in_mid_training(session: Session):
-    model = Two(_adapted(), _adapted())
-    train(session, model, before=lambda step: model.a.merge_adapter() if step == 2 else None)
-
-
-def layers_frozen_and_thawed(session: Session):
-    model = Two()
-    train(session, model, before=lambda step: model.a.requires_grad_(step % 2 == 0), steps=5)
-
-
-def frozen_tower(session: Session):
-    model = Two()
-    model.b.requires_grad_(False)
-    train(session, model)
-
-
-@before_step()
-def tower_replaced_in_mid_training(session, model, step):
-    if step == 2:
-        model.b = tower().to(device())
 
 
 @before_step()
@@ -162,10 +126,16 @@ def storage_of_parameters_replaced(session, model, step):
         parameter.data = parameter.data.clone()
 
 
+@loop
 def weights_loaded_in_mid_training(session: Session):
     model = Two().to(device())
     first = copy.deepcopy(model.state_dict())
-    train(session, model, before=lambda step: model.load_state_dict(first, assign=step > 2) if step > 1 else None)
+
+    def load(session, model, step):
+        if step > 1:
+            model.load_state_dict(first, assign=step > 2)
+
+    train(session, model, before=load)
 
 
 @between()
@@ -183,7 +153,108 @@ def inner_step_of_meta_learning(self, x, y):
     return functional_call(self.a, fast, (y,)) * self.b(y)
 
 
-def lazy_layers(session: Session):
-    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d())).to(device())
-    model(*batch(0))
-    train(session, model)
+def _bf16(*, enabled: bool = True):
+    return torch.autocast(device().type, torch.bfloat16, enabled=enabled)
+
+
+@losses()
+def autocast_around_the_model(session, model, inputs):
+    with _bf16():
+        return squared(model, inputs)
+
+
+@between()
+def autocast_around_one_tower(self, x, y):
+    with _bf16():
+        a = self.a(x)
+    return a.float() * self.b(y)
+
+
+@loop
+def autocast_around_the_whole_step(session: Session):
+    with _bf16():
+        train(session, Two())
+
+
+@losses(steps=6)
+def autocast_from_the_third_step(session, model, inputs):
+    with _bf16(enabled=len(session.noted) > 1):
+        return squared(model, inputs)
+
+
+@loop
+def scaled_losses(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler(device().type, init_scale=1024.0, growth_interval=2)
+    for step in range(5):
+        optimizer.zero_grad()
+        with torch.autocast(device().type, torch.float16):
+            loss = model(*batch(step)).square().mean() * (float("inf") if step == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        session.note(loss.item(), scaler.get_scale())
+
+
+@between(setup=lambda model: model.a.bfloat16())
+def half_precision_tower_beside_a_float_one(self, x, y):
+    return self.a(x.bfloat16()).float() * self.b(y)
+
+
+def _cast_inputs(session, model, inputs):
+    return squared(model, tuple(part.to(model.a[0].weight.dtype) for part in inputs))
+
+
+@towers(weight=lambda: nn.Parameter(torch.randn(17, 17, dtype=torch.cfloat) / 8), net=tower)
+def complex_features(self, x):
+    return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
+
+
+def deterministic_algorithms(session: Session):
+    def scatter(self, x):
+        return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        train(session, Two(*alike(scatter)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@between(towers=lambda: alike(lambda self, x: self.net(x[:, None]), net=lambda: nn.Conv1d(1, 8, 5, padding=2)))
+def flags_of_backends_set_around_a_call(self, x, y):
+    with torch.backends.mkldnn.flags(enabled=False):
+        a = self.a(x)
+    return a * self.b(y)
+
+
+CASES = {
+    "one_module_under_two_names": models(lambda: _twice(tower())),
+    "layer_shared_by_towers": models(lambda: _sharing(nn.Linear(32, 32))),
+    "layers_of_a_tower_tied": models(_tied),
+    "weight_norm_and_spectral_norm": models(_normed),
+    "spectral_norm_by_hook": models(lambda: Two(tower(nn.utils.spectral_norm(nn.Linear(32, 32))))),
+    "batch_norm_in_both_towers": models(
+        lambda: Two(tower(nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32, momentum=None)))
+    ),
+    "adapters_merged_in_mid_training": models(
+        lambda: Two(_adapted(), _adapted()),
+        before=lambda session, model, step: model.a.merge_adapter() if step == 2 else None,
+    ),
+    "layers_frozen_and_thawed": models(
+        before=lambda session, model, step: model.a.requires_grad_(step % 2 == 0), steps=5
+    ),
+    "model_made_bfloat16_in_mid_training": models(
+        loss=_cast_inputs, before=lambda session, model, step: model.bfloat16() if step == 2 else None, optimizer=sgd
+    ),
+    "model_made_double_in_mid_training": models(
+        loss=_cast_inputs,
+        before=lambda session, model, step: model.double() if step == 2 else None,
+        optimizer=sgd,
+        steps=5,
+    ),
+}

@@ -15,9 +15,6 @@ from mosaic.cost.counts import Operator, OperatorKind
 
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_", "flex_attention")
 _CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkldnn_convolution")
-_NETWORK = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
-_WAITS = ("wait_tensor", "_wrap_tensor_autograd")
-"""Ends of collectives that are counted where they start."""
 _WRITE_ONLY = frozenset(["copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential"])
 """In-place operators that do not read what they overwrite."""
 _GATHERS = frozenset(["embedding", "index", "index_select", "gather", "take", "_embedding_bag", "_unsafe_index"])
@@ -46,8 +43,6 @@ def short_name(func: Any) -> str:
 def kind_of(func: Any) -> OperatorKind:
     """Returns the resource that bounds an operator."""
     name = short_name(func)
-    if func.namespace in _NETWORK:
-        return OperatorKind.NETWORK
     if name.startswith(_ATTENTION):
         return OperatorKind.ATTENTION
     if name.startswith(_CONV):
@@ -81,24 +76,21 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
 
 
 def describe(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Operator | None:
-    """Returns an operator's call; None for views, allocations and waits."""
+    """Returns an operator's call; None for views and allocations."""
     name = short_name(func)
     read, written = _traffic(func, args, kwargs, result)
-    if written is None or torch.Tag.inplace_view in func.tags or "empty" in name or name in _WAITS:
+    if written is None or torch.Tag.inplace_view in func.tags or "empty" in name:
         return None
-    kind = kind_of(func)
     kernels = _KERNELS.get(name, 1)
     if name == "convolution_backward":  # gradients of input, weight and bias have kernels of their own
         kernels = max(1, sum(map(bool, _named(func, args, kwargs)["output_mask"])))
-    is_all_reduce = "all_reduce" in name or "allreduce" in name  # a device sends its share twice
     return Operator(
         name=f"{func.namespace}.{func._schema.name.split('::')[-1]}",
-        kind=kind,
+        kind=kind_of(func),
         dtype=_dtype(tensors_of(result) or tensors_of((args, kwargs))),
         flops=count_flops(func, args, kwargs, result),
         read_bytes=read,
         written_bytes=written,
-        network_bytes=(2 * read if is_all_reduce else read) if kind is OperatorKind.NETWORK else 0,
         kernels=kernels,
     )
 

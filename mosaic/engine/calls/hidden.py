@@ -75,10 +75,12 @@ class ModuleState(NamedTuple):
                     parameters.append(parameter)
                     if parameter.requires_grad:
                         trained[id(parameter)] = parameter
-            if part._buffers:
-                buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
-            if part._modules:
-                modules += [child for child in part._modules.values() if child is not None]
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    buffers.append(buffer)
+            for child in part._modules.values():
+                if child is not None:
+                    modules.append(child)
             if part._forward_hooks or part._forward_pre_hooks:
                 attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
@@ -279,13 +281,13 @@ class Rewind:
         small = [b for b in state.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
         copied = {id(tensor) for tensor in small}
-        tensors = (*state.parameters, *state.buffers)
-        self._untouched = [(tensor, version_of(tensor)) for tensor in tensors if id(tensor) not in copied]
+        self._untouched = [tensor for tensor in (*state.parameters, *state.buffers) if id(tensor) not in copied]
+        self._versions = versions_of(self._untouched)
         self._gradients = [(parameter, parameter.grad) for parameter in state.trained]
 
     def undo(self) -> bool:
         """Puts everything back; changes nothing and returns False where parameters or large buffers were written to."""
-        if any(version_of(tensor) != version for tensor, version in self._untouched):
+        if versions_of(self._untouched) != self._versions:
             return False
         if any(parameter.grad is not grad for parameter, grad in self._gradients):
             return False  # a backward has run

@@ -1,9 +1,9 @@
-"""A placed module: its lane, what is known of its calls, and which of them wait for their backward."""
+"""A placed module: its lane, its known kinds of calls, and the calls that wait for their backward."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ class PlacedModule:
         signatures: What is known of its calls, by kind.
         obstacle: Why it never runs on its lane, or None.
         shapes: The input shapes that the plan was made for; calls with others run in place. None allows any.
+        adopts_shapes: The plan is for the shapes of its next call instead.
         is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
         parted: Ids of the module's parameters that only others use; a call that uses one runs in place.
         anchor: An empty leaf that makes a call's results differentiable where only its parameters are.
@@ -49,6 +50,7 @@ class PlacedModule:
         lane: Lane,
         *,
         shapes: tuple[tuple[Any, ...], ...] | None = None,
+        adopts_shapes: bool = False,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
         awaited: str | None = None,
@@ -58,6 +60,7 @@ class PlacedModule:
         self.signatures: dict[Hashable, Signature] = {}
         self.obstacle: str | None = None
         self.shapes = shapes
+        self.adopts_shapes = adopts_shapes
         self.is_alone = is_alone
         self.parted = parted
         self.awaited = awaited
@@ -65,7 +68,7 @@ class PlacedModule:
         self.anchor_node = get_gradient_edge(self.anchor).node
         self.last_forward: Ticket[Any] | None = None
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.in_place: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.in_place = PendingBackwards()
         self._has_written = False
         self._variants: list[Reading] = []
         self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None
@@ -111,6 +114,67 @@ class PlacedModule:
         """Forgets calls whose results nobody got, though a traceback may keep them alive."""
         self.in_flight.clear()
         self.in_place.clear()
+
+
+class PendingBackwards:
+    """Calls that ran in the caller's own graph, until their backward has come or is impossible.
+
+    Were another call of the same backward to run on a lane, both would add to the same gradients at once.
+    """
+
+    def __init__(self) -> None:
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def note(self, results: Iterable[torch.Tensor], arrived: Callable[[torch.Tensor], Any] | None = None) -> None:
+        """Follows a call's results; ``arrived`` is a hook for their gradients."""
+        calls, call = self._calls, _Call()
+
+        def hook(grad: torch.Tensor) -> Any:
+            instead = None if arrived is None else arrived(grad)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another backward may follow
+                calls.discard(call)
+            return instead
+
+        for tensor in results:
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(hook)
+                calls.add(call)  # its life is that of the hooks
+
+    def clear(self) -> None:
+        self._calls.clear()
+
+
+class _Call:
+    """Stands for one call."""
+
+
+class LastGradients:
+    """Hooks on the first trainable parameter of each watched module, which gets its gradient last."""
+
+    def __init__(self) -> None:
+        self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
+
+    def watch(self, site: PlacedModule, arrived: Callable[[], None]) -> bool:
+        """Calls ``arrived`` whenever a backward of the module ends; returns False if no leaf gets a gradient."""
+        known = self._hooked.get(site.name)
+        if known is not None and known[0].requires_grad:
+            return True
+        # functional_call lends a module weights that are no leaves
+        first = next((parameter for parameter in site.parameters if parameter.is_leaf), None)
+        if first is None:
+            return False
+        if known is not None:
+            known[1].remove()
+        self._hooked[site.name] = (first, first.register_post_accumulate_grad_hook(lambda _: arrived()))
+        return True
+
+    def close(self) -> None:
+        for _, hook in self._hooked.values():
+            hook.remove()
+        self._hooked.clear()
 
 
 def owner_of(function: Callable[..., Any]) -> torch.nn.Module | None:

@@ -8,7 +8,6 @@ it is asked for all of them (``torch._C._profiler._ExperimentalConfig(profile_al
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,12 +15,11 @@ import torch
 from torch.autograd import profiler
 
 _NVTX: Any = getattr(torch._C, "_nvtx", None)
-_UNSEEN = nullcontext()
 
 
-def profiler_range(module: str, phase: str) -> AbstractContextManager[object]:
-    """Returns a range for a block; one that does nothing where no profiler could see it."""
-    return _UNSEEN if _NVTX is None and not profiler._is_profiler_enabled else ProfilerRange(module, phase)
+def are_seen() -> bool:
+    """Returns True if a profiler could see a range."""
+    return _NVTX is not None or profiler._is_profiler_enabled
 
 
 class ProfilerRange:

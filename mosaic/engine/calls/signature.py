@@ -98,9 +98,9 @@ class Signature:
     is_differentiable: bool = field(init=False)
     """True if one of these requires a gradient."""
     layouts: list[tuple[Any, ...]] = field(init=False)
-    """Shape, dtype and differentiability of each output."""
-    strides: list[tuple[int, ...]] = field(init=False)
-    """Strides of each output."""
+    """Shape, dtype, differentiability and strides of each output; see ``layout_of``."""
+    inputs: list[int | None] = field(init=False)
+    """For each output the index of the input leaf that it is, or None."""
     values: list[Any] = field(init=False)
     """The leaves of the result that are no tensors."""
 
@@ -108,8 +108,8 @@ class Signature:
         derived = {
             "new_outputs": tuple(output for output in self.outputs if output.same_input is None),
             "is_differentiable": any(o.differentiable for o in self.outputs if o.same_input is None),
-            "layouts": [(o.like.shape, o.like.dtype, o.differentiable) for o in self.outputs],
-            "strides": [strides_of(output.like) for output in self.outputs],
+            "layouts": [layout_of(output.like, output.differentiable) for output in self.outputs],
+            "inputs": [output.same_input for output in self.outputs],
             "values": [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)],
         }
         for name, value in derived.items():
@@ -164,10 +164,6 @@ class Arguments:
         if len(self.tensors) == len(self.leaves):
             return None
         return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
-
-    @property
-    def versions(self) -> list[int | None]:
-        return versions_of(self.tensors)
 
     def key(self, *of_module: Hashable) -> Hashable:
         """Returns what two calls must share to be of one kind."""
@@ -254,7 +250,7 @@ def learn(
         module: Whose call it is; None for a function.
         parted: Ids of the module's parameters that only others are known to use.
     """
-    versions = arguments.versions
+    versions = versions_of(arguments.tensors)
     before, others = torch_state(CPU), python_state()
     buffers = [] if module is None else list(module.buffers())
     buffer_versions = versions_of(buffers)
@@ -270,7 +266,7 @@ def learn(
     obstacles = (
         _changes(watch.setting),
         hides_tensors("returns", hidden) if hidden is not None else None,
-        _WRITES if versions != arguments.versions else None,
+        _WRITES if versions != versions_of(arguments.tensors) else None,
         watch.obstacle,
         _DRAWS if draws is None else None,
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
@@ -363,9 +359,12 @@ def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature 
     return replace(signature, outputs=tuple(outputs))
 
 
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Returns strides; those of dimensions with one element say nothing and are 1."""
-    return tuple([stride if size > 1 else 1 for size, stride in zip(tensor.size(), tensor.stride(), strict=True)])
+def layout_of(tensor: torch.Tensor, differentiable: bool) -> tuple[Any, ...]:
+    """Returns shape, dtype, differentiability, and strides if they are not contiguous; those of one element are 1."""
+    shape, strides = tensor.shape, None
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        strides = tuple([stride if size > 1 else 1 for size, stride in zip(shape, tensor.stride(), strict=True)])
+    return tuple(shape), tensor.dtype, differentiable, strides
 
 
 def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) -> Signature:

@@ -128,6 +128,9 @@ def memory_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+_version = operator.attrgetter("_version")
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """Returns how often a tensor was written to; None where torch does not count."""
     try:
@@ -137,9 +140,8 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Returns how often each tensor was written to; None where torch does not count."""
     try:
-        return [tensor._version for tensor in tensors]
+        return list(map(_version, tensors))
     except RuntimeError:
         return list(map(version_of, tensors))
 

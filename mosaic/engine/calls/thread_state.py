@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,21 +38,31 @@ class ThreadState(tuple[Any, ...]):
     def capture() -> ThreadState:
         return ThreadState(read(_OF_CALL))
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Gives the settings to the calling thread.
+    def applied(self) -> _Applied:
+        """Gives the settings to the calling thread inside of a block."""
+        return _Applied(self)
 
-        Autocast is switched by its parts: leaving a nested ``torch.autocast`` would clear the cache of cast weights,
-        which all threads share, under the feet of the other lanes.
-        """
-        before = read(_OF_CALL)
-        _set(self, before)
+
+class _Applied:
+    """Switches autocast by its parts.
+
+    Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all threads share, under the feet
+    of the other lanes.
+    """
+
+    __slots__ = ("_before", "_values")
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values = values
+
+    def __enter__(self) -> None:
+        self._before = read(_OF_CALL)
+        _set(self._values, self._before)
         torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            torch.autocast_decrement_nesting()
-            _set(before, read(_OF_CALL))
+
+    def __exit__(self, *reason: object) -> None:
+        torch.autocast_decrement_nesting()
+        _set(self._before, read(_OF_CALL))
 
 
 def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
@@ -97,11 +105,11 @@ def surrounding() -> str | None:
     """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
-    if is_transformed():
+    if torch._C._are_functorch_transforms_active():
         return TRANSFORMED
     if forward_ad._current_level >= 0:
         return "it is called where forward-mode derivatives are taken"
-    if saved_tensor_hooks() is not None:
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks on saved tensors are active, such as activation checkpointing around it"
     if torch._C._current_graph_task_id() != -1:
         return "it is called in the middle of a backward, such as by activation checkpointing"

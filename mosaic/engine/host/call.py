@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.signature import Arguments, Signature, strides_of
-from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.signature import Arguments, Signature, layout_of
+from mosaic.engine.calls.structure import flatten, versions_of
+from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.engine.host.lane_work import LaneWork, has_hooks, is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import drawing_from
 from mosaic.find.restore import same
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
 _NO_MEMORY = "there was no memory for it beside the others"
+_HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
+"""The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 class Call:
@@ -38,7 +40,7 @@ class Call:
     cycle through that graph is never collected.
 
     Args:
-        executor: The executor that launches it.
+        executor: The ``Executor`` that launches it.
         site: The module, or the branch of a function.
         run: Makes the call.
         arguments: What it is called with.
@@ -51,7 +53,7 @@ class Call:
 
     def __init__(
         self,
-        executor: LaneWork,
+        executor: Any,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -71,7 +73,7 @@ class Call:
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
-        self._versions = arguments.versions
+        self._versions = versions_of(arguments.tensors)
         self._state = state
         self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
         self._has_leaf = any(tensor.is_leaf for tensor in arguments.differentiable)
@@ -97,7 +99,7 @@ class Call:
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
-            if is_out_of_memory(error) and not self.is_glue:
+            if _is_out_of_memory(error) and not self.is_glue:
                 raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
             _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
@@ -122,13 +124,13 @@ class Call:
         self, run: Callable[..., Any], arguments: Arguments
     ) -> tuple[list[Any], list[Any], pytree.TreeSpec]:
         """Returns the leaves that it passes in and those that come out, and how these nest."""
-        drawing: AbstractContextManager[None] = nullcontext()
-        if self._generator is not None:
-            drawing = drawing_from(self._generator[0], everywhere=self.signature.drawing is None)
-        with arguments.state.applied(), drawing:
+        with arguments.state.applied():
             inputs = self._alias(arguments)
             args, kwargs = arguments.nesting.unflatten(inputs)
-            return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
+            if self._generator is None:
+                return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
+            with drawing_from(self._generator[0], everywhere=self.signature.drawing is None):
+                return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
@@ -171,19 +173,18 @@ class Call:
     def _check(self, inputs: list[Any], leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
         """Compares the module's results with what its first call of this kind showed."""
         expected = self.signature
-        layouts = [(t.shape, t.dtype, t.requires_grad) for t in outputs]
+        layouts = [layout_of(tensor, tensor.requires_grad) for tensor in outputs]
         if layouts != expected.layouts:
-            now, first = ([(tuple(shape), *rest) for shape, *rest in each] for each in (layouts, expected.layouts))
             raise self._unforeseen(
-                f"it returned {now} where its first call with inputs of this kind had returned {first}: its results "
-                "depend on values",
+                f"it returned {layouts} where its first call with inputs of this kind had returned {expected.layouts} "
+                "(shape, dtype, requires_grad, strides): its results depend on values",
                 _VALUES,
             )
         came = {id(leaf): index for index, leaf in enumerate(inputs) if isinstance(leaf, torch.Tensor)}
         values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         if (
             spec != expected.spec
-            or [o.same_input for o in expected.outputs] != [came.get(id(tensor)) for tensor in outputs]
+            or [came.get(id(tensor)) for tensor in outputs] != expected.inputs
             or not same(values, expected.values)
         ):
             raise self._unforeseen(
@@ -191,8 +192,6 @@ class Call:
                 "results depend on values",
                 _VALUES,
             )
-        if [strides_of(t) for t in outputs] != expected.strides:
-            raise self._unforeseen("its results have another memory layout than at its first call", _VALUES)
         if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
             raise self._unforeseen(
                 "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
@@ -214,7 +213,7 @@ class Call:
     def _check_hidden(self, arguments: Arguments) -> None:
         """Raises if what the module reads was changed before its lane had finished with it."""
         name, state = self.site.name, self._state
-        written = "an input" if self._versions != arguments.versions else None
+        written = "an input" if self._versions != versions_of(arguments.tensors) else None
         if state is not None:
             now = ModuleState.take(self.site.module)
             written = written or state.written(now, writes_buffers=self.signature.writes_buffers)
@@ -326,6 +325,12 @@ def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter, hooks in hooked:
             parameter._backward_hooks = hooks
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR)
 
 
 def _add_place(error: BaseException, where: str, call: Call) -> None:

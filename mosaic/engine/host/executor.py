@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,22 +28,25 @@ from torch import nn
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
-from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
+from mosaic.engine.calls.ranges import ProfilerRange, are_seen
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
-from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
+from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
+from mosaic.engine.host.backwards import Backwards, ReadyTicket, SpanLog, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
-from mosaic.engine.host.lane_work import LaneWork, SumTicket
+from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import advance, draw_here
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Lanes
+    from mosaic.backends.base import Lane, Lanes, Ticket
+    from mosaic.timeline import Span
 
+T = TypeVar("T")
 _MAX_FUNCTIONS = 10_000
+_MAX_UNSEEN = 256
 _MANY = 16
 """Kinds of calls of a module from which the user is told."""
 _SHARED_IS_WRITTEN = "one of its results is written to in place, and another tensor has the same memory"
@@ -51,10 +54,18 @@ _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncod
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
 
-class Executor(LaneWork):
+class Executor:
     """The lanes of one plan and everything in flight on them.
 
     Attributes:
+        lanes: The lanes.
+        backwards: The caller's backwards.
+        unseen: Work whose end the caller has not seen, and whose errors must not be lost.
+        looks_early: Whether what has failed is raised at the next call already, wherever the program is by then.
+        log: When work ran.
+        num_launched: How many calls of modules went to lanes.
+        way_out: How a module is left out, with its name put in.
+        closed: Whether the lanes were given back.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
@@ -63,9 +74,16 @@ class Executor(LaneWork):
     """
 
     calls_again = True
+    way_out = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
-        super().__init__(lanes)
+        self.lanes = lanes
+        self.backwards = Backwards(self)
+        self.unseen: deque[Ticket[Any]] = deque()
+        self.looks_early = True
+        self.log = SpanLog()
+        self.num_launched = 0
+        self.closed = False
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
@@ -75,9 +93,7 @@ class Executor(LaneWork):
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
         self._began: dict[str, tuple[int, ProfilerRange]] = {}
-        self._taken: list[
-            tuple[nn.Module, Callable[..., Any]]
-        ] = []  # attached parts of the model, and by which function
+        self._taken: list[tuple[nn.Module, Callable[..., Any]]] = []  # attached parts, and by which function
         self._in_autocast = False  # the model's own call is inside of an autocast
         self._settings: Settings | None = None  # torch's, when the model's call or a block began
         self._paused = False
@@ -106,7 +122,8 @@ class Executor(LaneWork):
             return result
         except BaseException as error:
             self.drain()
-            unforeseen = self.unforeseen()
+            errors = map(_error_of, self.unseen)
+            unforeseen = next((first for first in errors if isinstance(first, UnforeseenError)), None)
             if isinstance(error, Exception) and unforeseen not in (None, error):  # the model's error may come of it
                 raise unforeseen from error
             raise
@@ -185,7 +202,7 @@ class Executor(LaneWork):
         start = time.perf_counter_ns()
         with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
-        self.record(site, "forward", start)
+        self.log.note(site.name, "forward", site.lane.slots, self.num_backwards, start)
         if torch.is_grad_enabled():
             self._time_backward(site, result)
         return result
@@ -197,7 +214,7 @@ class Executor(LaneWork):
             if site.name in self._began:
                 began_ns, shown = self._began.pop(site.name)
                 shown.close()
-                self.record(site, "backward", began_ns)
+                self.log.note(site.name, "backward", site.lane.slots, self.num_backwards, began_ns)
 
         sees_end = self._ends.watch(site, ended)
 
@@ -291,7 +308,7 @@ class Executor(LaneWork):
             waits_for_plain(tensor)
         after = self.inputs_of(arguments.tensors, site)
         ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
-        self.note_unseen(ticket)
+        self._note_unseen(ticket)
         if not call.is_glue:
             self.num_launched += 1
             site.last_forward = ticket
@@ -318,6 +335,67 @@ class Executor(LaneWork):
         generator.set_state(torch.get_rng_state())
         advance(torch.default_generator, draws)
         return generator, torch.get_rng_state()
+
+    def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+        """Hands a piece of work to a module's lane; once the lanes are closed, does it right away."""
+        if self.closed:
+            for ticket in after:
+                self.wait(ticket)
+            return ReadyTicket(work())
+        slots, step = site.lane.slots, self.num_backwards
+
+        def run() -> T:
+            start = time.perf_counter_ns()
+            try:
+                with as_lane():
+                    if not are_seen():
+                        return work()
+                    with ProfilerRange(site.name, phase if slots else f"{phase} routing"):
+                        return work()
+            finally:
+                self.log.note(site.name, phase, slots, step, start)
+
+        return site.lane.submit(run, after=after)
+
+    def inputs_of(self, tensors: Iterable[Any], site: PlacedModule) -> list[Ticket[Any]]:
+        """Returns what work on a module's lane must wait for to read lane tensors among ``tensors``.
+
+        Its own lane is ordered anyway. Lanes of another executor cannot be waited for on a lane; their tensors are
+        waited for here.
+        """
+        after = []
+        for tensor in tensors:
+            if type(tensor) is not LaneTensor or (
+                tensor._lane is site.lane and type(tensor._ticket) is not SumTicket and tensor._executor is self
+            ):
+                continue
+            if tensor._executor is self:
+                after.append(tensor._ticket)
+            else:
+                tensor.value()
+        return after
+
+    def wait(self, ticket: Ticket[T]) -> T:
+        """Waits for work; if it failed, lets all lanes come to rest before raising its error."""
+        try:
+            return ticket.wait()
+        except BaseException as error:
+            if not on_lane():
+                self.drain()
+                self.unseen = deque(ticket for ticket in self.unseen if _error_of(ticket) not in (None, error))
+            raise
+
+    def _note_unseen(self, ticket: Ticket[Any]) -> None:
+        """Adds work whose result nobody may ever use, and looks at what has ended."""
+        unseen = self.unseen
+        unseen.append(ticket)
+        while unseen and ((self.looks_early and unseen[0].done) or len(unseen) > _MAX_UNSEEN):
+            self.wait(unseen.popleft())
+
+    def check_unseen(self) -> None:
+        """Waits for all work, and raises what it raised."""
+        while self.unseen:
+            self.wait(self.unseen.popleft())
 
     # 4. Listed functions between modules follow their branch: each is a call on the lane, forward and backward.
 
@@ -365,9 +443,10 @@ class Executor(LaneWork):
     # 6. Between steps.
 
     def drain(self) -> None:
-        """Waits until the lanes are at rest."""
-        if not self._is_in_child:
-            super().drain()
+        """Waits until the lanes are at rest; a lane itself does not wait."""
+        if not self._is_in_child and not on_lane():
+            self.lanes.drain()
+            forget_cast_weights()
 
     def settle(self) -> None:
         self.drain()
@@ -410,6 +489,20 @@ class Executor(LaneWork):
         return self.backwards.num_failed
 
     @property
+    def num_backwards(self) -> int:
+        return self.backwards.num_ended
+
+    @property
+    def origin_ns(self) -> int:
+        return self.log.origin_ns
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        return self.log.spans(origin_ns)
+
+    def clear_spans(self) -> None:
+        self.log.clear()
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes on kinds of calls that do not repeat."""
         learned = (
@@ -434,7 +527,9 @@ def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
         return "it takes a sparse tensor that wants a gradient"
     shapes, planned = shapes_of(arguments.tensors), site.shapes
-    if planned is None or planned == shapes:
+    if site.adopts_shapes:
+        site.shapes, site.adopts_shapes = shapes, False
+    if planned is None or planned == shapes or site.shapes == shapes:
         return None
     if [shape for shape, _ in planned] != [shape for shape, _ in shapes]:
         return "its inputs have other shapes than the plan was made for"
@@ -448,6 +543,15 @@ def _kind(site: PlacedModule, arguments: Arguments, state: ModuleState) -> Hasha
     """Returns what two calls of a module must share to be of one kind."""
     dtypes = tuple([tensor.dtype for tensor in (*state.parameters, *state.buffers)])
     return arguments.key(tuple(map(id, state.trained)), dtypes, site.variant_of(state.attributes))
+
+
+def _error_of(ticket: Ticket[Any]) -> BaseException | None:
+    """Returns what finished work raised."""
+    try:
+        ticket.wait()
+    except BaseException as error:
+        return error
+    return None
 
 
 def _is_compiled(part: nn.Module) -> bool:

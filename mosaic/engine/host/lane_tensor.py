@@ -85,7 +85,7 @@ class LaneTensor(torch.Tensor):
         Raises:
             BaseException: What the lane's work raised, after all lanes have come to rest.
         """
-        return self._executor.value(self)
+        return self._executor.wait(self._ticket)[self._pick]
 
     def join(self) -> torch.Tensor:
         """Returns the plain tensor that stands for this one in the caller's autograd graph.

@@ -14,7 +14,7 @@ import torch
 
 from mosaic.backends.streams.clock import StreamMark
 from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.calls.last_gradients import LastGradients
+from mosaic.engine.calls.placed_module import LastGradients
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from mosaic.engine.calls.placed_module import PendingBackwards
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import split_routed_kwargs
 from mosaic.ranks.calls.routed import RoutedModule

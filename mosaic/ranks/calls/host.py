@@ -22,10 +22,10 @@ from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.host.backwards import SpanLog
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
-from mosaic.engine.host.lane_work import SpanLog
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.ranks.calls.call import RoutedCall

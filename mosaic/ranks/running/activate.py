@@ -13,7 +13,7 @@ from mosaic.backends.base import Lanes
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.streams.first_calls import warm_up
+from mosaic.engine.session import warm_up
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.executor import RankExecutor

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
 from mosaic.cost import Cost
+from mosaic.cost.interference import PairShares
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
 from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, SatAnswer, SatQuestion, ask
 from mosaic.solver.options import DeploymentOption, least_options
@@ -60,7 +61,7 @@ class StageEvaluator:
         self._left = left
         self._spend = spend
         self._is_disturbed = not cost.interference.is_zero
-        is_pairwise = self._is_disturbed and cost.interference.is_pairwise
+        is_pairwise = self._is_disturbed and isinstance(cost.interference, PairShares)
         self._extras = PairwiseExtras(options, cost) if is_pairwise else None
         self.num_sat_calls = 0
         self.num_unresolved = 0

@@ -17,7 +17,7 @@ from mosaic.cost import (
     PairwiseInterference,
     Sharing,
 )
-from mosaic.cost.interference import AssumedSharing
+from mosaic.cost.interference import AssumedSharing, PairShares
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=80, deadline=None, derandomize=True)
@@ -58,7 +58,7 @@ def test_more_neighbours_never_cost_less_and_each_form_is_what_it_says(
     assert costs[0] == 0
     for fewer, more in itertools.pairwise(costs):
         assert more >= fewer * ROUNDING >= 0
-    if form.is_pairwise:
+    if isinstance(form, PairShares):
         in_turn = sum(extra_ms(form, name) for name in NAMES[1:])
         assert abs(costs[-1] - in_turn) <= 1e-9 * max(1.0, in_turn)
     if form.is_zero:

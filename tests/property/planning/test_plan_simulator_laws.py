@@ -74,7 +74,7 @@ def test_a_step_is_no_shorter_than_chain_and_slot_and_no_longer_than_its_stages(
 @BOUNDED
 def test_no_slot_is_held_twice_and_nothing_starts_before_its_inputs(profile: Profile) -> None:
     plan = planned(profile)
-    spans = {(span.module, span.phase): span for span in simulate(plan, profile.graph).spans}
+    spans = {(span.part.module, span.phase): span for span in simulate(plan, profile.graph).spans}
     assert len(spans) == 2 * len(profile.graph.names)
     for edge in profile.graph.edges:
         forward, backward = Phase.FORWARD, Phase.BACKWARD

@@ -94,12 +94,11 @@ def test_every_layer_runs_once_in_order_on_devices_of_its_own_in_the_cost_models
     assert instance.plan(name).stages == plan.stages
     step = simulate(plan, graph)
     assert step.makespan_ms <= plan.predicted_ms * CLOSE
-    placed = {placement.part: placement for placement in plan.placements}
     by_phase = {phase: defaultdict(list) for phase in Phase}
     busy = defaultdict(list)
     for span in step.spans:
-        by_phase[span.phase][span.module].append(span)
-        for held in placed[span.work.part].devices:
+        by_phase[span.phase][span.part.module].append(span)
+        for held in span.devices:
             assert 0 <= held < instance.num_devices
             busy[held].append((span.start_ms, span.end_ms))
     for spans in busy.values():
@@ -107,10 +106,10 @@ def test_every_layer_runs_once_in_order_on_devices_of_its_own_in_the_cost_models
     forward, backward = by_phase.values()
     assert set(forward) == set(backward) == set(graph.names)
     for spans in forward.values():
-        spans.sort(key=lambda span: span.work.part.first)
-        assert sum(Fraction(span.work.part.count, span.work.part.total) for span in spans) == 1
-        layers = [layer for s in spans for layer in range(s.work.part.first, s.work.part.end)]
-        assert layers == list(range(spans[0].work.part.total))
+        spans.sort(key=lambda span: span.part.first)
+        assert sum(Fraction(span.part.count, span.part.total) for span in spans) == 1
+        layers = [layer for s in spans for layer in range(s.part.first, s.part.end)]
+        assert layers == list(range(spans[0].part.total))
         assert all(before.end_ms <= after.start_ms * CLOSE for before, after in itertools.pairwise(spans))
     for edge in graph.edges:
         for spans, first, then in ((forward, edge.source, edge.target), (backward, edge.target, edge.source)):

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from bench import bounded
+from bench.harness import StudyPart
+from bench.processes import PartFailedError, within
 from bench.record import Study
 from bench.solver import study
 from bench.solver.__main__ import STUDY
-from bench.study_parts import StudyPart
 from mosaic.artifact import load
 
 
@@ -44,9 +44,9 @@ def test_a_part_that_takes_too_long_is_ended_and_keeps_what_it_has_made():
         threading.Event().wait()
 
     made = []
-    with pytest.raises(bounded.PartFailedError, match=r"not done after 0\.5 s"):
-        made.extend(bounded.within(slow, 0.5))
-    one = bounded.within(slow, 5)
+    with pytest.raises(PartFailedError, match=r"not done after 0\.5 s"):
+        made.extend(within(slow, 0.5))
+    one = within(slow, 5)
     assert next(one).name == "soon"
     one.close()
     assert not multiprocessing.active_children()

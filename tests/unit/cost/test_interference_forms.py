@@ -35,7 +35,6 @@ def test_the_form_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
     assert form.extra_ms("a", F, quota=1, alone_ms=70.0, beside=[("b", 2)]) == pytest.approx(4.6)
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[]) == 0
     assert form.extra_ms("a", B, quota=1, alone_ms=7.0, beside=[("b", 2)]) == 0
-    assert not form.is_pairwise
     assert not form.is_zero
 
 
@@ -45,4 +44,3 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     both = form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)])
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
-    assert form.is_pairwise

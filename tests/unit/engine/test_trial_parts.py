@@ -11,7 +11,8 @@ from planning_cases import flat, linear, profile_of
 from torch import nn
 
 from mosaic.cost import CostModel
-from mosaic.engine.trial import DriftWatch, SampleComparison, StepUnit, TrialLock, plan_shape, plans_to_try
+from mosaic.engine.candidates import SampleComparison, plan_shape, plans_to_try
+from mosaic.engine.trial import DriftWatch, StepUnit, TrialLock
 from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.take_turns import TrialSettings

@@ -7,7 +7,7 @@ import torch
 from step_memory import needed_bytes, usable_bytes
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.gpu.models.variants import GPU_BYTES
+from bench.gpu.models import GPU_BYTES
 from mosaic import models
 from mosaic.errors import MosaicError
 from mosaic.models.multimodal import merge, target_mask

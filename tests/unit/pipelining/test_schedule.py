@@ -16,7 +16,7 @@ from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidScheduleError
-from mosaic.hardware.link import Link
+from mosaic.hardware import Link
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request

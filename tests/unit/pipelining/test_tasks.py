@@ -14,9 +14,7 @@ from task_graph_cases import FORWARD
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
-from mosaic.hardware.cluster import Cluster
-from mosaic.hardware.find import find_hardware
-from mosaic.hardware.link import Link
+from mosaic.hardware import Cluster, Link, find_hardware
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Chunk, Partition, Request

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mosaic.backends.streams.clock import StreamClock
-from mosaic.engine.trial import EventClock
+from mosaic.engine.candidates import EventClock
 
 
 class Event:

@@ -1,0 +1,577 @@
+"""The whole engine: a training step of six models, plain in several ways and with Mosaic, beside the least time.
+
+Variants take turns with the plain loop, in order of worth: all that needs no profile comes first, and each figure goes
+out as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mosaic
+from bench.gpu.bench import Bench
+from bench.gpu.tables import MAX_LOSS_DIFFERENCE
+from bench.record import Figure, median_figure, missing_figure
+from mosaic import models
+from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.cost import CostModel
+from mosaic.device import Device
+from mosaic.engine import find_modules
+from mosaic.engine.finding.find import Finding
+from mosaic.errors import BackendUnavailableError, MosaicError
+from mosaic.graph import ModuleGraph
+from mosaic.microbench.kernels import half_type
+from mosaic.plan import Plan, plan_from_quotas
+from mosaic.profiler import ProfileSettings, profile_modules
+from mosaic.solver import solve
+
+EQUALITY_STEPS = 3
+MAX_BATCH = 8
+"""Samples of a step where memory holds them."""
+GPU_BYTES = 78 << 30
+"""Memory that ``Row.gpu_batch`` is counted for."""
+WARM_STEPS = 5
+"""Steps before anything counts: libraries choose their kernels, and stages are captured after a few calls."""
+ROUND_S = 0.06
+ROUNDS = 7
+MIN_ROUNDS = 2
+SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+"""Of the device's slots."""
+LONG_STEP_MS = 50.0
+"""A plain step that takes longer is long: at an eighth of the device all modules together take up to eight times as
+long, about four times over."""
+MAX_PAIRS = 6
+PROFILE = "a profile"
+ONE_GRAPH = "plain, one CUDA graph"
+BY_HAND = "even split by hand"
+EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
+IN_TURN = "mosaic, one after the other"
+"""The variant that shows what Mosaic itself costs: the sequential plan."""
+WORTH = MappingProxyType(
+    {
+        ONE_GRAPH: 1.0,
+        **dict.fromkeys(EVEN_VARIANTS, 1.0),
+        PROFILE: 2.0,
+        "mosaic": 1.0,
+        "mosaic, graphs": 1.0,
+        IN_TURN: 0.5,
+    }
+)
+"""Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
+ADAMW_BYTES = 28
+"""Least traffic of AdamW a parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
+
+Step = Callable[[], torch.Tensor]
+Variant = AbstractContextManager[tuple[Step, Step]]
+"""The plain step as it can be taken meanwhile, and the variant's own."""
+
+
+def samples_that_fit(name: str, memory_bytes: int, batch: int = MAX_BATCH) -> int:
+    """Returns how many samples of at most ``batch`` a device's memory holds.
+
+    Raises:
+        MosaicError: It does not hold one.
+    """
+    most = models.find_model(name).gpu_batch * memory_bytes // GPU_BYTES
+    if most < 1:
+        raise MosaicError(
+            f"{name}-gpu with one sample does not fit in {memory_bytes / 2**30:.0f} GiB; take a larger device"
+        )
+    return min(batch, most)
+
+
+class Workload:
+    """A model, a batch, and the loop that trains it: the same for every variant, from the same weights.
+
+    Attributes:
+        batch: Samples of a step: as many as were asked for, or fewer where the device's memory does not hold them.
+    """
+
+    def __init__(self, name: str, batch: int, bench: Bench) -> None:
+        size = "tiny" if bench.dry_run else "gpu"
+        self.batch = batch if bench.dry_run else samples_that_fit(name, bench.device.memory_bytes, batch)
+        self.device = bench.torch_device
+        self.modules = models.find_model(name).modules
+        self.model = models.build(name, size, device=self.device)
+        self.inputs = models.make_batch(name, size, batch=self.batch, device=self.device)
+        on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **on_gpu)
+        self._first = [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def loss(self) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return models.loss_of(self.model(**self.inputs))
+
+    def step(self) -> torch.Tensor:
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def losses(self, step: Step, count: int = EQUALITY_STEPS) -> list[float]:
+        """Returns the losses of the first steps, from the first weights and a new optimizer, reset in place."""
+        with torch.no_grad():
+            for parameter, first in zip(self.model.parameters(), self._first, strict=True):
+                parameter.copy_(first)
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
+        return [float(step()) for _ in range(count)]
+
+
+@contextmanager
+def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]]:
+    """The plain step, optimizer included, as one CUDA graph."""
+    if not bench.on_gpu:
+        raise BackendUnavailableError("a step cannot be captured", found="the host backend", needed="a GPU")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    work.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # a failing one may leave its stream
+        loss = work.loss()
+        loss.backward()
+        work.optimizer.step()
+    loss = loss.detach()  # or the nodes of its graph would add the plain loop's gradients on the stream of the capture
+    work.optimizer.zero_grad(set_to_none=True)  # the graph has gradients of its own
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    try:
+        yield work.step, replay
+    finally:
+        torch.cuda.synchronize()
+        graph.reset()
+
+
+@contextmanager
+def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = False) -> Iterator[tuple[Step, Step]]:
+    """The same loop under a plan, on a backend's lanes."""
+    if graphs and backend.device.kind == "host":
+        raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
+    options = mosaic.Options(cuda_graphs=graphs)
+    handle = mosaic.colocate(
+        work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, options=options
+    )
+
+    def plain() -> torch.Tensor:
+        with handle.disabled():
+            return work.step()
+
+    try:
+        yield plain, work.step
+    finally:
+        handle.remove()
+
+
+class PlainStreams:
+    """A backend whose lanes are plain streams with every SM, so that only quotas are missing."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def open_lanes(self, partitions: Any) -> Lanes:
+        return self._backend.open_plain_lanes(partitions)
+
+
+def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
+    """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
+
+    Raises:
+        BackendUnavailableError: SM targets cannot be set here.
+    """
+    if bench.device.kind != "host":
+        return CudaBackend(bench.torch_device.index or 0, sm_target=sm_target, cudnn=bench.cudnn)
+    if sm_target:
+        raise BackendUnavailableError("SM targets cannot be set", found="the host backend", needed="a GPU")
+    return bench.backend
+
+
+class Rounds:
+    """Variants of one loop, in rounds in which each takes turns with the plain one.
+
+    Each piece of ``WORTH`` takes at most its share of the time that is left for it and all pieces after it.
+
+    Attributes:
+        plain_ms: The median of the plain step.
+        speedup: By variant, the median over plain steps taken in turn; of those alone whose losses are right.
+    """
+
+    def __init__(self, work: Workload, bench: Bench) -> None:
+        self.work = work
+        self.bench = bench
+        self.plain_ms = 0.0
+        self.speedup: dict[str, float] = {}
+        self._plain: list[float] = []
+        self._steps = 1
+
+    def share_s(self, name: str) -> float:
+        names = list(WORTH)
+        later = sum(WORTH[other] for other in names[names.index(name) :])
+        return self.bench.budget.left_s * WORTH[name] / later
+
+    def measure_plain(self) -> Iterator[Figure]:
+        """Yields the plain step, against which everything is measured."""
+        work, bench = self.work, self.bench
+        work.step()  # the optimizer makes its state
+        self._plain = work.losses(work.step)
+        times = [_step_ms(work.step, bench, 1)[0] for _ in range(3)]
+        self._steps = 1 if bench.dry_run else max(1, round(ROUND_S * 1e3 / statistics.median(times)))
+        samples = [_step_ms(work.step, bench, self._steps) for _ in range(3)]
+        self.plain_ms = statistics.median(wall for wall, _ in samples)
+        yield from _times(samples, {"variant": "plain"})
+        yield from self._peak({"variant": "plain"})
+
+    def measure(
+        self,
+        name: str,
+        opened: Callable[[], Variant],
+        labels: dict[str, str] | None = None,
+        *,
+        captures: bool = False,
+    ) -> Iterator[Figure]:
+        """Yields time, speed-up, difference of losses and memory of a variant, or the reason why there are none.
+
+        Args:
+            name: The variant.
+            opened: Opens it.
+            labels: Further labels of its figures.
+            captures: Whether it captures stages in its first steps.
+        """
+        labels = {"variant": name, **(labels or {})}
+        until_s = self.bench.budget.used_s + self.share_s(name)
+        if not self.bench.budget.allows(name):
+            yield missing_figure("step_ms", "no time was left", labels)
+            return
+        self._tidy()
+        try:
+            with opened() as (plain_step, step):
+                yield from self._rounds(plain_step, step, labels, until_s, WARM_STEPS if captures else 1)
+        except Exception as error:  # of any kind: it is the reason of a figure, and other variants go on
+            yield missing_figure("step_ms", error, labels)
+
+    def won(self, name: str, over: str) -> bool:
+        """Returns whether both variants were measured and the first is faster."""
+        return name in self.speedup and over in self.speedup and self.speedup[name] > self.speedup[over]
+
+    def _rounds(
+        self, plain_step: Step, step: Step, labels: dict[str, str], until_s: float, warm_steps: int
+    ) -> Iterator[Figure]:
+        for _ in range(warm_steps):
+            step()
+        losses = self.work.losses(step)
+        far = max(map(_difference, losses, self._plain))
+        if math.isinf(far):
+            raise ArithmeticError(f"its losses are {losses}, the plain loop's {self._plain}")
+        yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
+        yield from self._peak(labels)  # before the plain loop takes turns with it
+        for each in (plain_step, step):
+            _step_ms(each, self.bench, 1)
+        plain, ours = [], []
+        for number in range(MIN_ROUNDS if self.bench.dry_run else ROUNDS):
+            if number >= MIN_ROUNDS and self.bench.budget.used_s > until_s:
+                break
+            plain.append(_step_ms(plain_step, self.bench, self._steps))
+            ours.append(_step_ms(step, self.bench, self._steps))
+        ratios = [theirs / own for (theirs, _), (own, _) in zip(plain, ours, strict=True)]
+        if far <= MAX_LOSS_DIFFERENCE:
+            self.speedup[labels["variant"]] = statistics.median(ratios)
+        else:
+            self.bench.notes.append(
+                f"{labels['variant']}: losses differ by {far:.3g} of theirs: its times do not count"
+            )
+        yield from _times(ours, labels)
+        yield median_figure("speedup", ratios, labels=labels)
+
+    def _peak(self, labels: dict[str, str]) -> Iterator[Figure]:
+        if self.bench.on_gpu:
+            peak = torch.cuda.max_memory_allocated(self.bench.torch_device)
+            yield Figure(name="peak_gib", source="measured", value=peak / 2**30, labels=labels)
+
+    def _tidy(self) -> None:
+        """Releases the memory of earlier variants and resets the peak; an error that the device keeps comes again."""
+        if self.bench.on_gpu:
+            gc.collect()
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self.bench.torch_device)
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.bench.torch_device)
+
+
+def _times(samples: list[tuple[float, float]], labels: dict[str, str]) -> Iterator[Figure]:
+    yield median_figure("step_ms", [wall for wall, _ in samples], labels=labels)
+    yield median_figure("launching_cpu_ms", [launching for _, launching in samples], labels=labels)
+
+
+def _difference(ours: float, theirs: float) -> float:
+    """Returns the relative difference of two losses; infinite where only one of them is a number."""
+    if math.isfinite(ours) and math.isfinite(theirs):
+        return abs(ours - theirs) / max(1e-9, abs(theirs))
+    return 0.0 if str(ours) == str(theirs) else math.inf
+
+
+def _step_ms(step: Step, bench: Bench, steps: int) -> tuple[float, float]:
+    """Returns the milliseconds of a step, of so many in a row, and the CPU time of all threads that launch it."""
+    bench.synchronize()
+    start, busy = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    launching = time.process_time() - busy
+    bench.synchronize()
+    return (time.perf_counter() - start) * 1e3 / steps, launching * 1e3 / steps
+
+
+def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
+    """Measures every variant of one model at one batch; what cannot be had is a figure with a reason.
+
+    Where memory holds fewer samples than the largest batch, that one is measured with as many as it holds, and the
+    batches between are left out.
+    """
+    if not bench.dry_run:
+        most = samples_that_fit(name, bench.device.memory_bytes)
+        if most <= batch < MAX_BATCH:
+            bench.verdict = f"measured as models/{name}/{MAX_BATCH}: memory holds a batch of {most}"
+            return
+    work = Workload(name, batch, bench)
+    bench.notes.append(f"{name}-{'tiny' if bench.dry_run else 'gpu'} of the zoo")
+    for figure in _measure(Rounds(work, bench)):
+        figure.labels.update(model=name, batch=str(work.batch))
+        yield figure
+
+
+def _measure(rounds: Rounds) -> Iterator[Figure]:
+    work, bench = rounds.work, rounds.bench
+    yield from rounds.measure_plain()
+    yield from rounds.measure(ONE_GRAPH, lambda: whole_step_graph(work, bench))
+    try:
+        finding = find_modules(work.model, work.loss, include=work.modules)
+    except Exception as error:  # of any kind: it is the reason of all figures that need modules
+        yield from _none_of((*EVEN_VARIANTS, "mosaic", "mosaic, graphs", IN_TURN), error)
+        return
+    even = even_plan(finding.graph, bench.device)
+    if even.is_colocated:
+        yield from _by_hand(even, rounds)
+    else:
+        yield from _none_of(EVEN_VARIANTS, "no two modules are independent of each other")
+    yield from _bound(work, bench)
+    yield from _by_plan(even, finding, rounds)
+    stages = [{name: bench.device.num_slots} for name in finding.graph.topological_order()]
+    in_turn = plan_from_quotas(stages, graph=finding.graph, device=bench.device)
+    yield from rounds.measure(IN_TURN, lambda: colocated(work, in_turn, bench.backend), {"plan": "sequential"})
+
+
+def _none_of(variants: tuple[str, ...], reason: object) -> Iterator[Figure]:
+    yield from (missing_figure("step_ms", reason, {"variant": variant}) for variant in variants)
+
+
+def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
+    """Runs the even split on each kind of lanes."""
+    work, bench, by = rounds.work, rounds.bench, {"plan": BY_HAND}
+    plain, eager, graphs, targeted = EVEN_VARIANTS
+    bench.notes.append(f"{BY_HAND}: {_plan_text(even)}")
+
+    def lanes(*, sm_target: bool = False, captured: bool = False) -> Variant:
+        return colocated(work, even, lanes_of(bench, sm_target=sm_target), graphs=captured)
+
+    yield from rounds.measure(plain, lambda: colocated(work, even, PlainStreams(bench.backend)), by)
+    yield from rounds.measure(eager, lanes, by)
+    yield from rounds.measure(graphs, lambda: lanes(captured=True), by, captures=True)
+    won = rounds.won(graphs, over=eager)
+    by = by | {"launching": "captured" if won else "eager"}
+    yield from rounds.measure(targeted, lambda: lanes(sm_target=True, captured=won), by, captures=won)
+
+
+def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
+    """Profiles, solves, and runs that plan; by graphs where these were faster on the even split."""
+    work, bench = rounds.work, rounds.bench
+    plan, method = None, ""
+    seconds = rounds.share_s(PROFILE)
+    if bench.budget.allows("a profile, and with it the plan that is solved"):
+        try:
+            plan = _solved_plan(rounds, finding, seconds)
+            method = plan.search.method
+        except Exception as error:  # of any kind: the reason of a figure
+            yield missing_figure("plan", error, {"variant": "mosaic"})
+    if plan is not None:
+        yield Figure(
+            name="predicted_speedup", source="predicted", value=plan.predicted_speedup, labels={"plan": method}
+        )
+    if plan is None or not plan.is_colocated:
+        why = f"stepped aside: no plan is predicted to be faster than one module after the other ({method})"
+        yield missing_figure("step_ms", why if plan is not None else "there is no plan", {"variant": "mosaic"})
+        if not bench.dry_run or not even.is_colocated:
+            return
+        plan, method = even, BY_HAND  # a rehearsal goes on all the same
+    bench.notes.append(f"plan ({method}): " + _plan_text(plan))
+    by = {"plan": method}
+    yield from rounds.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
+    if rounds.won("green lanes, graphs", over="green lanes"):
+        graphs = partial(colocated, work, plan, bench.backend, graphs=True)
+        yield from rounds.measure("mosaic, graphs", graphs, by, captures=True)
+    else:
+        yield from _none_of(("mosaic, graphs",), "graphs were not faster on the even split")
+
+
+def _solved_plan(rounds: Rounds, finding: Finding, seconds: float) -> Plan:
+    """Profiles, for so many seconds, and solves."""
+    bench = rounds.bench
+    quotas, note = quotas_for(bench.device.num_slots, rounds.plain_ms)
+    bench.notes += [note] if note else []
+    settings = ProfileSettings(
+        max_seconds=seconds,
+        warmup=1,
+        min_repeats=2,
+        max_repeats=3,
+        sample_seconds=0.15,
+        pairs=len(finding.graph.names) <= MAX_PAIRS,
+    )
+    if not settings.pairs:
+        bench.notes.append(f"planned without interference: {len(finding.graph.names)} modules make too many pairs")
+    profile = profile_modules(
+        rounds.work.model, finding.subjects, finding.graph, bench.backend, quotas=quotas, settings=settings
+    )
+    bench.notes += [f"not profiled: {what}" for what in profile.left_out]
+    return solve(finding.graph, CostModel.from_profile(profile), bench.device)
+
+
+def quotas_for(num_slots: int, step_ms: float) -> tuple[tuple[int, ...], str | None]:
+    """Returns quotas in slots, rising, and a note where a long plain step leaves out those under a quarter."""
+    quotas = sorted({max(1, round(num_slots * share)) for share in SHARES})
+    chosen = tuple(quota for quota in quotas if step_ms <= LONG_STEP_MS or 4 * quota >= num_slots)
+    if len(chosen) == len(quotas):
+        return chosen, None
+    left_out = ", ".join(str(quota) for quota in quotas if quota not in chosen)
+    return chosen, (
+        f"not profiled at {left_out} of {num_slots} slots: a plain step takes {step_ms:.0f} ms, more than "
+        f"{LONG_STEP_MS:.0f} ms, and quotas under a quarter of the device would take most of the time"
+    )
+
+
+def even_plan(graph: ModuleGraph, device: Device) -> Plan:
+    """Returns stages by depth in the graph, each with the slots in equal parts."""
+    slots = device.num_slots
+    depth: dict[str, int] = {}
+    for name in graph.topological_order():
+        depth[name] = max((depth[source] + 1 for source in graph.predecessors(name)), default=0)
+    stages = []
+    for level in range(max(depth.values()) + 1):
+        names = [name for name in graph.names if depth[name] == level]
+        for first in range(0, len(names), slots):
+            group = names[first : first + slots]
+            stages.append({name: slots // len(group) for name in group})
+    return plan_from_quotas(stages, graph=graph, device=device)
+
+
+def _plan_text(plan: Plan) -> str:
+    stages = (" | ".join(f"{p.module} {p.quota}" for p in stage.placements) for stage in plan.stages)
+    return " ; ".join(stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The needs of a training step on any device."""
+
+    flops: float
+    """Operations of matrix products, convolutions and attention, forward and backward."""
+    moved_bytes: float
+    """Least traffic with memory: weights and gradients of both passes, the optimizer, and kept activations."""
+    parameters: int
+
+    def bound_ms(self, tflops: float, gb_per_s: float) -> float:
+        """Returns the roofline's time: the greater of arithmetic at its ceiling and traffic at its ceiling."""
+        return max(self.flops / tflops / 1e9, self.moved_bytes / gb_per_s / 1e6)
+
+
+def count_step(model: nn.Module, loss_of: Callable[[], torch.Tensor]) -> Count:
+    """Counts one forward and backward; leaves no gradients.
+
+    Bytes are a lower bound: each weight is read in both passes, its gradient is written and read, the optimizer
+    touches its state once, and what is kept for backward is written once and read once.
+    """
+    weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
+    saved_bytes: dict[int, int] = {}
+
+    def note(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = loss_of()
+        activations = sum(saved_bytes.values())
+        loss.backward()
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    read = sum(2 * p.nbytes for p in model.parameters())
+    model.zero_grad(set_to_none=True)
+    moved = read + trained * (4 + ADAMW_BYTES) + 2 * activations
+    return Count(float(counter.get_total_flops()), float(moved), trained)
+
+
+def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
+    try:
+        count = count_step(work.model, work.loss)
+    except Exception as error:  # of any kind: the reason of a figure
+        yield missing_figure("bound_ms", error, source="predicted")
+        return
+    tflops, gb_per_s = (bench.value_of("ceilings", name) for name in ("bf16_tflops", "copy_gb_per_s"))
+    values = {
+        "step_tflop": count.flops / 1e12,
+        "step_moved_gb": count.moved_bytes / 1e9,
+        "parameters_billion": count.parameters / 1e9,
+    }
+    if tflops is None or gb_per_s is None:
+        yield missing_figure("bound_ms", "the ceilings were not measured", source="predicted")
+    else:
+        values["bound_ms"] = count.bound_ms(tflops, gb_per_s)
+    yield from (Figure(name=name, source="predicted", value=value, labels={}) for name, value in values.items())
+
+
+def measure_ceilings(bench: Bench) -> Iterator[Figure]:
+    """Measures a large matrix product in half precision, and a large copy."""
+    device, dtype = bench.torch_device, half_type(bench.torch_device)
+    size, count = (64, 1 << 12) if bench.dry_run else (8192, 1 << 30)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    times = _times_ms(bench, lambda: torch.mm(left, right, out=out))
+    yield median_figure("bf16_tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels={"size": str(size)})
+    source = torch.ones(count, device=device, dtype=torch.float32)
+    target = torch.empty_like(source)
+    times = _times_ms(bench, lambda: target.copy_(source))
+    yield median_figure(
+        "copy_gb_per_s", [2.0 * source.nbytes / ms / 1e6 for ms in times], labels={"bytes": str(source.nbytes)}
+    )
+
+
+def _times_ms(bench: Bench, call: Callable[[], object]) -> list[float]:
+    for _ in range(3):
+        call()
+    times = (_step_ms(call, bench, 4)[0] for _ in range(3 if bench.dry_run else 12))  # type: ignore[arg-type]
+    return [max(1e-6, ms) for ms in times]

@@ -1,1 +1,0 @@
-"""The six models on a GPU, plain and colocated."""

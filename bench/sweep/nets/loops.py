@@ -1,0 +1,262 @@
+"""Loops as people write them: optimizers, evaluation, several models, errors, saving, lanes on and off."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+from torch import nn
+
+from bench.sweep.device import device
+from bench.sweep.nets.pieces import (
+    Two,
+    adamw,
+    after_step,
+    alike,
+    batch,
+    before_step,
+    between,
+    losses,
+    models,
+    sgd,
+    squared,
+    stepping,
+    tower,
+    train_step,
+)
+from bench.sweep.session import Session
+
+
+@stepping(optimizer=adamw, steps=8)
+def gradients_accumulated(session, model, optimizer, step):
+    loss = squared(model, batch(step)) / 3
+    loss.backward()
+    session.note(loss.item())
+    if step % 3 == 2:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def line_search_of_lbfgs(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = squared(model, batch(0))
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        session.note(optimizer.step(closure).item())
+
+
+@before_step()
+@torch.no_grad()
+def weights_changed_by_the_loop(session, model, step):
+    for parameter in model.parameters():
+        parameter *= parameter.abs() > 0.01
+
+
+@before_step(lambda: Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32))))
+def evaluation_in_between(session, model, step):
+    model.eval()
+    with torch.no_grad() if step % 2 else torch.inference_mode():
+        session.note(model(*batch(50)).mean().item())
+    model.train()
+
+
+@between()
+def inference_mode_for_one_tower(self, x, y):
+    with torch.inference_mode():
+        a = self.a(x)
+    return a.clone() * self.b(y)
+
+
+@between(steps=6, calls=0)
+def gradients_switched_off_on_some_steps(self, x, y):
+    self.calls += 1
+    with torch.set_grad_enabled(self.calls % 2 == 0):
+        a = self.a(x)
+    return a * self.b(y)
+
+
+def adversarial_pair_of_models(session: Session):
+    generator, critic = Two(), Two(tower(nn.Linear(32, 1)), tower(nn.Linear(32, 1)))
+    session.colocate(generator, batch(0))
+    session.colocate(critic, batch(0))
+    first, second = torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
+    for step in range(4):
+        x, y = batch(step)
+        fake = generator(x, y)
+        second.zero_grad()
+        loss = critic(fake.detach(), x).mean() - critic(x, y).mean()
+        loss.backward()
+        second.step()
+        first.zero_grad()
+        fooled = -critic(fake, x).mean()
+        fooled.backward()
+        first.step()
+        session.note(loss.item(), fooled.item())
+
+
+def colocated_model_within_a_plain_one(session: Session):
+    inner, head = Two(), nn.Linear(32, 4).to(device())
+    session.colocate(inner, batch(0))
+    optimizer = torch.optim.SGD([*inner.parameters(), *head.parameters()], 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        loss = head(inner(head.weight.mean() + x, y)).square().mean()
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())
+
+
+@losses(lambda: Two(tower(nn.BatchNorm1d(32))))
+def model_called_without_its_backward(session, model, inputs):
+    model(*batch(70))
+    result = squared(model, inputs)
+    model(*batch(71)).sum()
+    return result
+
+
+def lanes_removed_and_colocated_again(session: Session):
+    model = Two()
+    optimizer = adamw(model)
+    for start in (0, 3):
+        handle = session.colocate(model, batch(0))
+        for step in range(start, start + 3):
+            train_step(session, model, optimizer, step)
+        handle.remove()
+        train_step(session, model, optimizer, 9)
+
+
+def lanes_disabled_between_forward_and_backward(session: Session):
+    model = Two()
+    handle = session.colocate(model, batch(0))
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = squared(model, batch(step))
+        with handle.disabled():
+            loss.backward()
+            more = squared(model, batch(40 + step))
+        more.backward()
+        optimizer.step()
+        session.note(loss.item(), more.item())
+
+
+def lanes_removed_between_forward_and_backward(session: Session):
+    model = Two()
+    handle = session.colocate(model, batch(0))
+    for step in range(3):
+        loss = squared(model, batch(step))
+        if step == 2:
+            handle.remove()
+        loss.backward()
+        session.note(loss.item())
+
+
+def _checked(self, x):
+    if not x.isfinite().all():
+        raise ValueError("not finite")
+    return self.net(x)
+
+
+def _sometimes_nan(step):
+    x, y = batch(step)
+    return (x / 0 if step == 2 else x), y
+
+
+@losses(lambda: Two(*alike(_checked)), batch=_sometimes_nan, steps=5)
+def error_in_a_tower_is_caught(session, model, inputs):
+    try:
+        return squared(model, inputs)
+    except ValueError as error:
+        session.note(str(error))
+        return squared(model, batch(60))
+
+
+@stepping(steps=5)
+def wrong_shapes_are_caught(session, model, optimizer, step):
+    try:
+        squared(model, tuple(part[:, : 32 - step % 2] for part in batch(step)))
+    except RuntimeError:
+        session.note("wrong")
+    train_step(session, model, optimizer, step)
+
+
+def _interrupt(self, x):
+    if self.is_interrupted:
+        raise KeyboardInterrupt
+    return self.net(x)
+
+
+@stepping(lambda: Two(*alike(_interrupt, net=lambda: tower(nn.BatchNorm1d(32)), is_interrupted=False)), steps=5)
+def keyboard_interrupt_in_mid_step(session, model, optimizer, step):
+    model.a.is_interrupted = step == 2
+    try:
+        train_step(session, model, optimizer, step)
+    except KeyboardInterrupt:
+        session.note("interrupted")
+
+
+def saved_and_loaded_in_mid_training(session: Session):
+    model, file = Two(tower(nn.BatchNorm1d(32))), io.BytesIO()
+    session.colocate(model, batch(0))
+    optimizer = adamw(model)
+    for step in range(5):
+        train_step(session, model, optimizer, step)
+        if step == 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        if step == 3:
+            file.seek(0)
+            saved = torch.load(file)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+
+
+class Plain(Two):
+    """Two towers that pickle can name."""
+
+
+@after_step(Plain)
+def copied_and_pickled_in_mid_training(session, model, step):
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        session.note(copied(*batch(80)).sum().item(), type(copied.a).__name__)
+
+
+@after_step()
+def names_and_types_read_by_the_loop(session, model, step):
+    session.note(str(model), [name for name, _ in model.named_modules()], isinstance(model.a, nn.Sequential))
+    session.note(len(model.a), sum(p.numel() for p in model.a.parameters()), list(model.state_dict()))
+
+
+@before_step()
+def forward_replaced_on_an_instance(session, model, step):
+    if step == 1:
+        plain = model.a.forward
+        model.a.forward = lambda x: plain(x) * 3
+
+
+CASES = {
+    "gradients_clipped": after_step()(
+        lambda session, model, step: session.note(nn.utils.clip_grad_norm_(model.parameters(), 1e-4))
+    ),
+    "one_tower_in_eval_mode": models(
+        lambda: Two(tower(nn.Dropout(0.5)), tower(nn.Dropout(0.5))),
+        before=lambda session, model, step: model.b.train(step % 2 == 1),
+        steps=6,
+    ),
+    "model_called_twice_before_backward": losses()(
+        lambda session, model, inputs: (model(*inputs) - model(*inputs[::-1])).square().mean()
+    ),
+    "tower_called_by_the_loop": losses()(
+        lambda session, model, inputs: squared(model, inputs) + model.a(inputs[1]).abs().mean()
+    ),
+    "types_compared_exactly": after_step()(lambda session, model, step: session.note(type(model.a) is nn.Sequential)),
+}

@@ -1,0 +1,211 @@
+"""The caller's backward: it waits for what it launched on the lanes, and sums gradients in the plain loop's order."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from mosaic.engine.host.lane_tensor import to_plain
+from mosaic.timeline import Span
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Ticket
+    from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.host.lane_tensor import LaneTensor
+
+T = TypeVar("T")
+_MAX_SPANS = 20_000
+
+
+class Backwards:
+    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included.
+
+    Attributes:
+        num_failed: How many an error cut short.
+        num_ended: How many have ended; those inside of others are not counted.
+    """
+
+    def __init__(self, executor: Any) -> None:  # see ``Executor``
+        self.num_failed = self.num_ended = 0
+        self._executor = executor
+        self._begun: list[weakref.ref[RunningBackward]] = []
+        self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def current(self) -> RunningBackward:
+        """Returns the running backward; makes it wait for the lanes before it returns."""
+        task = torch._C._current_graph_task_id()
+        alive = [running for ref in self._begun if (running := ref()) is not None]
+        for running in alive:
+            if running.task == task:
+                return running
+        if not alive:
+            self.forget_failed()
+        running = RunningBackward(self, task)
+        self._begun.append(weakref.ref(running, self._let_go))
+        torch.autograd.Variable._execution_engine.queue_callback(running)  # type: ignore[attr-defined]
+        return running
+
+    def _let_go(self, _: weakref.ref[RunningBackward]) -> None:
+        """Autograd has let go of a backward that did not end, before its error reaches the loop."""
+        self.forget_failed()
+
+    def forget_failed(self) -> None:
+        """Cleans up after a backward that an error cut short; the lanes come to rest first."""
+        if self._begun and all(ref() is None for ref in self._begun):
+            self.num_failed += 1
+            self._executor.drain()
+            self._begun.clear()
+            self._settle()
+
+    def end(self, ended: RunningBackward) -> None:
+        self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
+        try:
+            for ticket in ended.launched:
+                self._executor.wait(ticket)
+            self._executor.check_unseen()
+        except BaseException:
+            self._executor.drain()
+            raise
+        finally:
+            if not self._begun:
+                self.num_ended += 1
+                self._settle()
+
+    def reach(self, site: PlacedModule, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
+
+        They may be those of several calls of its module, or the loop's own, such as a penalty's. The engine would add
+        all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
+        and added at the end.
+        """
+        several = len(site.in_flight) + len(site.in_place) > 1
+        for parameter in parameters:
+            if several or (parameter.grad is not None and not has_hooks(parameter)):
+                self.set_aside(parameter)
+
+    def set_aside(self, leaf: torch.Tensor) -> None:
+        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
+
+        Doing it again during the same backward does nothing.
+        """
+        if id(leaf) not in self._aside:
+            self._aside[id(leaf)] = (leaf, leaf.grad)
+            leaf.grad = None
+
+    def _settle(self) -> None:
+        aside, self._aside = self._aside, {}
+        for leaf, earlier in aside.values():
+            if earlier is None:
+                continue
+            if (later := leaf.grad) is not None:
+                with torch.no_grad():  # in place, as autograd adds, unless a sparse gradient would become dense
+                    earlier = later + earlier if earlier.is_sparse and not later.is_sparse else earlier.add_(later)
+            leaf.grad = earlier
+
+    def follow_in_place(self, site: PlacedModule, outputs: Iterable[torch.Tensor]) -> None:
+        """Follows the results of a module's call that ran in place; until its backward later calls run in place, too.
+
+        Else both would add to the same gradients at once.
+        """
+
+        def arrived(grad: torch.Tensor) -> Any:
+            if site.in_flight:
+                self.current()
+                self.reach(site, site.parameters)
+            return to_plain(grad)
+
+        site.in_place.note(outputs, arrived)
+
+
+class RunningBackward:
+    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails.
+
+    Attributes:
+        task: Autograd's number of it.
+        launched: What it handed to lanes.
+    """
+
+    def __init__(self, backwards: Backwards, task: int) -> None:
+        self._backwards = backwards
+        self.task = task
+        self.launched: list[Ticket[Any]] = []
+
+    def __call__(self) -> None:
+        self._backwards.end(self)
+
+
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Returns True if a leaf's gradient has hooks."""
+    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
+class SumTicket:
+    """A sum of two gradients, either of which may be missing; computed by the work that needs it first."""
+
+    interval_ns = (0, 0)
+
+    def __init__(self, first: LaneTensor, second: LaneTensor) -> None:
+        self._operands: tuple[LaneTensor, ...] = (first, second)
+        self._sum: list[torch.Tensor | None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Returns True once both are there."""
+        return all(tensor._ticket.done for tensor in self._operands)
+
+    def wait(self) -> list[torch.Tensor | None]:
+        operands = self._operands
+        if self._sum is None:  # two threads may both compute it
+            first, second = [tensor._ticket.wait()[tensor._pick] for tensor in operands]
+            with torch.no_grad():
+                self._sum = [second if first is None else first if second is None else first + second]
+            self._operands = ()
+        return self._sum
+
+
+class ReadyTicket(Generic[T]):
+    """A ticket for what is there already."""
+
+    done = True
+    interval_ns = (0, 0)
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def wait(self) -> T:
+        return self._result
+
+
+class SpanLog:
+    """The last 20,000 pieces of work, in nanoseconds of ``time.perf_counter_ns``; threads may note at the same time."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
+
+    def note(self, module: str, phase: str, slots: tuple[int, ...], step: int, start_ns: int) -> None:
+        self._spans.append((module, phase, slots, step, start_ns, time.perf_counter_ns()))
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        return tuple(
+            Span(
+                module=module,
+                phase=phase,  # type: ignore[arg-type]
+                slots=slots,
+                step=step,
+                start_ms=(start - origin_ns) / 1e6,
+                end_ms=(end - origin_ns) / 1e6,
+            )
+            for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
+        )
+
+    @property
+    def origin_ns(self) -> int:
+        return min((span[4] for span in self._spans), default=0)
+
+    def clear(self) -> None:
+        self._spans.clear()
