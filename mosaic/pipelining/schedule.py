@@ -74,6 +74,11 @@ class TaskName:
         chunk, kind, microbatch, piece = match.groups()
         return cls(int(chunk), ActionKind(kind), int(microbatch), int(piece or 0))
 
+    @property
+    def forward(self) -> TaskName:
+        """The forward of its chunk with the same piece."""
+        return replace(self, kind=ActionKind.FORWARD)
+
     def __str__(self) -> str:
         piece = f".{self.piece}" if self.piece else ""
         return f"{self.chunk}{self.kind.value}{self.microbatch}{piece}"

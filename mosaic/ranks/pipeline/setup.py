@@ -214,11 +214,11 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     grids = RankGrids(world)
     slices = None
     if degrees.tensor > 1:
-        group = grids.groups.of_tensor(degrees.tensor)
+        group = grids.tensor_group(degrees)
         counted, slices = share_layers(model, counted, group, world.progress, plan=asked.tp_plan, sample=step[0])
     sequences, options = None, asked.options
     if asked.context is not None and context > 1:
-        group = grids.groups.of_context(degrees)
+        group = grids.context_group(degrees)
         sequences = share_sequences(model, counted.split, asked.context, group, device=world.device, sample=step[0])
         step = [sequences.cut(microbatch) for microbatch in step]
         # Context ranks share units of encoders out, which they do in chunks of their own alone.

@@ -28,7 +28,7 @@ def all_equal(rank: int, size: int, place: Path) -> None:
     executor = Executor(transport)
     for seed in SEEDS:
         drawn = step(seed, num_ranks=size)
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         executor.run(drawn.schedule, work, lanes=on_lanes(transport, drawn.schedule))
         expected = evaluated(drawn.graph)
         assert work.made == {name: expected[name] for name in work.made}, seed
@@ -66,4 +66,4 @@ def killed_in_a_send(rank: int, size: int, place: Path) -> None:
 
     if rank == 1:
         transport.post_send = post_and_die  # type: ignore[method-assign]
-    Executor(transport).run(drawn.schedule, NumberWork.of(drawn.graph))
+    Executor(transport).run(drawn.schedule, NumberWork())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.lanes import slots_of
+from mosaic.ranks.pipeline.program import RankTask
 from mosaic.ranks.pipeline.transport import Tensors, Transport
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
@@ -75,7 +75,7 @@ def test_random_schedules_on_lanes_make_what_one_thread_makes():
         num_tried += 1
 
         def program(transport: Transport, drawn: Step = drawn) -> NumberWork:
-            work, lanes = NumberWork.of(drawn.graph), on_lanes(transport, drawn.schedule)
+            work, lanes = NumberWork(), on_lanes(transport, drawn.schedule)
             Executor(transport).run(drawn.schedule, work, lanes=lanes)
             return work
 
@@ -104,8 +104,8 @@ class ActingWork(NumberWork):
 
     acts: Mapping[int, Callable[[], object]]
 
-    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | dict[TaskName, Tensors]:
-        self.acts.get(task.chunk, lambda: None)()
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        self.acts.get(task.name.chunk, lambda: None)()
         return super().forward(task, inputs)
 
 
@@ -117,7 +117,7 @@ def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
 
     def program(transport: Transport) -> int:
         acts = {1: gate.set, 2: lambda: gate.wait(60)}
-        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        work = ActingWork(acts=acts)
         Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
         return len(work.made)
 
@@ -129,7 +129,7 @@ def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     schedule = two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"])
 
     def program(transport: Transport) -> BaseException | None:
-        work = ActingWork(exits=defaultdict(list), acts={1: no_caption})
+        work = ActingWork(acts={1: no_caption})
         try:
             Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
         except (ValueError, RankFailedError) as error:
@@ -157,7 +157,7 @@ def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPa
 
     def program(transport: Transport) -> BaseException | None:
         acts = {1: begun.set, 2: lambda: gate.wait(60)}
-        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        work = ActingWork(acts=acts)
         try:
             Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
         except (KeyboardInterrupt, RankFailedError) as error:

@@ -18,7 +18,7 @@ from mosaic.ranks.pipeline.transport import Transport
 
 def executed(drawn: Step) -> tuple[NumberWork, ...]:
     def program(transport: Transport) -> NumberWork:
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         Executor(transport).run(drawn.schedule, work)
         return work
 
@@ -67,7 +67,7 @@ def test_a_failed_action_ends_the_others_which_name_it():
     drawn = chain_step(3)
 
     def program(transport: Transport) -> None:
-        work = FaultyWork(exits=NumberWork.of(drawn.graph).exits, at="1B2", act=no_caption)
+        work = FaultyWork(at="1B2", act=no_caption)
         Executor(transport).run(drawn.schedule, work)
 
     first, failed, last = outcomes(3, program)
@@ -82,7 +82,7 @@ def test_a_rank_that_cannot_run_its_schedule_is_named_on_the_others():
     drawn = chain_step(2)
 
     def program(transport: Transport) -> None:
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         if transport.rank == 1:
             work.specs = lambda edge: no_caption()
         Executor(transport).run(drawn.schedule, work)
@@ -96,7 +96,7 @@ def test_a_task_that_makes_nothing_for_one_of_its_edges_is_refused():
     drawn = chain_step(2)
 
     def program(transport: Transport) -> None:
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         work.backward = lambda task, gradients: {}
         Executor(transport).run(drawn.schedule, work)
 
@@ -111,7 +111,7 @@ def test_backward_for_weights_apart_is_refused():
     rows = (*drawn.schedule.rows[:1], (*drawn.schedule.rows[1], "1W0"))
     apart = dataclasses.replace(drawn.schedule, rows=rows, hash="")
     with pytest.raises(InvalidScheduleError, match="rank 1, 1W0: ranks run backward for weights with backward for"):
-        compile_program(apart, 1, NumberWork.of(drawn.graph))
+        compile_program(apart, 1, NumberWork())
 
 
 def test_lanes_without_an_order_of_their_actions_are_refused():
@@ -119,4 +119,4 @@ def test_lanes_without_an_order_of_their_actions_are_refused():
     rank = next(rank for rank in drawn.schedule.rank_of if drawn.schedule.rank_of.count(rank) > 1)
     without = dataclasses.replace(drawn.schedule, turns=(), hash="")
     with pytest.raises(InvalidScheduleError, match=f"rank {rank} has lanes of .* lower the schedule again"):
-        compile_program(without, rank, NumberWork.of(drawn.graph))
+        compile_program(without, rank, NumberWork())
