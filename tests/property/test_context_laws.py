@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from mask_matrices import blocked, odd_mask
 from oracles.context_shares import share_exactly
 
-from bench.papers.masks import DRAWN
 from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks, Tiles
-from mosaic.context.words import MaskWords, from_bam
+from mosaic.context.words import MaskWords
 from mosaic.search_extension import load_search
 
 WORKS = st.lists(st.integers(0, 10_000), min_size=8, max_size=60)
@@ -64,23 +63,6 @@ def check_unequal_blocks(blocks: MaskBlocks, query: int, key: int) -> None:
 )
 def test_work_and_tiles_are_those_of_the_dense_matrix(seed: int, num_tokens: int, block: int, key_block: int):
     check_blocks(odd_mask(seed, num_tokens), block, key_block)
-
-
-@pytest.mark.parametrize("kind", sorted(DRAWN))
-@pytest.mark.parametrize(("num_tokens", "block"), [(700, 16), (1000, 128)])
-def test_work_and_tiles_of_drawn_masks_are_those_of_the_dense_matrix(kind: str, num_tokens: int, block: int):
-    check_blocks(DRAWN[kind](num_tokens, 5), block, 48)
-
-
-def test_work_and_tiles_of_cornstarchs_masks_are_those_of_the_dense_matrix():
-    text = 1 << 62 | 1 | 1 << 1 | 1 << 2
-    choices = np.array([text, 1, 1 << 1, 1 << 2, 1 << 1 | 1 << 2, 0])
-    check_blocks(from_bam(np.repeat(choices[np.random.RandomState(1).randint(0, 6, 40)], 9)), 16, 24)
-
-
-def test_padding_alone_has_no_work_and_no_tiles():
-    mask = MaskWords(words=np.ones(40, np.int64), documents=np.full(40, -1, np.int32))
-    check_blocks(mask, 16, 8)
 
 
 @settings(deadline=None, max_examples=60)
@@ -153,16 +135,6 @@ def test_methods_are_near_the_best_distribution(seed: int):
 
 
 @settings(deadline=None, max_examples=40)
-@given(work=WORKS, ranks=st.integers(1, 8))
-def test_coarse_chunks_cost_no_padding_and_little_balance(work: list[int], ranks: int):
-    found, fine = distribute(work, ranks), distribute(work, ranks, chunk=1)
-    assert found.slots == fine.slots
-    if found.chunk > 1:
-        assert found.imbalance(np.array(work)) <= 1.01
-        assert all(len(set(found.rank_of[at : at + found.chunk])) == 1 for at in range(0, len(work), found.chunk))
-
-
-@settings(deadline=None, max_examples=40)
 @given(num_tokens=st.integers(8, 200), ranks=st.integers(1, 4), name=st.sampled_from(["lpt", "headtail", "ring"]))
 def test_every_token_has_one_place_and_a_rank_has_its_tokens_in_order(num_tokens: int, ranks: int, name: str):
     plan = plan_context(odd_mask(num_tokens, num_tokens), ranks, block=2, method=name)
@@ -190,18 +162,3 @@ def test_a_plan_says_who_reads_whose_blocks(seed: int, num_tokens: int, ranks: i
         assert plan.received_blocks(needed)[rank] == len(remote)
         assert plan.received_bytes(12, needed)[rank] == len(remote) * 8 * 12
     assert plan.received_blocks(needed).max() <= plan.received_blocks()[0] == (ranks - 1) * plan.distribution.slots
-
-
-def test_the_extension_refuses_arrays_of_other_types_and_lengths():
-    search = load_search()
-    with pytest.raises(TypeError):
-        search.MaskRuns(np.zeros(3, np.int32), np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="one length"):
-        search.MaskRuns(np.zeros(3, np.int64), np.zeros(2, np.int32))
-    runs = search.MaskRuns(np.zeros(3, np.int64), np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="row 2 is not in the sequence"):
-        runs.tiles(np.array([2]), 2, 2)
-    with pytest.raises(ValueError, match="no room"):
-        search.longest_first(np.ones(5, np.int64), ranks=2, cap=2)
-    with pytest.raises(ValueError, match="a piece has no rank"):
-        search.traded(np.ones(2, np.int64), np.array([0, 2], np.int32), ranks=2, fineness=10)

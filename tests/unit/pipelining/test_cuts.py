@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
 
-from bench.papers.generators import Microbatch
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
@@ -123,21 +122,3 @@ def test_every_method_covers_the_model_or_says_why_not(model, microbatches, name
     except ValueError:
         if name not in ("parallel", "lanes", "colocated", "mixed-v"):
             raise
-
-
-BOTH = tuple(Microbatch(text_tokens=1, images=count, audio_s=4.0) for count in (2, 4, 1, 3))
-
-
-def test_the_backbone_has_lane_0_of_every_rank_and_encoders_the_others():
-    partition = partition_by(
-        "colocated", Request(model=two_encoders(), num_ranks=2, microbatches=BOTH, slots_per_rank=8)
-    )
-    lanes = {
-        part.module: {c.lane for c in partition.chunks if part in c.parts} for c in partition.chunks for part in c.parts
-    }
-    assert lanes["text"] == {0}
-    assert 0 not in lanes["vision"] | lanes["audio"]
-    for rank in (0, 1):
-        shares = {chunk.lane: chunk.share for chunk in partition.chunks if chunk.rank == rank}
-        assert sum(shares.values()) == 1
-        assert all((8 * share).is_integer() for share in shares.values())

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.pipeline_proof import prove
-from task_graph_cases import StepBuilder, limited, random_step
+from task_graph_cases import random_step
 
-from mosaic.graph import Part
 from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
 from mosaic.pipelining.tasks import (
     Deadlock,
@@ -72,27 +71,6 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
         found = search_orders(step, limits=OrderLimits(rollouts=2_000_000), bound_ns=proven.makespan_ns)
         assert isinstance(found, Searched)
         assert found.makespan_ns == proven.makespan_ns
-
-
-PARTS = (Part(module="text"),)
-
-
-def chain(microbatches: int, *, room: float | None = None, lag_ns: int = 0) -> TaskGraph:
-    """Two ranks, forwards of 10 and backwards of 20."""
-    build = StepBuilder(2, lag_ns=lag_ns)
-    for microbatch in range(microbatches):
-        ((_, last, back, _),) = build.module("text", microbatch, 1, 1, (10, 20), 16)
-        build.wait(last, back)
-    return limited(build, (0, 1), room)
-
-
-def test_orders_that_memory_stops_are_a_deadlock_that_says_by_how_much():
-    step = chain(3, room=0.4)  # 35 bytes a rank: two held leave no room for a third
-    found = simulate(step, ((0, 4, 8, 3, 7, 11), (1, 2, 5, 6, 9, 10)))
-    assert isinstance(found, Deadlock)
-    assert found.waiting[0] in (4, 8)
-    assert found.short_bytes[0] > 0
-    assert found.short_bytes[1] == 0
 
 
 @given(seed=st.integers(0, 10**6), lanes=st.booleans(), apart=st.booleans())

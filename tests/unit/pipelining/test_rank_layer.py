@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bench.papers.generators import Microbatch
-from bench.papers.masks import DRAWN
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.layers import Layer
@@ -22,13 +21,6 @@ def machine(**degrees: int) -> RankHardware:
 def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
     whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
     assert machine(tensor=4).gather_ns(2**26, "tensor") == round(whole * 1e6 / 2)
-
-
-def test_bad_degrees_are_refused() -> None:
-    with pytest.raises(ValueError, match="tensor=0"):
-        Degrees(tensor=0)
-    with pytest.raises(ValueError, match="need 128 devices; the cluster has 64"):
-        machine(tensor=8, pipeline=16)
 
 
 CAUSAL = TransformerShape(layers=3, hidden=1024, ffn=4096, heads=16, groups=8, causal=True)
@@ -69,18 +61,6 @@ def test_small_shares_are_those_worked_out_by_hand() -> None:
     row = shared(512, 2, method="ring", exchange="needed")  # the first rank reads nothing of the second
     assert row.sent_tokens == ((0, 256), (0, 0))
     assert (row.fetched_tokens, row.received_tokens) == (512, 256)
-
-
-@pytest.mark.parametrize("sharing", [{}, {"mask": DRAWN["mp"], "exchange": "needed"}, {"method": "ring"}])
-def test_a_rank_takes_its_part_of_the_time_at_least_and_less_memory_with_more_ranks(sharing: dict[str, Any]) -> None:
-    alone = layers(4096, **sharing)[1]
-    kept = alone.strategies[0].kept_bytes
-    for ranks in (2, 4, 8):
-        own = layers(4096, context=ranks, **sharing)[1]
-        assert own.forward_ms >= alone.forward_ms / ranks
-        assert own.backward_ms + own.weights_ms >= (alone.backward_ms + alone.weights_ms) / ranks
-        assert own.strategies[0].kept_bytes < kept
-        kept = own.strategies[0].kept_bytes
 
 
 @pytest.mark.parametrize("unit", ["text", "image"])

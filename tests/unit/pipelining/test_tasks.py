@@ -8,18 +8,15 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, vision_and_text
+from pipeline_cases import images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
 from task_graph_cases import FORWARD
 
-from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
-from mosaic.hardware import Cluster, Link, find_hardware
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
-from mosaic.pipelining.partition import Chunk, Partition, Request
-from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait
 from mosaic.pipelining.tuning import pairs_of, strategies_of, with_candidates
 
@@ -106,36 +103,6 @@ def test_frozen_modules_have_no_weights_and_no_backward_before_what_trains():
     assert training_chunks(model, partition_by("separated", request)) == (1,)
 
 
-def test_what_a_forward_keeps_the_last_phase_frees():
-    for apart in (False, True):
-        graph = made(chain(2), images(1), num_ranks=2, weights_apart=apart, space=RankSpace(limit_bytes=5000))
-        balance = defaultdict(int)
-        for task in graph.tasks:
-            balance[task.chunk] += task.takes_bytes - task.frees_bytes
-        assert set(balance.values()) == {0}
-        last = {task.chunk: task for task in graph.tasks}
-        assert all(task.frees_bytes == 110 for task in last.values())
-        assert graph.base_bytes == (8, 8)
-        assert graph.limit_bytes == (5000, 5000)
-
-
-def test_bytes_take_the_link_between_their_ranks():
-    link = Link(gb_per_s=1.0, latency_us=5.0)
-    graph = made(chain(2), images(1), space=RankSpace(network=link))
-    assert [wait.lag_ns for wait in graph.waits] == [6000, 0, 0, 6000]  # 5 us and 1000 bytes at 1 byte a ns
-    cluster = Cluster(
-        hardware=find_hardware("h100-80g"),
-        nodes=2,
-        gpus_per_node=2,
-        intra_node=Link(gb_per_s=100.0),
-        inter_node=Link(gb_per_s=1.0),
-    )
-    inside = made(chain(2), images(1), space=RankSpace(network=cluster))
-    between = made(chain(2), images(1), space=RankSpace(network=cluster, devices_per_rank=2))
-    lags = [max(wait.lag_ns for wait in one.waits) for one in (inside, between)]
-    assert lags[1] > lags[0] + 900
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     models(min_layers=2),
@@ -193,17 +160,3 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
             key = tuned.chunk, tuned.microbatch, tuned.piece
             own = zip(layers.get(key, ()), strategies.get(key, ()), strict=True)
             assert tuned.takes_bytes - tuned.frees_bytes == sum(one.strategies[way].kept_bytes for one, way in own)
-
-
-def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
-    known = find_known_model("cornstarch-vlm-s-llm-s")
-    model = known.model()
-    machine = RankHardware(cluster=known.cluster(), degrees=known.degrees)
-    vision, text = (
-        Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
-        for rank, module in enumerate(model.modules)
-    )
-    found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
-    projector = 1408 * 2048 // 2
-    assert found == (machine.gather_ns(4 * projector, "data") + machine.gather_ns(2 * projector, "data"), 0)
-    assert found[0] > 0

@@ -16,22 +16,10 @@ from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.lanes import slots_of
 from mosaic.ranks.pipeline.program import RankTask
 from mosaic.ranks.pipeline.transport import Tensors, Transport
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
-
-
-@pytest.mark.parametrize(("num_ranks", "own_lanes"), [(1, True), (2, False)])
-def test_lanes_make_the_plain_loops_gradients(num_ranks: int, own_lanes: bool):
-    torch.manual_seed(1)
-    made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=num_ranks, own_lanes=own_lanes)
-    check_equal(
-        made,
-        made.drawn(0, strategy="recompute"),
-        made.drawn(1),
-    )
 
 
 def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
@@ -42,17 +30,6 @@ def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     check_equal(made, made.drawn(0), made.drawn(1, strategy="recompute"))
     made.model.eval()
     assert any("." in cell for row in made.drawn(0).rows for cell in row)
-
-
-def test_under_autocast_lanes_compute_in_the_lower_precision():
-    torch.manual_seed(1)
-    made = laned(Seen(), [{name: one.float() for name, one in each.items()} for each in seen_step(*RAGGED)])
-    with torch.autocast("cpu", torch.bfloat16):
-        found, losses = run(made, made.drawn(0))
-        by_one, same = run(made, made.drawn(0), backend=None)
-    assert losses == same
-    assert all(torch.equal(gradient, by_one[name]) for name, gradient in found.items())
-    assert losses != run(made, made.drawn(0))[1]
 
 
 def test_a_weight_that_lanes_of_one_rank_train_is_refused():
@@ -109,21 +86,6 @@ class ActingWork(NumberWork):
         return super().forward(task, inputs)
 
 
-def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
-    """The other lane's task lets the sender go on, without a word of the schedule."""
-    gate = threading.Event()
-    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
-    schedule = two_lanes(*rows, edges=["2F0>0F0"])
-
-    def program(transport: Transport) -> int:
-        acts = {1: gate.set, 2: lambda: gate.wait(60)}
-        work = ActingWork(acts=acts)
-        Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
-        return len(work.made)
-
-    assert InProcess(2).run(program) == (2, 1)
-
-
 def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     rows = "0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0", "RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
     schedule = two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"])
@@ -169,16 +131,3 @@ def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPa
     own, other = InProcess(2).run(program)
     assert isinstance(own, KeyboardInterrupt)
     assert str(other) == "rank 0 failed in the wait for its lanes: KeyboardInterrupt: "
-
-
-@pytest.mark.parametrize(
-    ("shares", "num_slots", "slots"),
-    [
-        ((0.5, 0.5), 2, ((0,), (1,))),
-        ((0.9, 0.1), 4, ((0, 1, 2), (3,))),
-        ((0.25, 0.25, 0.5), 8, ((0, 1), (2, 3), (4, 5, 6, 7))),
-        ((0.375, 0.375, 0.25), 4, ((0,), (1, 2), (3,))),
-    ],
-)
-def test_each_lane_has_slots_of_its_own(shares: tuple[float, ...], num_slots: int, slots: tuple[tuple[int, ...], ...]):
-    assert slots_of(shares, num_slots) == slots

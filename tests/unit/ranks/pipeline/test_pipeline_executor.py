@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, no_caption, step
+from executor_cases import NumberWork, Step, chain_step, evaluated, step
 
 from bench.pipeline.in_process import InProcess
-from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
+from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.program import compile_program
@@ -61,35 +61,6 @@ def test_random_schedules_make_what_one_thread_makes(first: int):
         check(executed(drawn), drawn)
         lanes += len(drawn.schedule.rows) > drawn.num_ranks
     assert lanes
-
-
-def test_a_failed_action_ends_the_others_which_name_it():
-    drawn = chain_step(3)
-
-    def program(transport: Transport) -> None:
-        work = FaultyWork(at="1B2", act=no_caption)
-        Executor(transport).run(drawn.schedule, work)
-
-    first, failed, last = outcomes(3, program)
-    assert isinstance(failed, ValueError)
-    for other in (first, last):
-        assert isinstance(other, RankFailedError)
-        assert str(other) == "rank 1 failed in 1B2: ValueError: no such caption"
-        assert other.ranks == (1,)
-
-
-def test_a_rank_that_cannot_run_its_schedule_is_named_on_the_others():
-    drawn = chain_step(2)
-
-    def program(transport: Transport) -> None:
-        work = NumberWork()
-        if transport.rank == 1:
-            work.specs = lambda edge: no_caption()
-        Executor(transport).run(drawn.schedule, work)
-
-    other, own = outcomes(2, program)
-    assert str(own) == "no such caption"
-    assert str(other) == "rank 1 cannot run its schedule: ValueError: no such caption"
 
 
 def test_a_task_that_makes_nothing_for_one_of_its_edges_is_refused():
