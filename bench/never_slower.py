@@ -30,7 +30,7 @@ import mosaic
 from bench.gpu.tables import number
 from bench.harness import PartedStudy, StudyPart
 from bench.loops import Loop, Workload, in_turn, ratios
-from bench.pages import NOT_YET, newest_study, source_of, table
+from bench.pages import NOT_YET, newest_study, shown, source_of, table
 from bench.record import Figure, Study, median_figure, missing_figure, one_line
 from mosaic.demo.model import TriModal, contrastive_loss
 from mosaic.engine import Handle
@@ -222,17 +222,10 @@ def never_slower_table(results: Path) -> str:
 def _row(study: Study, ratio: Figure) -> tuple[str, ...]:
     model = ratio.labels["model"]
     own = {figure.name.removeprefix(f"{model}: "): figure for figure in study.figures}
-    plain_ms, *numbers = [
-        number(own[name].value) if name in own else "-" for name in (PLAIN_MS, LOST_MS, LOST_STEPS, REPAID)
-    ]
-    intervals = (_interval(ratio), _interval(own.get(AGAIN)))
+    values = (own[name].value if name in own else None for name in (PLAIN_MS, LOST_MS, LOST_STEPS, REPAID))
+    plain_ms, *numbers = map(number, values)
+    intervals = (shown(ratio, 4), shown(own.get(AGAIN), 4))
     return (model, plain_ms, *intervals, ratio.labels["runs"], *numbers, ratio.labels["foreign CPU share"])
-
-
-def _interval(ratio: Figure | None) -> str:
-    if ratio is None or ratio.value is None:
-        return "-"
-    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.gpu.tables import number
+from bench.gpu.tables import number, table
 from bench.record import Figure, Study
 from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
@@ -43,13 +43,11 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"rows of 1024 KiB from 2 ranks to one(, predicted)?, ms",
             r"(megatron|distmm|spindle|exact): step over auto's, ofasys, 32 GPUs, ratio",
         ),
-        "bench_spindle": (r"Fig\. 8: (spindle|distmm|auto): highest .*multitask-(clip|ofasys).*any GPUs",),
         "bench_pipeline": (
             r"Fig\. 9a: vlm-[sl]: planned: above its bound, %",
             r"Fig\. 9a: vlm-[sl]: (megatron|zb-v): step over the planned one's, ratio",
             r"vlm-xl-16k: planned .*",
         ),
-        "bench_pipeline_measured": (r"an action that computes nothing, .*",),
         "bench_context": (
             r"mp, \d+ tokens, 64 ranks: whole distribution .*",
             r"mp, \d+ tokens, one of \d+ ranks: .*, ms",
@@ -68,7 +66,10 @@ def study_table(study: str, results: Path) -> str:
         return NOT_YET
     figures = [figure for pattern in HIGHLIGHTS[study] for figure in _matching(newest, pattern)]
     sources = [source for source in SOURCES if any(figure.source == source for figure in figures)]
-    return table((source_of(newest), *sources), [_row(figure, sources) for figure in figures])
+    rows = [
+        (figure.name, *(shown(figure) if figure.source == source else "" for source in sources)) for figure in figures
+    ]
+    return table((source_of(newest), *sources), rows)
 
 
 def newest_study(study: str, results: Path) -> Study | None:
@@ -78,7 +79,6 @@ def newest_study(study: str, results: Path) -> Study | None:
 
 
 def source_of(study: Study) -> str:
-    """Returns where and when a result comes from."""
     machine = study.machine.name if study.machine is not None else "an unknown machine"
     kind = "quick study" if "--quick" in study.command else "full study"
     return f"{machine}, torch {study.torch_version}, {study.created[:10]}, commit {study.commit[:12]}, {kind}"
@@ -93,7 +93,6 @@ def methods_table() -> str:
 
 
 def context_methods_table() -> str:
-    """Returns the ways to share a sequence out."""
     rows = [(f"`{method.name}`", method.description) for method in CONTEXT_METHODS.values()]
     return table(("method", "shares blocks out"), rows)
 
@@ -120,13 +119,11 @@ def _matching(study: Study, pattern: str) -> Iterator[Figure]:
     return (one for one in study.figures if one.value is not None and re.fullmatch(pattern, one.name))
 
 
-def _row(figure: Figure, sources: Sequence[str]) -> tuple[str, ...]:
-    value = number(figure.value)
-    if figure.low is not None and figure.high is not None and figure.low < figure.high:
-        value += f" ({number(figure.low)} to {number(figure.high)})"
-    return (figure.name, *(value if source == figure.source else "" for source in sources))
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def shown(figure: Figure | None, digits: int = 3) -> str:
+    """Returns a figure with its interval."""
+    if figure is None or figure.value is None:
+        return "-"
+    if figure.low is None or figure.high is None or figure.low == figure.high:
+        return number(figure.value, digits)
+    value, low, high = (number(value, digits) for value in (figure.value, figure.low, figure.high))
+    return f"{value} ({low} to {high})"

@@ -26,7 +26,6 @@ PLOTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bench_pipeline": (r"Fig\. 9a: (vlm-.*): step over the planned one's, ratio", "step over the planned one's"),
         "bench_context": (r"(\w+, \d+ tokens, mask \d+, .*): attention forward and backward, ms", "milliseconds"),
         "bench_ranks": (r"(\w+): step over auto's, (ofasys, \d+ GPUs), ratio", "step over auto's"),
-        "bench_spindle": (r"Fig\. 8: (\w+): highest .*, (.*), any tasks, any GPUs", "speed-up over Megatron"),
     }
 )
 """For each study the figures of one unit, whose groups become labels, and the axis."""

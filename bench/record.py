@@ -22,19 +22,15 @@ class Figure(StrictFile):
     """One number of a study."""
 
     name: str
-    """A description, with its unit."""
     source: str
     """``measured``, ``simulated`` or ``predicted``."""
     value: float | None
     """The number; None where it could not be had."""
     low: float | None = None
-    """Lower end of its 95 % interval."""
     high: float | None = None
-    """Upper end of its 95 % interval."""
+    """Ends of its 95 % interval."""
     samples: tuple[float, ...] = ()
-    """Raw samples."""
     reason: str = ""
-    """Why there is no number."""
     part: str = ""
     """Name of the measurement that it belongs to; empty in studies of one part."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -48,9 +44,7 @@ class Part(StrictFile):
     """The outcome of one step of a study: of a build, of tests, or of one measurement."""
 
     name: str
-    """Its name, which its figures carry."""
     asks: str
-    """The question it answers."""
     status: Status
     """Its end: ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
     seconds: float = 0.0
@@ -71,31 +65,23 @@ class Study(StrictFile):
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
-    """Version of this file's layout."""
     study: str
     """Name of the file under ``bench``."""
     command: str
-    """The command line."""
     created: str
-    """Date and time, ISO 8601, UTC."""
     commit: str
-    """Commit of the code."""
     python_version: str
-    """Version of Python."""
     torch_version: str
-    """Version of torch."""
     machine: Device | None
     """Its device; None where that could not be read."""
     foreign_cpu_share: float | None
     """Share of the CPU that other processes took meanwhile; None where unknown."""
     figures: tuple[Figure, ...]
-    """The numbers."""
     dry_run: bool = False
     """True if everything ran at the smallest sizes: then no number means anything."""
     driver_version: str = ""
     """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of packages."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that can change what was measured."""
     parts: tuple[Part, ...] = ()
@@ -110,21 +96,33 @@ class Study(StrictFile):
         )
 
 
-def median_figure(
-    name: str, samples: Sequence[float], *, seed: int = 0, labels: dict[str, str] | None = None
+def summary_figure(
+    name: str,
+    samples: Sequence[float],
+    *,
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
+    source: Source = "measured",
+    labels: dict[str, str] | None = None,
+    reason: str = "nothing was measured",
 ) -> Figure:
-    """Returns the median of measured samples with a bootstrapped 95 % interval."""
-    low, high = interval(list(samples), statistics.median, seed)
-    shown = tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]) if labels is not None else tuple(samples)
+    """Returns a statistic of samples with its bootstrapped 95 % interval; without a number where there are none."""
+    if not samples:
+        return missing_figure(name, reason, labels, source=source)
+    draw = random.Random(0)
+    values = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
     return Figure(
         name=name,
-        source="measured",
-        value=statistics.median(samples),
-        low=low,
-        high=high,
-        samples=shown,
+        source=source,
+        value=statistic(samples),
+        low=values[12],
+        high=values[-13],
+        samples=tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]),
         labels=labels or {},
     )
+
+
+def median_figure(name: str, samples: Sequence[float], *, labels: dict[str, str] | None = None) -> Figure:
+    return summary_figure(name, samples, labels=labels)
 
 
 def missing_figure(
@@ -140,10 +138,3 @@ def one_line(text: object, most: int = 400) -> str:
     if isinstance(text, BaseException):
         words = f"{type(text).__name__}: {words}"
     return words if len(words) <= most else f"{words[: most // 2]} ... {words[-most // 2 :]}"
-
-
-def interval(samples: list[float], statistic: Callable[[list[float]], float], seed: int) -> tuple[float, float]:
-    """Returns the bootstrapped 95 % interval of a statistic."""
-    draw = random.Random(seed)
-    values = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
-    return values[12], values[-13]

@@ -20,8 +20,7 @@ from bench.ddp import tables as ddp_tables
 from bench.gpu import tables as gpu_tables
 from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.never_slower import never_slower_table
-from bench.papers.page import kept_studies, paper_table
-from bench.papers.printed import PAPERS, read_paper
+from bench.papers.printed import PAPERS, kept_studies, paper_table, read_paper
 from bench.pipeline.tables import measured_table
 from bench.record import Study
 from bench.sweep import tables as sweep_tables
@@ -126,9 +125,8 @@ def demo_table() -> str:
         return "not measured yet\n"
     path, record = max(records.items(), key=lambda found: found[1].created)
     about = f"{record.machine.name}, torch {record.torch_version}, {record.created[:10]}"
-    rows = [(about, "predicted", "measured"), ("---", "---", "---"), *summary_rows(record)]
-    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"{lines}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")
+    rows = pages.table((about, "predicted", "measured"), summary_rows(record))
+    return f"{rows}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")
 
 
 def figures_table(paper: str) -> str:

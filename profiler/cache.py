@@ -1,7 +1,7 @@
 """Measurements kept in memory and in a folder: what was measured once is not measured again, and a killed run goes on.
 
-One file holds one module, found by its ``ModuleKey`` and not by its name or its model. A file is replaced as
-a whole, and under a lock where the system has one, so processes that profile at the same time lose nothing.
+One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole
+and under a lock, so processes that profile at the same time lose nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from filelock import FileLock
+
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
 from mosaic.device import StrictFile
-from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.errors import MosaicError
 from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.identity import ModuleKey
 
@@ -45,7 +46,6 @@ class ModuleRecord(StrictFile):
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: Literal[1] = 1
-    """Version of this file's layout."""
     key: ModuleKey
     memory: ModuleMemory | None = None
     """Bytes that it keeps."""
@@ -61,24 +61,21 @@ class ModuleRecord(StrictFile):
         """Returns the record under another name of the module."""
 
         def rename(value: Any) -> Any:
-            return None if value is None else dataclasses.replace(value, module=name)
+            return value and dataclasses.replace(value, module=name)
 
         points = (dataclasses.replace(point, samples=tuple(map(rename, point.samples))) for point in self.points)
         return dataclasses.replace(self, memory=rename(self.memory), points=tuple(points))
 
     def at(self, degree: int, quota: int) -> MeasuredPoint | None:
-        """Returns one point; None where it was not measured."""
         return next((measured for measured in self.points if measured.point == (degree, quota)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairKey(StrictFile):
-    """Two modules side by side; their order is that of their names in a record: ``0``, ``1``."""
+    """Two modules side by side, and the slots of each; a record names the modules ``0`` and ``1``."""
 
     modules: tuple[ModuleKey, ...]
-    """Both."""
     quotas: tuple[int, ...]
-    """Slots of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +85,6 @@ class PairRecord(StrictFile):
     SCHEMA_VERSION: ClassVar[int] = 2
 
     schema_version: Literal[2] = 2
-    """Version of this file's layout."""
     key: PairKey
     pairs: tuple[PairSample, ...] = ()
     """Each of the two beside the other."""
@@ -129,8 +125,7 @@ class ProfileCache:
 
     def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
         """Keeps measurements of two modules side by side, in the place of older ones."""
-        numbered = _renamed(pairs, {name: str(index) for index, name in enumerate(names)})
-        self._add(PairRecord(key=key, pairs=numbered))
+        self._add(_pair_record(key, names, pairs))
 
     def learn(self, profile: Profile, keys: Mapping[str, ModuleKey]) -> None:
         """Takes the measurements of a user's profile into memory, under the keys of its modules; the folder gets none.
@@ -147,16 +142,21 @@ class ProfileCache:
                 if forward.quota == backward.quota
             )
             self._keep(ModuleRecord(key=key, points=points, memory=memory.get(name)))
-        for names in itertools.combinations(keys, 2):
-            by_quotas: dict[tuple[int, int], list[PairSample]] = {}
-            for sample in profile.pairs:
-                if (sample.module, sample.beside) == names:
-                    by_quotas.setdefault((sample.quota, sample.beside_quota), []).append(sample)
-                elif (sample.beside, sample.module) == names:
-                    by_quotas.setdefault((sample.beside_quota, sample.quota), []).append(sample)
-            modules, numbers = tuple(keys[name] for name in names), {name: str(i) for i, name in enumerate(names)}
+        by_key: dict[tuple[str, ...], dict[tuple[int, ...], list[PairSample]]] = {}
+        order = list(keys)
+        for sample in profile.pairs:
+            if sample.module in keys and sample.beside in keys:
+                sides = sorted(
+                    ((sample.module, sample.quota), (sample.beside, sample.beside_quota)),
+                    key=lambda side: order.index(side[0]),
+                )
+                names, quotas = zip(*sides, strict=True)
+                by_key.setdefault(names, {}).setdefault(quotas, []).append(sample)
+        for names, by_quotas in by_key.items():
             for quotas, pairs in by_quotas.items():
-                self._keep(PairRecord(key=PairKey(modules=modules, quotas=quotas), pairs=_renamed(pairs, numbers)))
+                self._keep(
+                    _pair_record(PairKey(modules=tuple(map(keys.__getitem__, names)), quotas=quotas), names, pairs)
+                )
 
     def _find(self, empty: Record) -> Record:
         stored = self._read(empty) if self.reuse else empty
@@ -174,9 +174,9 @@ class ProfileCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder / ".lock"):
+            with FileLock(self.folder / ".lock"):
                 save(self._read(type(record)(key=record.key)).updated(record), self._path(record))
-        except (OSError, MosaicError) as error:
+        except (OSError, NotImplementedError, MosaicError) as error:  # no lock on this file system, too
             if not self._warned:  # a profile is worth having without a cache
                 warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
             self._warned = True
@@ -191,7 +191,7 @@ class ProfileCache:
             return empty
         try:
             record = load(type(empty), path)
-        except (InvalidFileError, MosaicError) as error:
+        except MosaicError as error:
             warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
             return empty
         return record if record.key == empty.key else empty
@@ -214,18 +214,9 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
         return ProfileCache()
 
 
+def _pair_record(key: PairKey, names: Sequence[str], pairs: Iterable[PairSample]) -> PairRecord:
+    return PairRecord(key=key, pairs=_renamed(pairs, {name: str(index) for index, name in enumerate(names)}))
+
+
 def _renamed(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
     return tuple(dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in pairs)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keeps other processes out; where the system has no such lock, the last writer wins."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, also when the process is killed
-        yield

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,10 @@ import torch.distributed as dist
 from mosaic.errors import BackendUnavailableError
 from mosaic.hardware import Link
 
-T = TypeVar("T")
-
 _SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 _ROUTE_SIZES = tuple(8**power for power in range(4, 8))  # 4 KiB to 2 MiB
 _REPEATS = 7
 _TRIES = 4
-"""Most times that all sizes are measured."""
 
 
 class Network(Protocol):
@@ -71,8 +68,7 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
         time_ms = _slowest_ms(partial(dist.all_reduce, data, group=group), device, group)
         return 2 * (degree - 1), 2 * (degree - 1) / degree * size, time_ms
 
-    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(size) for size in _SIZES]))
-    return Link(latency_us=latency_us, gb_per_s=gb_per_s)
+    return _fitted(point, _SIZES)
 
 
 def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
@@ -83,41 +79,45 @@ def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
     Raises:
         ValueError: Larger messages took no longer.
     """
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    degree, rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def point(num_bytes: int) -> tuple[int, float, float]:
-        rows = torch.zeros(num_bytes // 4, device=device)
-        receives = [len(rows)] * size if rank == 0 else [0] * size
-        sends = [len(rows), *[0] * (size - 1)]
+    def point(size: int) -> tuple[int, float, float]:
+        rows = torch.zeros(size // 4, device=device)
+        receives = [len(rows) if rank == 0 else 0] * degree
+        sends = [len(rows), *[0] * (degree - 1)]
         received = rows.new_empty(sum(receives))
         work = partial(dist.all_to_all_single, received, rows, receives, sends, group=group)
-        return size - 1, (size - 1) * num_bytes, _slowest_ms(work, device, group)
+        return degree - 1, (degree - 1) * size, _slowest_ms(work, device, group)
 
-    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(num_bytes) for num_bytes in _ROUTE_SIZES]))
-    return Link(latency_us=latency_us, gb_per_s=gb_per_s)
+    return _fitted(point, _ROUTE_SIZES)
 
 
-def _tried_again(fitted: Callable[[], T]) -> T:
-    """Measures anew where a try shows no bandwidth, as it may on a busy machine; all ranks see the same times."""
+def _fitted(point: Callable[[int], tuple[int, float, float]], sizes: Sequence[int]) -> Link:
+    """Measures all sizes, again where they show no bandwidth, as on a busy machine; all ranks see the same times."""
+
+    def fit() -> Link:
+        latency_us, gb_per_s = fit_link(list(map(point, sizes)))
+        return Link(latency_us=latency_us, gb_per_s=gb_per_s)
+
     for _ in range(_TRIES - 1):
         with suppress(ValueError):
-            return fitted()
-    return fitted()
+            return fit()
+    return fit()
 
 
 def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
     """Returns the median of the slowest rank's times; a collective ends with that rank."""
-    times = torch.tensor([_time_ms(work, device) for _ in range(_REPEATS)][1:], device=device)
+
+    def once_ms() -> float:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) * 1e3
+
+    times = torch.tensor([once_ms() for _ in range(_REPEATS)][1:], device=device)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
     return float(statistics.median(times.tolist()))
-
-
-def _time_ms(work: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,7 @@ class Launched:
     ring: Link
     """The same on every rank."""
     rank: int
-    """Of this process."""
     world_size: int
-    """Ranks."""
 
 
 def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from mosaic.backends.base import Backend, Lane, Mark, Ticket
+from mosaic.backends.base import Backend, Lane, Mark
 from mosaic.backends.cuda.driver import describe_devices
 from mosaic.device import Device
 from mosaic.profile import Phase
@@ -32,7 +33,7 @@ _MAX_IN_BATCH = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """The average use of a device during a window, as shares of the whole device, 0 to 1; None without a value."""
+    """The average use of a device over a time, as shares of the whole device, 0 to 1; None without a value."""
 
     sm_util: float | None = None
     """Share of SMs that were busy."""
@@ -52,19 +53,6 @@ class Utilisation:
         )
 
 
-class Window:
-    """Two samples around a load; ``result`` is set once the window is closed."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        self.result: Utilisation | None = None
-
-    @property
-    def is_long_enough(self) -> bool:
-        """True if the load may stop."""
-        return time.monotonic() >= self._end
-
-
 class Counters:
     """The counters of one GPU.
 
@@ -79,8 +67,11 @@ class Counters:
     def __init__(self, gpu: int | str, *, nvml: Any = None) -> None:
         self._device: Any = None
         self._is_open = False
-        self._nvml, self.missing = (nvml, "") if nvml is not None else _find_nvml()
-        if self.missing:
+        self.missing = ""
+        try:
+            self._nvml = nvml or importlib.import_module("pynvml")
+        except ImportError as error:
+            self.missing = f"NVML cannot be asked: {error}; install nvidia-ml-py"
             return
         try:
             self._nvml.nvmlInit()
@@ -95,38 +86,39 @@ class Counters:
     @property
     def clocks_mhz(self) -> tuple[int, int]:
         """Clocks of SMs and memory at this moment, in MHz; 0 where NVML does not tell."""
-        return self._clock_mhz("NVML_CLOCK_SM"), self._clock_mhz("NVML_CLOCK_MEM")
-
-    def _clock_mhz(self, kind: str) -> int:
+        if self._device is None:
+            return 0, 0
         try:
-            number = getattr(self._nvml, kind)
-            return int(self._nvml.nvmlDeviceGetClockInfo(self._device, number)) if self._device else 0
+            kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
+            sm, memory = (int(self._nvml.nvmlDeviceGetClockInfo(self._device, kind)) for kind in kinds)
         except (AttributeError, self._nvml.NVMLError):
-            return 0
+            return 0, 0
+        return sm, memory
 
-    @contextmanager
-    def window(self, seconds: float = MIN_SECONDS) -> Iterator[Window]:
-        """Samples on entering and on leaving; the caller keeps the device busy until ``is_long_enough``.
+    def during(self, work: Callable[[], object], seconds: float = MIN_SECONDS) -> Utilisation | None:
+        """Repeats ``work``, which keeps the device busy, for some time; returns the use of the device meanwhile.
 
-        ``result`` stays None where NVML fails at the end.
+        Returns:
+            None where NVML fails at the end.
 
         Raises:
-            ValueError: The window is shorter than the counters can tell.
+            ValueError: The time is shorter than the counters can tell.
             RuntimeError: They cannot be read here; see ``missing``.
         """
         if seconds < MIN_SECONDS:
             raise ValueError(f"a window of {seconds} s; counters need {MIN_SECONDS} s or more")
         if self.missing:
             raise RuntimeError(f"there are no counters: {self.missing}")
-        window = Window(seconds)
+        end = time.monotonic() + seconds
         with self._samples() as (first, second):
             self._nvml.nvmlGpmSampleGet(self._device, first)
-            yield window
+            while time.monotonic() < end:
+                work()
             try:
                 self._nvml.nvmlGpmSampleGet(self._device, second)
-                window.result = self._compare(first, second)
+                return self._compare(first, second)
             except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
-                window.result = None
+                return None
 
     def close(self) -> None:
         """Releases NVML. Calling it again does nothing."""
@@ -137,11 +129,9 @@ class Counters:
             self._nvml.nvmlShutdown()
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
         self.close()
 
     def _probe(self) -> str:
@@ -158,15 +148,12 @@ class Counters:
 
     @contextmanager
     def _samples(self) -> Iterator[tuple[Any, Any]]:
-        first = self._nvml.nvmlGpmSampleAlloc()
-        try:
-            second = self._nvml.nvmlGpmSampleAlloc()
-            try:
-                yield first, second
-            finally:
-                self._nvml.nvmlGpmSampleFree(second)
-        finally:
-            self._nvml.nvmlGpmSampleFree(first)
+        with ExitStack() as stack:
+            samples = []
+            for _ in range(2):
+                samples.append(self._nvml.nvmlGpmSampleAlloc())
+                stack.callback(self._nvml.nvmlGpmSampleFree, samples[-1])
+            yield samples[0], samples[1]
 
     def _compare(self, first: Any, second: Any) -> Utilisation:
         nvml = self._nvml
@@ -190,14 +177,7 @@ def open_counters(backend: Backend) -> Counters | None:
 
 
 def measure_utilisation(
-    subject: Subject,
-    lane: Lane,
-    phase: Phase,
-    counters: Counters,
-    device: Device,
-    *,
-    call_ms: float,
-    seconds: float = MIN_SECONDS,
+    subject: Subject, lane: Lane, phase: Phase, counters: Counters, device: Device, *, call_ms: float
 ) -> Utilisation | None:
     """Repeats one phase of a module on a lane, alone on the device, and returns what the counters saw.
 
@@ -208,7 +188,6 @@ def measure_utilisation(
         counters: Of the GPU that the lane is on.
         device: The same GPU, for the number of its SMs.
         call_ms: About how long one repetition takes.
-        seconds: Length of the window.
 
     Returns:
         Shares of the lane's SMs and of the device's bandwidth; None for a module without that phase.
@@ -224,34 +203,22 @@ def measure_utilisation(
             call()
         return start, lane.mark()
 
-    def wait(ticket: Ticket[tuple[Mark, Mark]]) -> None:
-        start, end = ticket.wait()
+    # One batch is always queued behind the one that runs: the device never waits for the calling thread.
+    queue = deque([lane.submit(batch)])
+
+    def finish() -> None:
+        start, end = queue.popleft().wait()
         start.ms_until(end)
 
-    # One batch is always queued behind the one that runs: the device never waits for the calling thread.
-    running = lane.submit(batch)
-    with counters.window(seconds) as window:
-        while not window.is_long_enough:
-            behind = lane.submit(batch)
-            wait(running)
-            running = behind
-    wait(running)
+    def work() -> None:
+        queue.append(lane.submit(batch))
+        finish()
+
+    seen = counters.during(work)
+    finish()
     total = device.num_slots * device.sms_per_slot + device.remainder_sms
     granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
-    return window.result.on_partition(granted, total) if window.result is not None else None
-
-
-def _find_nvml() -> tuple[Any, str]:
-    try:
-        return importlib.import_module("pynvml"), ""
-    except ImportError as error:
-        return _NoNvml, f"NVML cannot be asked: {error}; install nvidia-ml-py"
-
-
-class _NoNvml:
-    """Stands for the package where it is not installed."""
-
-    NVMLError = RuntimeError
+    return None if seen is None else seen.on_partition(granted, total)
 
 
 def _share(metric: Any) -> float | None:

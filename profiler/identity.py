@@ -27,6 +27,7 @@ from mosaic.profile import Environment, ModuleStructure
 from mosaic.profiler.subject import Subject, tensors_in
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_KINDS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,34 +76,40 @@ def digest_of(module: nn.Module) -> str:
     ``training``), the compiled methods of classes that are not torch's own, and shape, dtype and ``requires_grad`` of
     parameters and buffers. Values of parameters do not count, nor functions and globals that a method uses.
     """
-    return _hashed(_parts_of(module))
-
-
-def inputs_of(subject: Subject) -> str:
-    """Returns 16 hexadecimal digits that change with shapes, dtypes and plain values of a call, and with autocast."""
-    return _hashed((*_leaves_of((subject.args, subject.kwargs)), *_ambient_of(subject)))
-
-
-def _hashed(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _parts_of(module: nn.Module) -> Iterator[str]:
     seen: set[type] = set()
+    parts = []
     for path, part in module.named_modules():
-        kind = type(part)
         settings = sorted(
             (name, value)
             for name, value in vars(part).items()
             if not name.startswith("_") and isinstance(value, _PLAIN)  # of the module's author: a number of heads
         )
-        yield f"{path}: {kind.__module__}.{kind.__qualname__}({part.extra_repr()}) {settings!r}"
-        for base in kind.__mro__:
+        parts.append(f"{path}: {type(part).__module__}.{type(part).__qualname__}({part.extra_repr()}) {settings!r}")
+        for base in type(part).__mro__:
             if base not in seen and base is not object and base.__module__.split(".")[0] != "torch":
                 seen.add(base)
-                yield from _code_of(base)
+                parts += _code_of(base)
     for path, tensor in (*module.named_parameters(), *module.named_buffers()):
-        yield f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+        parts.append(f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}")
+    return _hashed(parts)
+
+
+def inputs_of(subject: Subject) -> str:
+    """Returns 16 hexadecimal digits that change with shapes, dtypes and plain values of a call, and with autocast."""
+    value = subject.args, subject.kwargs
+    parts = [f"{tuple(t.shape)} {tuple(t.stride())} {t.dtype} {t.requires_grad}" for t in tensors_in(value)]
+    parts += [repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__ for leaf in pytree.tree_leaves(value)]
+    # The thread's settings that change every operator.
+    parts.append(f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}")
+    if subject.settings is not None:
+        with subject.settings():
+            cast = [f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in _KINDS]
+            parts.append(f"{torch.is_grad_enabled()} {' '.join(cast)}")
+    return _hashed(parts)
+
+
+def _hashed(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _code_of(kind: type) -> Iterator[str]:
@@ -122,24 +129,6 @@ def _text_of(value: object) -> str:
     if isinstance(value, frozenset):
         return str(sorted(map(repr, value)))  # its own order changes from process to process
     return repr(value)
-
-
-def _leaves_of(value: object) -> Iterator[str]:
-    for tensor in tensors_in(value):
-        yield f"{tuple(tensor.shape)} {tuple(tensor.stride())} {tensor.dtype} {tensor.requires_grad}"
-    for leaf in pytree.tree_leaves(value):
-        yield repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__
-
-
-def _ambient_of(subject: Subject) -> Iterator[str]:
-    """The thread's settings that change every operator: gradients, autocast, and how products are rounded."""
-    yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
-    if subject.settings is not None:
-        with subject.settings():
-            cast = [
-                f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda")
-            ]
-            yield f"{torch.is_grad_enabled()} {' '.join(cast)}"
 
 
 def now_utc() -> str:
@@ -178,7 +167,6 @@ def environment_of(
 
 
 def _driver_release() -> str:
-    """Returns the kernel driver's release; empty where NVML does not answer."""
     try:
         return describe_nvml().driver_version
     except BackendUnavailableError:

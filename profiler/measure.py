@@ -8,13 +8,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from mosaic.backends.base import Lane, Lanes, Mark
+from mosaic.backends.base import Lane, Mark
 from mosaic.device import Device
 from mosaic.profile import Phase, note_of_others
 from mosaic.profiler.noise import CpuTime, ForeignLoad
@@ -30,23 +29,13 @@ _BATCH_SHARE = 0.05  # of the time for a sample
 _MAX_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Times of the two halves of a module's step, in milliseconds, repetition by repetition."""
-
-    forward_ms: tuple[float, ...]
-    backward_ms: tuple[float, ...]
-    """Zeros for a module without gradients."""
-
-    def of(self, phase: Phase) -> tuple[float, ...]:
-        """Returns the times of one phase."""
-        return self.forward_ms if phase is Phase.FORWARD else self.backward_ms
-
-
-def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
+def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
     """Times forward and backward of a module on a lane while the others are idle.
 
     Repeats in batches, since the calling thread waits for the device once a batch.
+
+    Returns:
+        Milliseconds of each repetition; zeros for the backward of a module without gradients.
     """
     _batch(subject, lane, settings.warmup)
     deadline = time.perf_counter() + settings.sample_seconds
@@ -57,29 +46,23 @@ def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTime
             break
         few = 1 + int(_BATCH_SHARE * 1e3 * settings.sample_seconds / max(1e-3, statistics.median(totals)))
         steps += _batch(subject, lane, min(few, _MAX_IN_BATCH, settings.max_repeats - len(steps)))
-    forward, backward = zip(*steps, strict=True)
-    return StepTimes(forward, backward)
+    return dict(zip(Phase, zip(*steps, strict=True), strict=True))
 
 
 def _batch(subject: Subject, lane: Lane, count: int) -> list[tuple[float, float]]:
-    def work() -> list[tuple[Mark, Mark, Mark]]:
-        return [run_step(subject, lane) for _ in range(count)]
+    def step() -> tuple[Mark, Mark, Mark]:
+        start = lane.mark()
+        outputs = subject.forward()
+        middle = lane.mark()
+        if not outputs:
+            return start, middle, middle
+        subject.backward(outputs)
+        return start, middle, lane.mark()
 
     return [
         (start.ms_until(middle), middle.ms_until(end) if end is not middle else 0.0)
-        for start, middle, end in lane.submit(work).wait()
+        for start, middle, end in lane.submit(lambda: [step() for _ in range(count)]).wait()
     ]
-
-
-def run_step(subject: Subject, lane: Lane) -> tuple[Mark, Mark, Mark]:
-    """Runs or launches one forward and backward on a lane, from its work; returns marks around both."""
-    start = lane.mark()
-    outputs = subject.forward()
-    middle = lane.mark()
-    if not outputs:
-        return start, middle, middle
-    subject.backward(outputs)
-    return start, middle, lane.mark()
 
 
 def _agree(times: list[float], spread: float) -> bool:
@@ -117,12 +100,6 @@ def phase_peaks(subject: Subject, device: torch.device) -> tuple[int, int]:
     subject.backward(outputs)
     backward = torch.cuda.max_memory_allocated(device) - between
     return max(0, forward), max(0, backward)
-
-
-def lane_bytes_of(lanes: Lanes) -> int:
-    """Returns the bytes that libraries and the allocator keep for one lane, the median of all; 0 on the host."""
-    reserved = [lane.reserved_bytes for lane in lanes.measure_memory()]
-    return round(statistics.median(reserved)) if reserved else 0
 
 
 class Retries:
@@ -172,13 +149,10 @@ class Retries:
 
 
 class Attempt:
-    """The outcome of a block that may fail.
-
-    Attributes:
-        reason: What was raised, in one line; None where nothing was.
-    """
+    """The outcome of a block that may fail."""
 
     reason: str | None = None
+    """The error in one line."""
 
 
 @contextmanager

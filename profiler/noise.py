@@ -21,27 +21,25 @@ _SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """CPU time over a while, in seconds."""
+    """CPU time over an interval, in seconds."""
 
     foreign: float
     """Time that other processes took; a tick may be counted early or late, so it may be below 0."""
     capacity: float
     """Time that all cores have."""
     wall: float
-    """Length of the while."""
 
     @property
     def share(self) -> float | None:
-        """Part of the cores' time that other processes took, 0 to 1; None of too short a while to count."""
+        """Part of the cores' time that other processes took, 0 to 1; None where the interval is too short to count."""
         return None if self.wall < _SHORTEST_S else min(1.0, max(0.0, self.foreign / self.capacity))
 
     def __add__(self, other: CpuTime) -> CpuTime:
-        """Returns both whiles together."""
         return CpuTime(self.foreign + other.foreign, self.capacity + other.capacity, self.wall + other.wall)
 
 
 class ForeignLoad:
-    """Measures the CPU time that other processes took since it was made or last reset.
+    """Measures the CPU time that other processes took since it was made.
 
     Where the system does not say (no ``/proc/stat``), it is None: unknown, not zero.
 
@@ -52,10 +50,6 @@ class ForeignLoad:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._cores = available_cores()
-        self._start = self._read()
-
-    def reset(self) -> None:
-        """Starts over."""
         self._start = self._read()
 
     @property
@@ -69,7 +63,6 @@ class ForeignLoad:
 
     @property
     def share(self) -> float | None:
-        """See ``CpuTime``; None where unknown."""
         return None if (taken := self.taken) is None else taken.share
 
     def _read(self) -> tuple[float, float, float] | None:
@@ -77,7 +70,8 @@ class ForeignLoad:
         wall, hertz = time.monotonic(), os.sysconf("SC_CLK_TCK")
         try:
             busy_s, num_cores = self._limited_group() or (self._busy_ticks() / hertz, float(len(self._cores)))
-            own_s = sum(self._ticks_of(process) for process in self._tree(_first_of_tree())) / hertz
+            several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+            own_s = sum(map(self._ticks_of, self._tree(os.getppid() if several_ranks else os.getpid()))) / hertz
         except (OSError, IndexError, ValueError):
             return None
         return wall, busy_s - own_s, num_cores
@@ -108,7 +102,7 @@ class ForeignLoad:
         return least
 
     def _tree(self, process: int) -> Iterator[int]:
-        """A process and all that descend from it and live."""
+        """Yields a process and its living descendants."""
         yield process
         for listed in (self._root / f"proc/{process}/task").glob("*/children"):
             for child in _text_of(listed).split():
@@ -118,12 +112,6 @@ class ForeignLoad:
         """User and system time of a process and of its children that have ended; 0 once it is gone."""
         fields = _text_of(self._root / f"proc/{process}/stat").rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
-
-
-def _first_of_tree() -> int:
-    """The process whose descendants count as own: torchrun's, where it started more than one rank here."""
-    is_launched = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    return os.getppid() if is_launched else os.getpid()
 
 
 def _text_of(path: Path) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from time import monotonic
 from typing import Literal
 
 from mosaic.device import Device
@@ -80,27 +79,3 @@ class ProfileSettings:
             raise ValueError("spread, sample_seconds and foreign_share are positive, and retry_seconds is 0 or more")
         if self.max_seconds is not None and not self.max_seconds >= 0:
             raise ValueError(f"max_seconds={self.max_seconds}; use 0 or more, or None for no deadline")
-
-
-class Deadline:
-    """The end of a profiling run's time, which begins when this is made.
-
-    Args:
-        seconds: Until it is over; None for never.
-        clock: Returns seconds.
-
-    Attributes:
-        left_out: Names of the measurements for which no time was left.
-    """
-
-    def __init__(self, seconds: float | None, clock: Callable[[], float] = monotonic) -> None:
-        self.left_out: list[str] = []
-        self._clock = clock
-        self._ends = None if seconds is None else clock() + seconds
-
-    def leaves_out(self, name: str) -> bool:
-        """Returns whether the time is over, and then notes the measurement."""
-        if self._ends is None or self._clock() < self._ends:
-            return False
-        self.left_out.append(name)
-        return True

@@ -27,9 +27,8 @@ class Subject:
     module: nn.Module
     """The user's module itself, in the mode in which it will train."""
     args: tuple[Any, ...]
-    """Positional arguments; tensors of any shape on the backend's device."""
+    """Tensors are on the backend's device."""
     kwargs: dict[str, Any]
-    """Keyword arguments."""
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
     changes: Changes | None = None
@@ -39,7 +38,6 @@ class Subject:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients of what trains."""
         return sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
     @property
@@ -49,7 +47,7 @@ class Subject:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of parameters, buffers, and gradients of what trains."""
+        """Bytes of parameters, buffers and gradients."""
         weights = sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
         return weights + self.gradient_bytes
 
@@ -153,8 +151,8 @@ def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Te
 
 
 def traffic_of(subject: Subject, *, batch: int | None = None, results: tuple[int, int] | None = None) -> ModuleTraffic:
-    """Returns the bytes of a module's arguments, results and gradients, for its whole batch: they travel where it runs
-    on some of several ranks.
+    """Returns the bytes of a module's arguments, results and gradients, for its whole batch, as they travel between
+    ranks.
 
     Args:
         subject: The module with its inputs.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from time import monotonic
 
 from torch import nn
 
@@ -22,18 +24,10 @@ from mosaic.profiler.cache import MeasuredPoint, ModuleRecord, PairKey, ProfileC
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters, Utilisation, measure_utilisation
 from mosaic.profiler.identity import environment_of, key_of, now_utc, structures_of
-from mosaic.profiler.measure import (
-    OUT_OF_MEMORY,
-    Retries,
-    StepTimes,
-    attempt,
-    lane_bytes_of,
-    measure,
-    phase_peaks,
-)
-from mosaic.profiler.settings import Deadline, ProfileSettings, QuotaChoice, choose_quotas
+from mosaic.profiler.measure import OUT_OF_MEMORY, Retries, attempt, measure, phase_peaks
+from mosaic.profiler.settings import ProfileSettings, QuotaChoice, choose_quotas
 from mosaic.profiler.subject import Subject, split_batch
-from mosaic.profiler.together import measure_pair
+from mosaic.profiler.together import measure_beside
 
 _LOG = logging.getLogger("mosaic")
 
@@ -112,12 +106,13 @@ class _Sweep:
     ) -> None:
         self.backend, self.settings, self.cache, self.counters = backend, settings, cache, counters
         self.retries = Retries(settings, backend.device)
-        self.deadline = Deadline(settings.max_seconds)
         self.clocks_mhz: list[tuple[int, int]] = []
         self.subjects = {subject.name: subject for subject in subjects}
         environment = environment_of(backend)
         self.keys = {subject.name: key_of(subject, backend, environment) for subject in subjects}
         self._began = now_utc()
+        self._deadline = None if settings.max_seconds is None else monotonic() + settings.max_seconds
+        self._left_out: list[str] = []
         self._progress = progress
         self._num_done = self._num_expected = 0
         self._warm: set[tuple[str, int]] = set()
@@ -130,14 +125,17 @@ class _Sweep:
         partitions = [tuple(range(quota)) for quota in quotas] + [slots for pair in layouts for _, slots in pair]
         with self.backend.open_lanes(partitions) as self.lanes:
             modules = [_Module(self, subject, quotas, degrees) for subject in self.subjects.values()]
-            _take_turns(module.measure() for module in modules)
+            turns = deque(module.measure() for module in modules)
+            while turns:  # one point each: a deadline leaves out as much of each
+                if next(turn := turns.popleft(), None) is not None:
+                    turns.append(turn)
             memory = [module.memory() for module in modules]
             pairs = tuple(sample for layout in layouts for sample in self._measure_pair(layout))
-            lane_bytes = lane_bytes_of(self.lanes)
+            lane_bytes = round(statistics.median(self.lanes.measure_memory() or [0]))  # of libraries, on a GPU
         samples = tuple(sample for module in modules for sample in module.samples(network))
-        if left_out := self.deadline.left_out:
+        if self._left_out:
             seconds = self.settings.max_seconds
-            _LOG.warning("profiling was over after %s s; not measured: %s", seconds, "; ".join(left_out))
+            _LOG.warning("profiling was over after %s s; not measured: %s", seconds, "; ".join(self._left_out))
         if note := self.retries.note:
             _LOG.warning("while the modules were profiled, %s", note)
         return Profile(
@@ -148,7 +146,7 @@ class _Sweep:
             memory=tuple(dataclasses.replace(entry, lane_bytes=lane_bytes) for entry in memory),
             structures=structures_of(tuple(self.subjects.values())),
             held_out=_held_out_of(samples),
-            left_out=tuple(left_out),
+            left_out=tuple(self._left_out),
             environment=environment_of(
                 self.backend,
                 foreign_cpu_share=self.retries.taken.share or 0.0,
@@ -156,6 +154,13 @@ class _Sweep:
                 began=self._began,
             ),
         )
+
+    def leaves_out(self, what: str) -> bool:
+        """Returns True if the time is over, and then notes the measurement."""
+        is_over = self._deadline is not None and monotonic() >= self._deadline
+        if is_over:
+            self._left_out.append(what)
+        return is_over
 
     def report(self, what: str) -> None:
         """Reports the next measurement."""
@@ -172,12 +177,12 @@ class _Sweep:
 
     def _measure_pair(self, layout: Layout) -> tuple[PairSample, ...]:
         """Returns two samples for each phase of two modules; none where they fail, which is logged."""
-        names = [name for name, _ in layout]
-        key = PairKey(modules=tuple(self.keys[name] for name in names), quotas=tuple(len(slots) for _, slots in layout))
+        names, quotas = [name for name, _ in layout], tuple(len(slots) for _, slots in layout)
+        key = PairKey(modules=tuple(self.keys[name] for name in names), quotas=quotas)
         known = self.cache.pair(key, names)
         if min((len(pair.alone_ms) for pair in known), default=0) >= self.settings.min_repeats:
             return known
-        if self.deadline.leaves_out(" beside ".join(names)):
+        if self.leaves_out(" beside ".join(names)):
             return known
         self.report(" beside ".join(names))
         subjects, lanes = [self.subjects[name] for name in names], [self.lanes.lane(slots) for _, slots in layout]
@@ -187,7 +192,19 @@ class _Sweep:
         pairs: list[PairSample] = []
         with attempt() as tried:
             for phase in Phase:
-                pairs += measure_pair(subjects, lanes, phase, self.settings, inline=inline, device=device)
+                times = measure_beside(subjects, lanes, phase, self.settings, inline=inline, device=device)
+                pairs += [
+                    PairSample(
+                        module=names[mine],
+                        beside=names[1 - mine],
+                        phase=phase,
+                        quota=quotas[mine],
+                        beside_quota=quotas[1 - mine],
+                        times_ms=own.beside_ms,
+                        alone_ms=own.alone_ms,
+                    )
+                    for mine, own in enumerate(times)
+                ]
         if tried.reason is not None:
             _LOG.warning("%s were not measured side by side: %s", " and ".join(names), tried.reason)
         else:
@@ -229,10 +246,19 @@ class _Module:
     def samples(self, network: Network | None) -> list[Sample]:
         """Returns what was measured, by degree and quota; ``network`` has the links for degrees above 1."""
         return [
-            compose(sample, network, self._subject.gradient_bytes)
+            self._composed(sample, network)
             for samples in self._computed.values()
             for sample in sorted(samples, key=lambda sample: sample.quota)
         ]
+
+    def _composed(self, sample: Sample, network: Network | None) -> Sample:
+        """Returns a degree's sample from its measured compute: backward also sums the gradients, hidden by nothing."""
+        if sample.degree == 1 or network is None:
+            return sample
+        is_backward = sample.phase is Phase.BACKWARD
+        reduce_ms = network.all_reduce_ms(self._subject.gradient_bytes, sample.degree) if is_backward else 0.0
+        times = tuple(time + reduce_ms for time in sample.times_ms)
+        return dataclasses.replace(sample, times_ms=times, source="composed")
 
     def memory(self) -> ModuleMemory:
         """Returns what the module keeps; its own size alone where it fails on the most slots."""
@@ -260,14 +286,17 @@ class _Module:
             return
         record = self._record()
         samples += [sample for quota in self._quotas for sample in self._reusable(record, degree, quota)]
-        while missing := _missing(self._quotas, samples):
+        *others, largest = self._quotas
+        # The ends, outside of which nothing is predicted, then from large to small.
+        order = (largest, *others[:1], *reversed(others[1:]))
+        while missing := tuple(quota for quota in order if all(sample.quota != quota for sample in samples)):
             quota = missing[0]
             if points := self._reusable(self._record(), degree, quota):  # of an equal module, measured meanwhile
                 samples += points
                 continue
             ran = {sample.quota for sample in samples if sample.infeasible is None}
-            is_enough = {self._quotas[0], self._quotas[-1]}.isdisjoint(missing) and len(ran) > 1
-            if (degree > 1 or is_enough) and sweep.deadline.leaves_out(_point(name, missing, degree)):
+            is_enough = {self._quotas[0], largest}.isdisjoint(missing) and len(ran) > 1
+            if (degree > 1 or is_enough) and sweep.leaves_out(_point(name, missing, degree)):
                 return
             sweep.report(_point(name, (quota,), degree))
             sweep.warm_up(part, degree)
@@ -303,7 +332,7 @@ class _Module:
             times, share = sweep.retries.quietest(lambda: measure(part, lane, sweep.settings))
             if sweep.counters is not None:
                 sweep.clocks_mhz.append(sweep.counters.clocks_mhz)
-            seen = {phase: self._utilisation(part, lane, phase, times) for phase in Phase}
+            seen = {phase: self._utilisation(part, lane, phase, times[phase]) for phase in Phase}
             peaks = dict(zip(Phase, self._peaks(part, lane), strict=True))
         measured = now_utc()
         if tried.reason is not None:
@@ -315,7 +344,7 @@ class _Module:
                     phase=phase,
                     quota=quota,
                     degree=degree,
-                    times_ms=times.of(phase),
+                    times_ms=times[phase],
                     peak_bytes=peaks[phase],
                     bandwidth_utilisation=seen[phase].dram_bandwidth,
                     sm_occupancy=seen[phase].sm_occupancy,
@@ -326,12 +355,12 @@ class _Module:
         sweep.cache.add_module(self._key, (MeasuredPoint(samples=samples, foreign_cpu_share=share),), self._memory)
         return samples
 
-    def _utilisation(self, part: Subject, lane: Lane, phase: Phase, times: StepTimes) -> Utilisation:
+    def _utilisation(self, part: Subject, lane: Lane, phase: Phase, times_ms: Sequence[float]) -> Utilisation:
         """Reads the counters while the phase runs on its partition; nothing is known where there are none."""
-        counters, values = self._sweep.counters, times.of(phase)
-        if counters is None or counters.missing or not any(values):
+        counters = self._sweep.counters
+        if counters is None or counters.missing or not any(times_ms):
             return Utilisation()
-        call_ms, device = sum(values) / len(values), self._sweep.backend.device
+        call_ms, device = sum(times_ms) / len(times_ms), self._sweep.backend.device
         return measure_utilisation(part, lane, phase, counters, device, call_ms=call_ms) or Utilisation()
 
     def _peaks(self, part: Subject, lane: Lane) -> tuple[int, int]:
@@ -341,20 +370,6 @@ class _Module:
             return lane.submit(partial(phase_peaks, part, device)).wait()
         activation_bytes = lane.submit(part.activation_bytes).wait()
         return activation_bytes, activation_bytes
-
-
-def compose(sample: Sample, network: Network | None, gradient_bytes: int) -> Sample:
-    """Returns a degree's sample from its measured compute: backward also sums the gradients, hidden by nothing.
-
-    Raises:
-        ValueError: There is no network to sum them over.
-    """
-    if sample.degree == 1:
-        return sample
-    if network is None:
-        raise ValueError(f"degree {sample.degree} is composed of compute and communication; give a network")
-    reduce_ms = network.all_reduce_ms(gradient_bytes, sample.degree) if sample.phase is Phase.BACKWARD else 0.0
-    return dataclasses.replace(sample, times_ms=tuple(time + reduce_ms for time in sample.times_ms), source="composed")
 
 
 def choose_pairs(graph: ModuleGraph, device: Device) -> list[Layout]:
@@ -371,22 +386,6 @@ def lay_out(modules: Sequence[str], quotas: Sequence[int]) -> Layout:
         (module, tuple(range(start, start + quota)))
         for module, quota, start in zip(modules, quotas, starts, strict=False)
     )
-
-
-def _take_turns(modules: Iterable[Iterator[int]]) -> None:
-    """Lets each module measure one point after the other's, so that a deadline leaves out as much of each."""
-    waiting = deque(modules)
-    while waiting:
-        module = waiting.popleft()
-        if next(module, None) is not None:
-            waiting.append(module)
-
-
-def _missing(quotas: tuple[int, ...], samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Returns quotas without samples: the ends, outside of which nothing is predicted, then from large to small."""
-    *others, largest = quotas
-    tried = {sample.quota for sample in samples}
-    return tuple(quota for quota in (largest, *others[:1], *reversed(others[1:])) if quota not in tried)
 
 
 def _held_out_of(samples: Sequence[Sample]) -> tuple[HeldOutError, ...]:

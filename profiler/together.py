@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from mosaic.backends.base import Lane, Mark, Ticket
-from mosaic.profile import PairSample, Phase
+from mosaic.profile import Phase
 from mosaic.profiler.measure import prepare_phase
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
@@ -73,20 +73,24 @@ class TimedWork:
     call_ms: float
     """About how long a call takes alone; decides in which order launches take turns."""
 
+    def run(self, count: int) -> list[Mark]:
+        """Runs or launches some pieces from the lane's work; returns marks around each."""
+        marks = [self.lane.mark()]
+        for _ in range(count):
+            for _ in range(self.calls):
+                self.call()
+            marks.append(self.lane.mark())
+        return marks
+
 
 def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch.device | None = None) -> Pieces:
-    """Times pieces of work on one lane; the calling thread waits once, at the end.
+    """Times ``pieces`` of ``calls`` each on one lane; the calling thread waits once, at the end.
 
-    Args:
-        lane: Where.
-        call: What is repeated.
-        calls: Calls in each piece.
-        pieces: How many to take.
-        held_on: A device on which nothing starts before some of it has been launched, as in ``run_together``.
+    On a device ``held_on`` nothing starts before some of it has been launched, as in ``run_together``.
     """
     if held_on is not None:
         hold_back(held_on, min(_MAX_HOLD_MS, pieces * _LAUNCH_MS))
-    marks = lane.submit(partial(_run_pieces, lane, call, calls, pieces)).wait()
+    marks = lane.submit(partial(TimedWork(lane, call, calls, pieces, 0.0).run, pieces)).wait()
     return Pieces(_on_clock(marks[0], marks), calls)
 
 
@@ -122,15 +126,6 @@ def hold_back(device: torch.device, milliseconds: float) -> None:
             torch.cuda._sleep(int(milliseconds * 1.5e6))  # clock ticks, at about 1.5 GHz
 
 
-def _run_pieces(lane: Lane, call: Call, calls: int, count: int) -> list[Mark]:
-    marks = [lane.mark()]
-    for _ in range(count):
-        for _ in range(calls):
-            call()
-        marks.append(lane.mark())
-    return marks
-
-
 def _on_clock(origin: Mark, marks: Sequence[Mark]) -> tuple[float, ...]:
     return tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks)
 
@@ -141,8 +136,7 @@ def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
     tickets: list[Ticket[object]] = []
 
     def launch(mine: int, pieces: int) -> None:
-        part = parts[mine]
-        own = _run_pieces(part.lane, part.call, part.calls, pieces)
+        own = parts[mine].run(pieces)
         marks[mine] += own[1:] if marks[mine] else own
 
     left = [part.pieces for part in parts]
@@ -254,29 +248,3 @@ def measure_beside(
         if all(beside):
             return tuple(map(BesideTimes, beside, alone))
     return ()
-
-
-def measure_pair(
-    subjects: Sequence[Subject],
-    lanes: Sequence[Lane],
-    phase: Phase,
-    settings: ProfileSettings,
-    *,
-    inline: bool = False,
-    device: torch.device = _CPU,
-) -> tuple[PairSample, ...]:
-    """Times two modules as ``measure_beside`` does; returns a sample for each, none where they never met."""
-    times = measure_beside(subjects, lanes, phase, settings, inline=inline, device=device)
-    return tuple(
-        PairSample(
-            module=subjects[mine].name,
-            beside=subjects[other].name,
-            phase=phase,
-            quota=len(lanes[mine].slots),
-            beside_quota=len(lanes[other].slots),
-            times_ms=times[mine].beside_ms,
-            alone_ms=times[mine].alone_ms,
-        )
-        for mine, other in ((0, 1), (1, 0))
-        if times
-    )

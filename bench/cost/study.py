@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from bench.cost.fits import STUDIED, CountedTime, Group, Member, counted_errors, fit_form, signed_errors
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
-from bench.record import MAX_SAMPLES, Figure, missing_figure
+from bench.record import Figure, missing_figure, summary_figure
 from mosaic.cost import Bandwidths, ScalingSurface
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
@@ -316,18 +314,8 @@ def _key(group: Group) -> tuple[tuple[str, int, Phase], ...]:
 
 
 def mean_figure(name: str, samples: Sequence[float], *, reason: str = "") -> Figure:
-    """Returns the mean of samples (the paper's *average* error), and a bootstrapped 95 % interval."""
+    """Returns the mean of samples, the paper's *average* error."""
     labels = {"num_samples": str(len(samples))}
-    if not samples:
-        return missing_figure(name, reason or "nothing was measured", labels)
-    dice = np.random.default_rng(0)
-    means = np.sort([dice.choice(samples, len(samples)).mean() for _ in range(500)])
-    return Figure(
-        name=name,
-        source="measured",
-        value=statistics.fmean(samples),
-        low=float(means[12]),
-        high=float(means[-13]),
-        samples=tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]),
-        labels=labels,
+    return summary_figure(
+        name, samples, statistic=statistics.fmean, labels=labels, reason=reason or "nothing was measured"
     )

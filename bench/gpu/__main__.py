@@ -20,46 +20,33 @@ from bench.gpu import preflight
 
 
 def main() -> int:
-    asked = _arguments()
+    options = _arguments()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-    )  # with 8, lanes may share a queue and wait for each other
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # with 8, lanes share queues and wait for each other
     if told := preflight.bring_bundle():
         print(told, flush=True)
     missing = preflight.missing_packages()
     if missing:
         print(preflight.how_to_bring(missing), flush=True)
-    wrong = list(preflight.missing_tools(to_build=not asked.no_build))
+    wrong = list(preflight.missing_tools(to_build=not options.no_build))
     wrong += [
         f"{package.name} is missing, and nothing can run without it" for package in missing if not package.without
     ]
-    if not asked.dry_run and not asked.list:
+    if not options.dry_run and not options.list:
         why = preflight.why_no_gpu()
         wrong += [] if why is None else [f"no GPU: {why}; to rehearse without one, add --dry-run"]
     if wrong:
         print("\n".join(["Cannot run:", *(f"  {line}" for line in wrong)]), file=sys.stderr)
         return 3
-    from bench.gpu.run import Options, list_parts, run, unknown_names
+    from bench.gpu.run import list_parts, run, unknown_names
 
-    if asked.list:
+    if options.list:
         list_parts()
         return 0
-    if strange := unknown_names(asked.only):
+    if strange := unknown_names(options.only):
         print(f"--only {strange[0]}: there is no such part or group; see --list", file=sys.stderr)
         return 2
-    return run(
-        Options(
-            out=asked.out,
-            minutes=asked.minutes,
-            small=asked.small,
-            dry_run=asked.dry_run,
-            only=tuple(asked.only),
-            build=not asked.no_build,
-            commit=asked.commit,
-            ordinal=asked.device,
-        )
-    )
+    return run(options)
 
 
 def _arguments() -> argparse.Namespace:

@@ -175,12 +175,9 @@ def _read(counters: Counters, bench: Bench, step: Step, labels: dict[str, str]) 
     for _ in range(2):
         step()
     bench.synchronize()
-    with counters.window(WINDOW_S) as window:
-        while not window.is_long_enough:
-            step()
-            bench.synchronize()
+    seen = counters.during(lambda: (step(), bench.synchronize()), WINDOW_S)
     for name in NAMES:
-        value = getattr(window.result, name, None)
+        value = getattr(seen, name, None)
         if value is None:
             yield missing_figure(f"{name}_percent", "NVML gave no value at the end of the window", labels)
         else:

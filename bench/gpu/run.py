@@ -5,6 +5,7 @@ No step can end it, and each leaves a whole file.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,39 +37,14 @@ RUNG_S = 20.0
 """Most time of one rung: the first call of cuDNN reads a gigabyte of libraries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    out: Path
-    minutes: float = 9.0
-    small: bool = False
-    """True: a rehearsal on the GPU at the smallest sizes."""
-    dry_run: bool = False
-    """True: a rehearsal on the host at the smallest sizes."""
-    only: tuple[str, ...] = ()
-    """Parts or groups; empty for all."""
-    build: bool = True
-    """True: builds the package; False: uses the installed one."""
-    commit: str = ""
-    """Commit to record where this is no clone."""
-    ordinal: int = 0
-
-    @property
-    def is_rehearsal(self) -> bool:
-        """True if no number means anything."""
-        return self.small or self.dry_run
-
-    def chooses(self, name: str) -> bool:
-        return not self.only or any(_is_below(name, wanted) for wanted in self.only)
-
-
 class Record:
     """The result file, its table and its log: whole after every step, so that a kill leaves all three."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         provenance = Provenance.here()
         commit = options.commit or provenance.commit
         name = f"{provenance.created[:16].replace(':', '')}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
-        self.path = options.out / f"{name}{'-dry-run' if options.is_rehearsal else ''}.json"
+        self.path = options.out / f"{name}{'-dry-run' if is_rehearsal(options) else ''}.json"
         self.log = self.path.with_suffix(".log")
         self.log.unlink(missing_ok=True)
         versions = preflight.versions()
@@ -82,7 +58,7 @@ class Record:
             machine=None,
             foreign_cpu_share=None,
             figures=(),
-            dry_run=options.is_rehearsal,
+            dry_run=is_rehearsal(options),
             versions=versions,
             environment={
                 name: value
@@ -141,12 +117,12 @@ def unknown_names(only: Sequence[str]) -> list[str]:
     return [wanted for wanted in only if not any(_is_below(name, wanted) for name in known)]
 
 
-def run(options: Options) -> int:
+def run(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     record = Record(options)
     print(f"writing {record.path}", flush=True)
     good = True
-    if options.build:  # 1. the extension, where it runs
+    if not options.no_build:  # 1. the extension, where it runs
         good = _build(record)
         if good:
             sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
@@ -177,25 +153,25 @@ def _build(record: Record) -> bool:
     return record.add(replace(part, reason=one_line(reason, 2000)))
 
 
-def _climb(record: Record, server: Server, options: Options) -> bool:
+def _climb(record: Record, server: Server, options: argparse.Namespace) -> bool:
     """Takes every rung of the ladder, each in a process of its own; none ends another."""
     good = True
     for rung in RUNGS.values():
-        if options.chooses(rung.name):
+        if is_chosen(options, rung.name):
             order = _order(record, options, rung, seconds=RUNG_S, hard_seconds=RUNG_S)
             good = record.add_outcome(server.measure(order)) and good
     return good
 
 
-def _measure(record: Record, server: Server, options: Options, deadline: float) -> bool:
+def _measure(record: Record, server: Server, options: argparse.Namespace, deadline: float) -> bool:
     """Takes every measurement in its share of the time that is left; returns whether the gpu tests passed."""
     good = True
-    chosen = [m for m in MEASUREMENTS.values() if _is_chosen(m.name, options)]
-    chosen = [m for m in chosen if m.in_dry_run or not options.is_rehearsal]
+    chosen = [m for m in MEASUREMENTS.values() if is_chosen(options, m.name)]
+    chosen = [m for m in chosen if m.in_dry_run or not is_rehearsal(options)]
     for number, measurement in enumerate(chosen):
         left = deadline - time.monotonic()
         share = measurement.seconds / sum(later.seconds for later in chosen[number:])
-        least = DRY_SECONDS if options.is_rehearsal else measurement.seconds
+        least = DRY_SECONDS if is_rehearsal(options) else measurement.seconds
         soft = min(left, measurement.most_seconds or max(left * share, least))
         if left < MIN_S:
             reason = "no time was left"
@@ -217,23 +193,30 @@ def cudnn_runs(study: Study) -> bool:
     return runs["conv-warm"] or not runs["conv-native"]
 
 
-def _order(record: Record, options: Options, measurement: Measurement, *, seconds: float, hard_seconds: float) -> Order:
+def _order(
+    record: Record, options: argparse.Namespace, measurement: Measurement, *, seconds: float, hard_seconds: float
+) -> Order:
     return Order(
         measurement=measurement,
         log=str(record.log),
         seconds=seconds,
         hard_seconds=hard_seconds,
-        dry_run=options.is_rehearsal,
+        dry_run=is_rehearsal(options),
         on_host=options.dry_run,
-        ordinal=options.ordinal,
+        ordinal=options.device,
         known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
     )
 
 
-def _is_chosen(name: str, options: Options) -> bool:
-    """Returns whether to take a measurement; models need the ceilings for their bounds."""
-    wanted_too = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
-    return wanted_too or options.chooses(name)
+def is_rehearsal(options: argparse.Namespace) -> bool:
+    """Returns whether no number means anything."""
+    return options.small or options.dry_run
+
+
+def is_chosen(options: argparse.Namespace, name: str) -> bool:
+    """Returns whether to take a part; models need the ceilings for their bounds."""
+    needed = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
+    return needed or not options.only or any(_is_below(name, wanted) for wanted in options.only)
 
 
 def _is_below(name: str, wanted: str) -> bool:

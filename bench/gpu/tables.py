@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from bench.record import Figure, Study
 
 
@@ -158,14 +160,13 @@ def _table(
         for found in study.parts
         if (found.name == part or found.name.startswith(f"{part}/")) and found.status != "done"
     ]
-    lines = [f"{head_line(study)}; medians.", "", *_rows(heads, rows)]
-    if notes:
-        lines += ["", *(f"* {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
+    text = f"{head_line(study)}; medians.\n\n{table(heads, rows)}"
+    return text + ("\n" + "".join(f"* {note}\n" for note in notes) if notes else "")
 
 
-def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _median(figure: Figure | None) -> str:

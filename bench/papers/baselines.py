@@ -1,13 +1,11 @@
-"""Pipelines' baselines of papers: nnScaler's, Optimus's and DynaPipe's orders.
+"""Pipelines' baselines of papers: nnScaler's and Optimus's orders.
 
 ``PAPER_BASELINES`` has them beside those that the product has (``mosaic.pipelining.baselines``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from itertools import chain, permutations
 from types import MappingProxyType
 
 from mosaic.pipelining.baselines import (
@@ -21,32 +19,11 @@ from mosaic.pipelining.baselines import (
     interleaved,
     num_microbatches_of,
     one_f_one_b,
-    one_f_one_b_of,
     orders_of,
 )
 from mosaic.pipelining.cuts import separated
 from mosaic.pipelining.partition import Partition, Request, backbone_of, sources_of
 from mosaic.pipelining.tasks import Orders, TaskGraph
-
-MAX_CLUSTERS = 4
-"""Of microbatches, whose every order is tried: 24 of them."""
-
-
-def in_any_cluster_order(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
-    """1F1B with microbatches in clusters of like times, in every order of the clusters (DynaPipe's reordering).
-
-    DynaPipe (https://arxiv.org/abs/2311.10418) orders clusters in the same way, but runs a schedule of its own, which
-    adapts to memory, where this is 1F1B.
-    """
-    times = Counter[int]()
-    for task in graph.tasks:
-        times[task.microbatch] += task.time_ns
-    ranked = sorted(times, key=lambda one: (times[one], one))
-    count = min(MAX_CLUSTERS, len(ranked))
-    bounds = [len(ranked) * at // count for at in range(count + 1)]
-    clusters = [ranked[bounds[at] : bounds[at + 1]] for at in range(count)]
-    orders = [list(chain(*order)) for order in permutations(clusters)]
-    return tuple(one_f_one_b_of(graph, partition, order) for order in (range(len(ranked)), *orders))
 
 
 def encoders_before(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
@@ -116,12 +93,6 @@ PAPER_BASELINES: Mapping[str, Baseline] = MappingProxyType(
                     description="all encoders before the backbone",
                     cut=_cut_for_optimus,
                     order=encoders_before,
-                ),
-                Baseline(
-                    name="dynapipe-order",
-                    description="microbatches of like times together, in the best order of such clusters, by 1F1B",
-                    cut=cut_by("mixed-time", chunks_per_rank=1),
-                    order=in_any_cluster_order,
                 ),
             )
         },

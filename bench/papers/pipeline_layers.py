@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
@@ -36,7 +36,6 @@ class TransformerShape:
     """
 
     layers: int
-    """Layers."""
     hidden: int
     """Width between layers."""
     ffn: int
@@ -48,7 +47,6 @@ class TransformerShape:
     gated: bool = False
     """True for an MLP with a gate, as SwiGLU: three matrices instead of two."""
     causal: bool = False
-    """True for causal attention."""
     cross: bool = False
     """True for a second attention in each layer to another module's output, of this width."""
     vocabulary: int = 0
@@ -60,17 +58,14 @@ class TransformerShape:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
         return max(1, self.hidden // self.heads)
 
     @property
     def query_width(self) -> int:
-        """Width of all queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def key_width(self) -> int:
-        """Width of all keys of a token, and of all values."""
         return self.groups * self.head_dim
 
     @property
@@ -81,7 +76,6 @@ class TransformerShape:
 
     @property
     def first_parameters(self) -> int:
-        """Parameters before the first layer."""
         return (self.vocabulary + self.patch) * self.hidden
 
     @property
@@ -97,12 +91,9 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLoad:
-    """Input sizes of a module."""
-
     sequences: int
     """Number of equally long sequences; attention stays within each."""
     tokens: int
-    """Tokens of each sequence."""
     context: int = 0
     """Tokens of another module that each sequence attends to."""
     outputs: int = 0
@@ -122,16 +113,12 @@ class Intake:
     text: bool = False
     """True if it reads the text: as tokens, or by cross attention with another unit."""
     image_tokens: int = 0
-    """Tokens of an image."""
     window_tokens: int = 0
-    """Tokens of a window of audio."""
     video_tokens_per_s: float = 0.0
-    """Tokens of a second of video."""
     merges: int = 1
     """Number of tokens merged into one output."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns the most pieces of a microbatch here."""
         if self.unit == "image":
             return microbatch.images
         if self.unit == "audio":
@@ -273,11 +260,8 @@ class LayerStack:
     """
 
     name: str
-    """Name in the graph."""
     shape: TransformerShape
-    """Its layers."""
     machine: RankHardware
-    """One of its ranks."""
     intake: Intake
     is_frozen: bool = False
     """True if its weights except a projector do not train."""
@@ -299,12 +283,10 @@ class LayerStack:
 
     @property
     def trains(self) -> tuple[bool, ...]:
-        """True for each layer whose weights train."""
         own = (not self.is_frozen,) * self.shape.layers
         return (*own, True) if self._projects_apart else own
 
     def num_parameters(self, first: int, count: int) -> int:
-        """Returns the parameters of these layers, of all tensor-parallel ranks together."""
         return sum(self._parameters(layer) for layer in range(first, first + count))
 
     def state_bytes(self, first: int, count: int) -> int:
@@ -322,11 +304,9 @@ class LayerStack:
         return round(total)
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns the most pieces of a microbatch here."""
         return self.intake.units(microbatch)
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        """Returns all layers with ``units`` of a microbatch's units."""
         return _layers(self, self.intake.load(microbatch, units))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
@@ -356,7 +336,6 @@ class LayerStack:
         return context_costs(counts, self.machine, self.layers(microbatch, units)[self.shape.layers // 2], share)
 
     def timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
-        """Returns all layers with a load that is counted."""
         middle = self._layer("block", load)
         layers = [middle] * self.shape.layers
         if self.shape.patch or self.shape.vocabulary:

@@ -1,9 +1,10 @@
-"""Reads the papers' files. They alone hold what a paper printed; nothing in them is guessed from a plot."""
+"""The printed figures of papers, from their files, and the newest kept figures beside them."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
+from bench.gpu.tables import number, table
+from bench.record import Figure, Source, Study
 from mosaic.device import StrictFile
 
 FOLDER = Path(__file__).resolve().parent
@@ -39,7 +42,6 @@ class Answer(StrictFile):
 
     @property
     def command(self) -> str:
-        """Returns what makes them."""
         if self.study == "gpu":
             return "python -m bench.gpu --out DIR"
         module = "bench.papers.spindle" if self.study == "bench_spindle" else self.study.replace("_", ".", 1)
@@ -55,7 +57,6 @@ class PaperRow(StrictFile):
     """
 
     at: str
-    """Its number."""
     where: str
     """The section that tells of it."""
     shows: str
@@ -76,18 +77,15 @@ class Paper(StrictFile):
     """A paper's figures and tables."""
 
     title: str
-    """Its title."""
     source: str
     testbed: str
     pictures: str
     """Figures and tables that are left out, and why."""
     rows: tuple[PaperRow, ...] = field(default=())
-    """The others, in order."""
 
 
 @cache
 def read_paper(name: str) -> Paper:
-    """Returns the paper of a file."""
     with (FOLDER / f"{name}.toml").open("rb") as file:
         return TypeAdapter(Paper).validate_python(tomllib.load(file))
 
@@ -102,3 +100,110 @@ def printed(paper: str, at: str) -> Mapping[str, str]:
         if row.at == at:
             return MappingProxyType(dict(row.theirs))
     raise KeyError(f"{paper}.toml has no {at!r}")
+
+
+HEADS = ("figure", "shows", "theirs", "ours", "how", "device", "date, commit")
+MAX_VALUES = 9
+"""More of one answer are given as their range, by the first word that says what they are of."""
+Newest = Mapping[str, Sequence[Study]]
+"""Kept studies by name, those to be asked first in front."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    ours: str
+    """Values; only what they would be of where there are none."""
+    how: str
+    """``predicted``, ``simulated`` or ``measured``, and the command; the command alone where there are no values."""
+    origin: tuple[str, str] = ("", "")
+    """Device, and date and commit."""
+    lacks: str = ""
+    """Why there are no values."""
+
+
+def kept_studies(studies: Iterable[Study]) -> Newest:
+    """Returns kept results by study: full ones before quick ones, the newest first; rehearsals do not count."""
+    by_name: dict[str, list[Study]] = {}
+    for study in studies:
+        if not study.dry_run:
+            by_name.setdefault(study.study, []).append(study)
+    for rows in by_name.values():
+        rows.sort(key=lambda study: ("--quick" not in study.command, study.created), reverse=True)
+    return by_name
+
+
+def paper_table(paper: Paper, newest: Newest) -> str:
+    rows = [line for row in paper.rows for line in _lines(row, newest)]
+    head = f"{paper.title} ({paper.source}); theirs on {paper.testbed}. {paper.pictures}.\n\n"
+    return head + table(HEADS, rows)
+
+
+def _lines(row: PaperRow, newest: Newest) -> Iterator[tuple[str, ...]]:
+    """Yields the lines of a figure: what there is, then what there is not, one line for each reason."""
+    cells = [cell for answer in row.ours for cell in _cells(answer, newest)]
+    rows = [(cell.ours, cell.how, *cell.origin) for cell in cells if not cell.lacks]
+    lacking: dict[tuple[str, str], list[str]] = {("", row.not_yet): []} if row.not_yet else {}
+    for cell in cells:
+        if cell.lacks:
+            lacking.setdefault((cell.how, cell.lacks), []).append(cell.ours)
+    for (how, why), of in lacking.items():
+        what = "; ".join(dict.fromkeys(filter(None, of)))
+        rows.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
+    head: tuple[str, ...] = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
+    for line in rows:
+        yield (*head, *line)
+        head = ("", "", "")
+
+
+def _cells(answer: Answer, newest: Newest) -> Iterator[Cell]:
+    """Yields what the first study has that has any value, one for each source; else why there is none."""
+    studies = newest.get(answer.study, ())
+    reasons: dict[str, None] = {}
+    for study in studies:
+        rows = list(_matching(answer, study))
+        sources = dict.fromkeys(figure.source for figure, _ in rows if figure.value is not None)
+        for source in sources:
+            ours = f"{answer.says}: {_shown(answer, rows, source)}".removeprefix(": ")
+            yield Cell(ours=ours, how=f"{source}, `{answer.command}`", origin=_origin(answer, study))
+        if sources:
+            return
+        reasons |= dict.fromkeys(figure.reason for figure, _ in rows)
+    if not studies:
+        reasons = {"no run on a GPU kept" if answer.study == "gpu" else "no result kept": None}
+    lacks = "; ".join(reasons) or "the kept results do not have it"
+    yield Cell(ours=answer.says, how=f"`{answer.command}`", lacks=lacks)
+
+
+def _matching(answer: Answer, study: Study) -> Iterator[tuple[Figure, str]]:
+    """Yields each figure that answers, and what it is of."""
+    for figure in study.of(answer.part) if answer.part else study.figures:
+        if match := re.fullmatch(answer.names, figure.name):
+            words = [*match.groups(default=""), *(figure.labels.get(label, "") for label in answer.by)]
+            yield figure, ", ".join(filter(None, words))
+
+
+def _shown(answer: Answer, rows: Iterable[tuple[Figure, str]], source: Source) -> str:
+    """Returns the values of one source, or their ranges where there are many."""
+    scale = 100 if answer.percent else 1
+    values = [(of, scale * figure.value) for figure, of in rows if figure.value is not None and figure.source == source]
+    if len(values) <= MAX_VALUES:
+        return _joined((of, number(value)) for of, value in values)
+    ranges: dict[str, list[float]] = {}
+    for of, value in values:
+        ranges.setdefault(of.partition(", ")[0], []).append(value)
+    return _joined((of, _range(some)) for of, some in ranges.items())
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = number(min(values)), number(max(values))
+    return least if len(values) == 1 else f"{least} to {most} ({len(values)})"
+
+
+def _joined(values: Iterable[tuple[str, str]]) -> str:
+    return "; ".join(f"{of}: {value}".removeprefix(": ") for of, value in values)
+
+
+def _origin(answer: Answer, study: Study) -> tuple[str, str]:
+    machine = study.machine.name if study.machine is not None else "an unknown machine"
+    quick = ", quick" if "--quick" in study.command else ""
+    return answer.device or machine, f"{study.created[:10]}, {study.commit[:12]}{quick}"

@@ -60,14 +60,11 @@ Counts = Mapping[int, ModuleCounts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The sizes of the models."""
-
     size: str
     """Size in the zoo."""
     batch: int
     """Samples of each task."""
     degrees: tuple[int, ...]
-    """Data-parallel degrees that are counted."""
 
 
 PUBLISHED = Scale(size="spindle", batch=64, degrees=(1, 2, 4, 8, 16, 32, 64))
@@ -107,7 +104,6 @@ def cluster_of(num_devices: int) -> Cluster:
 
 
 def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
-    """Counts tasks of a model."""
     flows = {task: _counted(model, task, scale) for task in tasks}
     sharing = Counter(name for graph, _ in flows.values() for name in graph.names)
     modules, edges, counts, layers = [], [], {}, {}

@@ -72,7 +72,6 @@ class InProcess:
         return tuple(made[rank] for rank in range(len(threads)))
 
     def post(self, channel: _Channel, posted: _Posted) -> None:
-        """Matches one end of a message with the other, or has it wait for that."""
         with self._changed:
             self.check()
             waiting = self._unmatched[channel]
@@ -86,7 +85,6 @@ class InProcess:
             self._changed.notify_all()
 
     def await_done(self, posted: _Posted) -> None:
-        """Waits until both ends of a message are posted."""
         with self._changed:
             while not posted.is_done:
                 self.check()
@@ -109,7 +107,6 @@ class InProcess:
             return [values[other] for other in range(size)]
 
     def fail(self, rank: int, why: str) -> None:
-        """Ends all waits."""
         with self._changed:
             if self._failed is None:
                 self._failed = f"rank {rank} {why}", rank
@@ -122,7 +119,6 @@ class InProcess:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises RankFailedError if a rank has failed."""
         if self._failed is not None:
             text, rank = self._failed
             raise RankFailedError(text, ranks=(rank,))
@@ -154,24 +150,20 @@ class InProcessTransport:
         return posted
 
     def post_receive(self, message: Message) -> _Posted:
-        """Makes buffers, and fetches what the sender has posted."""
         buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=self._ranks.device) for spec in message.specs)
         posted = _Posted(self._ranks, message, buffers, is_send=False)
         self._ranks.post((message.peer, self.rank, message.is_forward, message.lanes), posted)
         return posted
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the value of each rank."""
         self._num_gathered += 1
         with self.progress.waiting(THE_LOOP, "agreement"):
             return self._ranks.all_gather(self.rank, self._num_gathered, value)
 
     def abort(self, why: str) -> None:
-        """Ends the others' waits."""
         self._ranks.fail(self.rank, why)
 
     def close(self) -> None:
-        """Leaves the others."""
         self._ranks.leave(self.rank)
 
 
@@ -189,7 +181,6 @@ class _Posted:
         self.event = _noted(tensors)
 
     def wait(self) -> Tensors:
-        """Returns what was received."""
         if not self.is_done:
             self._ranks.await_done(self)
         if self.event is not None:
@@ -214,7 +205,6 @@ class _Posted:
 
 
 def _noted(tensors: Tensors) -> torch.cuda.Event | None:
-    """Notes how far the current stream is, for tensors on a GPU."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
     event = torch.cuda.Event()

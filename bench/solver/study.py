@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.papers.printed import printed
-from bench.record import Figure, Source, interval
+from bench.record import Figure, Source, summary_figure
 from bench.solver.generate import SHAPES, Recipe, Shape, generate, ofasys
 from mosaic.plan import Plan
 from mosaic.solver import QuotaGrid, SearchLimits, SearchOptions, solve
@@ -27,21 +28,9 @@ WITH_BACKBONE: tuple[Shape, ...] = ("star", "layered", "multi")
 TEN = "10 modules, 8 GPUs, 10 %"
 
 
-def figure(
-    name: str,
-    samples: Sequence[float],
-    source: Source,
-    *,
-    statistic: Callable[[list[float]], float] = statistics.median,
-    paper: str = "",
-) -> Figure:
-    """Returns a statistic of samples with its bootstrapped 95 % interval; without a number where there are none."""
+def figure(name: str, samples: Sequence[float], source: Source, *, paper: str = "", **more: Any) -> Figure:
     labels = {"samples": str(len(samples))} | ({"paper": paper} if paper else {})
-    if not samples:
-        return Figure(name=name, source=source, value=None, reason="no planner has a plan", labels=labels)
-    low, high = interval(list(samples), statistic, 0)
-    value = statistic(list(samples))
-    return Figure(name=name, source=source, value=value, low=low, high=high, samples=tuple(samples), labels=labels)
+    return summary_figure(name, samples, source=source, labels=labels, reason="no planner has a plan", **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

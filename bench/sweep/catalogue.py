@@ -11,9 +11,7 @@ from typing import Any
 from bench.sweep.session import Case
 
 NETS: Mapping[str, str] = {
-    "hidden state": "state",
-    "random numbers": "randomness",
-    "hooks": "hooks",
+    "hidden state, random numbers and hooks": "state",
     "weights and number formats": "weights",
     "gradients": "gradients",
     "arguments, results and shapes": "calls",
@@ -36,7 +34,11 @@ def all_cases() -> list[Case]:
 
 def nets_of(kind: str) -> list[Case]:
     file = import_module(f"bench.sweep.nets.{NETS[kind]}")
-    runs = _functions(file) | getattr(file, "CASES", {})
+    runs = {
+        name: value
+        for name, value in vars(file).items()
+        if inspect.isfunction(value) and value.__module__ == file.__name__ and not name.startswith("_")
+    } | getattr(file, "CASES", {})
     return [Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for name, run in runs.items()]
 
 
@@ -44,8 +46,7 @@ def pipeline_cases() -> list[Case]:
     """Returns all cases whose model differs: those with lists of layers, and all others but loops round one model."""
     from bench.sweep.models import LISTS
 
-    lists = _models("lists of layers", LISTS | _functions(import_module("bench.sweep.chains")))
-    return lists + [
+    return _models("lists of layers", LISTS) + [
         case
         for case in all_cases()
         if case.kind not in ("loops", "libraries") and not getattr(case.run, "is_loop", False)
@@ -56,12 +57,3 @@ def _models(kind: str, table: Mapping[str, Callable[..., Any]]) -> list[Case]:
     from bench.sweep.models import train_model
 
     return [Case(name=name, kind=kind, run=partial(train_model, make=make)) for name, make in table.items()]
-
-
-def _functions(file: Any) -> dict[str, Callable[..., Any]]:
-    """Returns the public functions of a module, by name."""
-    return {
-        name: value
-        for name, value in vars(file).items()
-        if inspect.isfunction(value) and value.__module__ == file.__name__ and not name.startswith("_")
-    }

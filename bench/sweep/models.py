@@ -1,46 +1,257 @@
-"""The sweep's models: a row for each of transformers with its batch, and some written by hand.
+"""The sweep's models with their batches: a row for each of transformers, and some of torch and timm.
 
-A row names the class, the batch and the settings of the class's configuration. ``sub`` is a configuration in it.
+A batch is a function of a generator, described by its parts. A row names the class, the batch and the settings of the
+class's configuration; ``sub`` is a configuration in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import transformers as tf
 from torch import Generator, Tensor, nn
 
-from bench.sweep import inputs
 from bench.sweep.device import moved
-from bench.sweep.inputs import (
-    ANSWER,
-    CLASSES,
-    IMAGES,
-    LARGE,
-    NUM_WORDS,
-    Draw,
-    batch,
-    both,
-    boxes,
-    chosen,
-    classified,
-    classified_large,
-    masks,
-    ones,
-    pair,
-    predicted,
-    ragged,
-    segmented,
-    sentences,
-    translated,
-    waves,
-    with_marks,
-    words,
-)  # fmt: skip
 from bench.sweep.session import Session
+
+Inputs = dict[str, Any]
+Draw = Callable[[Generator], Inputs]
+NUM_WORDS = 99
+
+
+def words(drawn: Generator, rows: int = 4, length: int = 12, *, end: int = NUM_WORDS) -> Tensor:
+    """Returns tokens without the special ones."""
+    return torch.randint(10, end, (rows, length), generator=drawn)
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.long)
+
+
+def with_marks(tokens: Tensor, token: int, count: int, *, start: int = 1) -> Tensor:
+    """Returns tokens of which ``count`` stand for an image or a sound."""
+    tokens = tokens.clone()
+    tokens[:, start : start + count] = token
+    return tokens
+
+
+def labelled(tokens: Tensor, **more: Any) -> Inputs:
+    """Returns the inputs of a language model that predicts its tokens."""
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens, **more}
+
+
+def batch(**parts: Any) -> Draw:
+    """Returns a batch of parts: a tuple is the shape of normal numbers, a function draws, all else is a constant."""
+    return lambda drawn: _drawn(parts, drawn)
+
+
+def sentences(*, length: int = 12, marks: int = 0, **parts: Any) -> Draw:
+    """Returns a language model's batch, of whose tokens ``marks`` stand for an image or a sound."""
+    return lambda drawn: labelled(with_marks(words(drawn, length=length), 3, marks), **_drawn(parts, drawn))
+
+
+def _drawn(parts: Inputs, drawn: Generator) -> Inputs:
+    def value(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return torch.randn(*part, generator=drawn)
+        if callable(part):
+            return part(drawn)
+        return part.clone() if isinstance(part, Tensor) else part
+
+    return {name: value(part) for name, part in parts.items()}
+
+
+def chosen(*shape: int) -> Callable[[Generator], Tensor]:
+    """Returns a function that draws which elements are masked."""
+    return lambda drawn: torch.rand(*shape, generator=drawn) > 0.5
+
+
+IMAGES, LARGE = (4, 3, 32, 32), (2, 3, 64, 64)
+CLASSES, PIXELS = torch.tensor([0, 1, 0, 1]), partial(torch.randint, 0, 3, (2, 64, 64))
+ANSWER = partial(words, length=6)
+
+pair = batch(input_ids=words, pixel_values=IMAGES, return_loss=True)
+both = batch(input_ids=words, pixel_values=IMAGES)
+classified = batch(pixel_values=IMAGES, labels=CLASSES)
+classified_large = batch(pixel_values=(4, 3, 64, 64), labels=CLASSES)
+segmented = batch(pixel_values=LARGE, labels=lambda drawn: PIXELS(generator=drawn))
+translated = batch(input_ids=words, labels=partial(words, length=8))
+predicted = sentences(length=16)
+waves = batch(input_values=(4, 512), labels=partial(words, length=5))
+
+
+def boxes(drawn: Generator) -> Inputs:
+    labels = [
+        {"class_labels": torch.tensor([0, 1]), "boxes": torch.rand(2, 4, generator=drawn) * 0.4 + 0.1} for _ in range(2)
+    ]
+    return {"pixel_values": torch.randn(*LARGE, generator=drawn), "labels": labels}
+
+
+def masks(drawn: Generator) -> Inputs:
+    return {
+        "pixel_values": torch.randn(*LARGE, generator=drawn),
+        "mask_labels": [(torch.rand(2, 64, 64, generator=drawn) > 0.5).float() for _ in range(2)],
+        "class_labels": [torch.tensor([0, 1]) for _ in range(2)],
+    }
+
+
+def ragged(drawn: Generator) -> Inputs:
+    """Returns rows of other lengths, of which the last is padded."""
+    inputs = predicted(drawn)
+    inputs["attention_mask"][-1, 10:] = 0
+    return inputs
+
+
+def tiles(drawn: Generator) -> Inputs:
+    """Returns images of LLaVA-NeXT: 4 tokens of the whole, 4 of its only tile, and 2 ends of rows."""
+    tokens = words(drawn, length=24)
+    tokens[:, 1:11] = 3
+    return labelled(tokens, pixel_values=torch.randn(4, 2, 3, 16, 16, generator=drawn), image_sizes=ones(4, 2) * 16)
+
+
+def qwen(drawn: Generator) -> Inputs:
+    """Returns four images of 4 x 4 patches, each of which becomes 4 tokens."""
+    tokens = with_marks(words(drawn, length=16), 3, 4, start=2)
+    return labelled(
+        with_marks(tokens, 5, 1),
+        pixel_values=torch.randn(4 * 16, 3 * 2 * 8 * 8, generator=drawn),
+        image_grid_thw=torch.tensor([[1, 4, 4]] * 4),
+        mm_token_type_ids=(tokens == 3).long(),
+    )
+
+
+def omni(drawn: Generator) -> Inputs:
+    """Returns images, and sounds of 16 frames that become 4 tokens each."""
+    inputs = qwen(drawn)
+    tokens = with_marks(with_marks(inputs["input_ids"], 7, 4, start=10), 8, 1, start=9)
+    sounds = {"input_features": torch.randn(4, 16, 16, generator=drawn), "feature_attention_mask": ones(4, 16)}
+    return {**inputs, "input_ids": tokens, "labels": tokens, **sounds}
+
+
+def omni_of_other_lengths(drawn: Generator) -> Inputs:
+    """Returns the same, with sounds of other lengths in tensors of the same shapes in each step."""
+    inputs = omni(drawn)
+    shorter = int(torch.randint(0, 2, (), generator=drawn))
+    for row, length in enumerate((16 - 2 * shorter, 12 + 2 * shorter)):  # 4 + 3 tokens, or 3 + 3
+        inputs["feature_attention_mask"][row, length:] = 0
+        inputs["input_ids"][row, 10 + length // 4 : 14] = 20
+    return {**inputs, "labels": inputs["input_ids"]}
+
+
+def omni_of_two_tokens(drawn: Generator) -> Inputs:
+    """Returns the same for a model in which 16 frames become 2 tokens."""
+    inputs = omni(drawn)
+    inputs["input_ids"][:, 12:14] = 20
+    return {**inputs, "labels": inputs["input_ids"]}
+
+
+class _Classifier(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.layers, self.head = nn.Embedding(99, 32), layers, nn.Linear(32, 3)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.embed(ids)).mean(1))
+
+
+def encoder_of_torch() -> tuple[nn.Module, Draw]:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+    layers = nn.TransformerEncoder(layer, 4, norm=nn.LayerNorm(32))
+    return _Classifier(layers), batch(ids=words)
+
+
+def transformer_of_torch() -> tuple[nn.Module, Draw]:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(99, 32)
+            self.inner = nn.Transformer(32, 4, 3, 3, 64, dropout=0.1, batch_first=True)
+            self.head = nn.Linear(32, 99)
+
+        def forward(self, source, target):
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            return self.head(self.inner(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True))
+
+    return Translator(), batch(source=words, target=partial(words, length=8))
+
+
+def sequential() -> tuple[nn.Module, Draw]:
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+    return nn.Sequential(nn.Linear(16, 32), *blocks, nn.Linear(32, 2)), batch(input=(8, 16))
+
+
+def sequential_that_writes_in_place() -> tuple[nn.Module, Draw]:
+    layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Dropout(0.0))]
+    return nn.Sequential(*layers), batch(input=(8, 16))
+
+
+class _Block(nn.Module):
+    """A block of a vision transformer, with scaled residuals that are dropped by rows."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.norm, self.attend = nn.LayerNorm(32), nn.MultiheadAttention(32, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.scale, self.rate = nn.Parameter(torch.full((32,), 0.1)), rate
+
+    def forward(self, x):
+        normed = self.norm(x)
+        x = x + self._dropped(self.attend(normed, normed, normed, need_weights=False)[0] * self.scale)
+        return x + self._dropped(self.mlp(x))
+
+    def _dropped(self, x):
+        return x * torch.bernoulli(torch.full((len(x), 1, 1), 1 - self.rate, dtype=x.dtype))
+
+
+class _Patches(nn.Module):
+    """A vision transformer as timm writes it: blocks in a Sequential, a class token, positions."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 32, 8, 8)
+        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.zeros(1, 17, 32))
+        self.pos_drop, self.norm = nn.Dropout(0.0), nn.LayerNorm(32)
+        self.blocks = nn.Sequential(*(_Block(0.1 * index) for index in range(depth)))
+
+    def forward(self, image):
+        x = self.patch_embed(image).flatten(2).transpose(1, 2)
+        x = self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
+        return self.norm(self.blocks(x))[:, 0]
+
+
+def blocks_of_timm() -> tuple[nn.Module, Draw]:
+    return nn.Sequential(_Patches(), nn.Linear(32, 3)), batch(input=IMAGES)
+
+
+def image_bind() -> tuple[nn.Module, Draw]:
+    """Makes towers of three kinds whose results are pulled together, two and two."""
+
+    class Bound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+            self.image, self.text = _Patches(3), _Classifier(nn.TransformerEncoder(layer, 3))
+            self.sound = nn.ModuleDict(
+                {"stem": nn.Linear(16, 32), "trunk": nn.ModuleList(_Block(0.1) for _ in range(3))}
+            )
+            self.text.head = nn.Linear(32, 32)
+            self.heat = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, image, ids, sound):
+            heard = self.sound["stem"](sound)
+            for block in self.sound["trunk"]:
+                heard = block(heard)
+            results = self.image(image), self.text(ids), heard.mean(1)
+            image, text, sound = (nn.functional.normalize(result, dim=-1) for result in results)
+            same = torch.arange(len(ids))
+            return sum(nn.functional.cross_entropy(self.heat.exp() * image @ other.T, same) for other in (text, sound))
+
+    return Bound(), batch(image=IMAGES, ids=words, sound=(4, 6, 16))
+
 
 Make = Callable[[], tuple[nn.Module, Draw]]
 """Makes a model, and a function that draws a batch for it."""
@@ -181,9 +392,6 @@ TOWERS = {
         input_ids=words, pixel_values=(4, 16, 3 * 8 * 8), spatial_shapes=torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
         pixel_attention_mask=torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]), return_loss=True,
     ), text_config=TEXT, vision_config=SIZES | {"patch_size": 8, "num_patches": 16}),
-    "metaclip_2": row("MetaClip2Model", pair, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION,
-                      projection_dim=16),
-    "chinese_clip": row("ChineseCLIPModel", pair, text_config=TEXT, vision_config=VISION, projection_dim=16),
     "alt_clip": row("AltCLIPModel", pair, text_config=TEXT | {"project_dim": 32, "max_position_embeddings": 80},
                     vision_config=VISION, projection_dim=32),
     "align": row("AlignModel", pair, text_config=TEXT, projection_dim=32, vision_config={
@@ -216,7 +424,6 @@ TOWERS = {
                        visual_embedding_dim=16),
     "lxmert": row("LxmertModel", batch(input_ids=words, visual_feats=(4, 6, 16), visual_pos=(4, 6, 4)), **TEXT,
                   l_layers=2, x_layers=1, r_layers=1, visual_feat_dim=16),
-    "clip_with_all_hidden_states": with_more("clip", output_hidden_states=True),
     "clip_distilled": clip_distilled,
 }
 
@@ -281,13 +488,6 @@ SEEING = {
                    "num_patches": 4, "latent_channels": 8, "num_res_blocks": 1, "projection_dim": 32,
                    "image_token_embed_dim": 32},
         text_config=sub("Llama", **LANGUAGE), image_token_id=3),
-    "instruct_blip": row("InstructBlipForConditionalGeneration", sentences(
-        length=16, marks=6, pixel_values=IMAGES, qformer_input_ids=words,
-    ), vision_config=VISION, qformer_config=TEXT | {"encoder_hidden_size": 32}, text_config=OPT, num_query_tokens=6,
-        image_token_index=3),
-    "smol_vlm": row("SmolVLMForConditionalGeneration", sentences(
-        **MARKED, pixel_values=(4, 1, 3, 32, 32), use_cache=False,
-    ), vision_config=VISION, text_config=sub("Llama", **LANGUAGE), image_token_id=3, scale_factor=2),
     "pix2struct": row("Pix2StructForConditionalGeneration", batch(
         flattened_patches=lambda drawn: torch.randn(4, 16, 50, generator=drawn).abs(), labels=ANSWER,
     ), text_config={**without(T5, "d_model"), "hidden_size": 32}, vision_config={
@@ -307,19 +507,14 @@ SEEING = {
         projector_config={**SIZES, "model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 99},
         text_config=sub("Granite", **LANGUAGE), audio_token_index=3, window_size=8, downsample_rate=2,
         has_lora_adapter=False),
-    "audio_flamingo3": row("AudioFlamingo3ForConditionalGeneration", sentences(
-        **MARKED_LONG, input_features=(4, 16, 64), input_features_mask=ones(4, 64),
-    ), audio_config=SIZES | MEL, text_config=sub("Qwen2", **LANGUAGE), audio_token_id=3),
-    "qwen2_vl": row("Qwen2VLForConditionalGeneration", inputs.qwen, text_config=QWEN_TEXT, **QWEN_TOKENS,
+    "qwen2_vl": row("Qwen2VLForConditionalGeneration", qwen, text_config=QWEN_TEXT, **QWEN_TOKENS,
                     vision_config=QWEN_EYES | {"embed_dim": 32, "mlp_ratio": 2}),
-    "qwen2_5_vl": row("Qwen2_5_VLForConditionalGeneration", inputs.qwen, vision_config=WINDOWED, text_config=QWEN_TEXT,
-                      **QWEN_TOKENS),
-    "qwen3_vl": row("Qwen3VLForConditionalGeneration", inputs.qwen, vision_config=STACKED, text_config=QWEN_TEXT,
+    "qwen3_vl": row("Qwen3VLForConditionalGeneration", qwen, vision_config=STACKED, text_config=QWEN_TEXT,
                     **QWEN_TOKENS),
-    "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", inputs.omni, **OMNI),
+    "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", omni, **OMNI),
     "qwen2_5_omni_thinker_other_lengths": row("Qwen2_5OmniThinkerForConditionalGeneration",
-                                              inputs.omni_of_other_lengths, **OMNI),
-    "qwen3_omni_moe_thinker": row("Qwen3OmniMoeThinkerForConditionalGeneration", inputs.omni_of_two_tokens,
+                                              omni_of_other_lengths, **OMNI),
+    "qwen3_omni_moe_thinker": row("Qwen3OmniMoeThinkerForConditionalGeneration", omni_of_two_tokens,
         vision_config=STACKED, text_config={**QWEN_TEXT, **EXPERTS, "decoder_sparse_step": 1}, **OMNI_TOKENS,
         audio_config={**MEL, **ENCODED, "output_dim": 32, "n_window": 50, "n_window_infer": 100,
                       "downsample_hidden_size": 8}),
@@ -331,7 +526,6 @@ SPEECH = {
         input_values=(4, 512), mask_time_indices=chosen(4, 30),
         sampled_negative_indices=lambda drawn: torch.randint(0, 30, (4, 30, 3), generator=drawn),
     ), **WAVES, codevector_dim=16, num_codevectors_per_group=8, num_codevector_groups=2, proj_codevector_dim=16),
-    "hubert_ctc": row("HubertForCTC", waves, **WAVES, mask_time_length=2),
     "wavlm_ctc": row("WavLMForCTC", waves, **WAVES, mask_time_length=2),
     "wav2vec2_bert": row("Wav2Vec2BertModel", batch(input_features=(4, 24, 16)), **SIZES,
                          feature_projection_input_dim=16, vocab_size=99, mask_time_length=2),
@@ -367,7 +561,6 @@ LANGUAGES = {
     "switch_transformers": row("SwitchTransformersForConditionalGeneration", translated, **T5, num_experts=4,
         num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, router_jitter_noise=0.1),
     "bart": row("BartForConditionalGeneration", translated, **BART, encoder_layerdrop=0.2, decoder_layerdrop=0.2),
-    "m2m_100": row("M2M100ForConditionalGeneration", translated, **BART),
     "led": row("LEDForConditionalGeneration", translated, **SEQ2SEQ, max_encoder_position_embeddings=64,
                max_decoder_position_embeddings=64, attention_window=4),
     "prophet_net": row("ProphetNetForConditionalGeneration", translated, vocab_size=99, hidden_size=32,
@@ -376,7 +569,6 @@ LANGUAGES = {
     "encoder_decoder": of_two("EncoderDecoder", translated, sub("Bert", **TEXT), CROSSED, decoder_start_token_id=1,
                               pad_token_id=0),
     "mixtral": row("MixtralForCausalLM", predicted, **LANGUAGE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen2_moe": row("Qwen2MoeForCausalLM", predicted, **LANGUAGE, **EXPERTS, shared_expert_intermediate_size=32),
     "deepseek_v3": row("DeepseekV3ForCausalLM", predicted, **LANGUAGE | {"num_key_value_heads": 4, "head_dim": 4},
         n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=32,
         first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
@@ -446,12 +638,8 @@ PICTURES = {
     "video_mae": row("VideoMAEForPreTraining", batch(
         pixel_values=(4, 4, 3, 32, 32), bool_masked_pos=(torch.arange(32) % 2 == 0).repeat(4, 1),
     ), **VISION, num_frames=4, **DECODER),
-    "vivit": row("VivitForVideoClassification", batch(pixel_values=(4, 4, 3, 32, 32), labels=CLASSES), **SIZES,
-                 image_size=32, num_frames=4, tubelet_size=[2, 8, 8]),
     "detr": row("DetrForObjectDetection", boxes, **DETR,
                 backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
-    "conditional_detr": row("ConditionalDetrForObjectDetection", boxes, **DETR,
-                            backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
     "deformable_detr": row("DeformableDetrForObjectDetection", boxes, **DETR, num_feature_levels=3, two_stage=True,
         two_stage_num_proposals=6, with_box_refine=True,
         backbone_config=sub("ResNet", **RESNET, out_features=STAGES[1:])),
@@ -506,13 +694,8 @@ LISTS = {
     "qwen2": row("Qwen2ForCausalLM", ragged, **DEEP, use_sliding_window=True, sliding_window=8, max_window_layers=2),
     "qwen3": row("Qwen3ForCausalLM", ragged, **DEEP),
     "qwen3_moe_with_router_loss": row("Qwen3MoeForCausalLM", ragged, **DEEP, **EXPERTS, output_router_logits=True),
-    "gemma": row("GemmaForCausalLM", ragged, **DEEP),
     "gemma3_text": row("Gemma3ForCausalLM", ragged, **DEEP, sliding_window=8),
-    "mistral": row("MistralForCausalLM", ragged, **DEEP, sliding_window=8),
     "phi": row("PhiForCausalLM", ragged, **DEEP | {"tie_word_embeddings": False}),
-    "phi3": row("Phi3ForCausalLM", ragged, **DEEP),
-    "gpt_2": row("GPT2LMHeadModel", ragged, vocab_size=99, n_embd=32, n_layer=4, n_head=4, n_positions=64,
-                 bos_token_id=1, eos_token_id=2),
     "gpt_neox": row("GPTNeoXForCausalLM", ragged, **DEEP, hidden_dropout=0.1),
     "opt": row("OPTForCausalLM", ragged, vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=4,
                num_attention_heads=4, word_embed_proj_dim=16, max_position_embeddings=64),
@@ -523,7 +706,13 @@ LISTS = {
         qk_layer_norms=True, alpha_initializer="ones", vision_config={
             "embed_dim": 32, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 64}),
-    "llava_next": row("LlavaNextForConditionalGeneration", inputs.tiles,
+    "encoder_of_torch": encoder_of_torch,
+    "transformer_of_torch": transformer_of_torch,
+    "sequential": sequential,
+    "sequential_that_writes_in_place": sequential_that_writes_in_place,
+    "blocks_of_timm": blocks_of_timm,
+    "image_bind": image_bind,
+    "llava_next": row("LlavaNextForConditionalGeneration", tiles,
         vision_config=sub("CLIPVision", **VISION | {"image_size": 16}), text_config=sub("Llama", **LANGUAGE),
         image_token_index=3, image_grid_pinpoints=[[16, 16]]),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
@@ -19,7 +19,6 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 if TYPE_CHECKING:
     from mosaic.backends.cuda.driver import SmPlacement
     from mosaic.backends.streams.api import StreamApi
-    from mosaic.backends.streams.lanes import LaneMemory, StreamLanes
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -59,19 +58,12 @@ class Mark(Protocol):
 class Lane(Protocol):
     """Ordered work on one partition."""
 
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The slots that its work holds while it runs."""
-
-    @property
-    def num_sms(self) -> int | None:
-        """SMs that its work may use; None if it is not confined or the number is unknown."""
-        return None
-
-    @property
-    def num_threads(self) -> int | None:
-        """Intra-op threads of its own thread; None if the caller's thread launches."""
-        return None
+    slots: tuple[int, ...]
+    """The slots that its work holds while it runs."""
+    num_sms: int | None = None
+    """SMs that its work may use; None if it is not confined or the number is unknown."""
+    num_threads: int | None = None
+    """Intra-op threads of its own thread; None if the caller's thread launches."""
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> Ticket[T]:
         """Submits work that starts when all earlier work of this lane and all of ``after`` has ended.
@@ -96,13 +88,14 @@ class Lanes(Protocol):
     """The lanes that are open on one device, one for each distinct partition."""
 
     @property
-    def launches_inline(self) -> bool:
-        """True if the caller's thread launches the work: lanes then overlap only while no work blocks it."""
+    def streams(self) -> Any:
+        """Itself (``StreamLanes``) if the lanes are streams, with their events and graphs; otherwise None."""
+        return None
 
     @property
-    def streams(self) -> StreamLanes | None:
-        """Itself if the lanes are streams, with their events and graphs; otherwise None."""
-        return None
+    def launches_inline(self) -> bool:
+        """True if the caller's thread launches the work: lanes then overlap only while no work blocks it."""
+        return self.streams is not None
 
     def lane(self, slots: tuple[int, ...]) -> Lane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
@@ -113,12 +106,12 @@ class Lanes(Protocol):
         Raises:
             BackendUnavailableError: Lanes have no threads that could wait.
         """
+        raise BackendUnavailableError(
+            f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
+        )
 
-    def has(self, lane: Lane) -> bool:
-        """Returns True if a lane is one of these."""
-
-    def measure_memory(self) -> tuple[LaneMemory, ...]:
-        """Measures the device memory of each lane before any module runs on it; empty if lanes cost none."""
+    def measure_memory(self) -> tuple[int, ...]:
+        """Returns the bytes of device memory that each lane takes before any module runs on it; empty if none."""
         return ()
 
     def drain(self) -> None:

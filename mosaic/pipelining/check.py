@@ -87,7 +87,7 @@ class _Check:
 
     def rows(self, training: Collection[int] | None) -> None:
         """Checks that each action of the step is once in its row, behind those that it needs there, and no other is."""
-        known = set()
+        known: set[str] = set()
         for row, cells in self._chains(training):
             known.update(cells)
             for before, cell in zip(("", *cells), cells, strict=False):

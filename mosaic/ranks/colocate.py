@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
@@ -16,15 +15,15 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.session import Request
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
-from mosaic.ranks.choosing.plans import RANK_TRIAL, Candidates, plans_of_first, rank_plans_to_try
+from mosaic.ranks.choosing.plans import Candidates, plans_of_first, rank_plans_to_try
 from mosaic.ranks.choosing.rank_trial import try_plans
-from mosaic.ranks.running.activate import activate
-from mosaic.ranks.running.handle import RankHandle, RankSession
-from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
+from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.place import open_executor, place
+from mosaic.ranks.running.prepare import backend_for
+from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.groups import device_of
-from mosaic.ranks.world.progress import THE_LOOP
-from mosaic.ranks.world.world import World, facts_of
-from mosaic.take_turns import TrialReport, TrialSettings
+from mosaic.ranks.world.world import World
+from mosaic.take_turns import TrialReport
 
 
 def colocate_ranks(
@@ -67,52 +66,46 @@ def colocate_ranks(
             "handle, on every rank, before"
         )
     settings = options.ranks or RankSettings()
-    given, device = backend, backend.torch_device if backend is not None else device_of(model)
+    device = backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        backend = world.run_on_all(lambda: options.with_sms(backend_for(model, given, device)))
-        request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
-        prepare_session = partial(_prepare, model, world, ProfileCache())
-        return RankHandle(prepare_session(request), prepare_session, world=world)
+        here = world.run_on_all(lambda: options.with_sms(backend_for(model, backend, device)))
+        request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=here, options=options)
+        prepare = partial(_prepare, model, world, ProfileCache())
+        return RankHandle(prepare(request), prepare, world=world)
 
 
 def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Request) -> RankSession:
-    """Takes a session's steps; all ranks take the same."""
-    options, session = request.options, RankSession(model=model, request=request)
+    session = RankSession(model=model, request=request, world=world, cache=cache)
     with session.timed("find"):
-        backend = world.run_on_all(lambda: options.with_sms(backend_for(model, request.backend, world.device)))
-        on = prepare(world, model, request.sample, backend, modules=request.modules, exclude=request.exclude)
-        world.check_alike(facts_of(backend.device, on.finding.graph))
-        for tensor in (*model.parameters(), *model.buffers()):
-            with world.progress.waiting(THE_LOOP, "agreement"):
-                dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
+        session.find()
     with session.timed("solve"):
-        trial = _trial_of(options, is_given=request.plan is not None)
-        plan = request.plan
-        candidates = plans_of_first(on, options, trial, cache) if plan is None else _given(plan, on, trial)
-        session.is_rough = candidates.is_rough
-    chosen, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
+        candidates = _candidates(session)
+    plan, trial = candidates.plans[0], session.trial_settings
+    session.is_rough, session.report = candidates.is_rough, TrialReport(sentences=candidates.sentences)
     if trial is not None and len(candidates.plans) > 1:
         with session.timed("try"):
-            chosen, measured = try_plans(on, candidates.plans, trial)
-        report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
+            plan, report = try_plans(session, candidates.plans, trial)
+        session.report = replace(report, sentences=(*report.sentences, *candidates.sentences))
     with session.timed("open"):
-        world.max_ctas = chosen.communication_sms or None
-        activate(session, on, chosen, report)
-        on.finding.forget_run()
+        world.max_ctas = plan.communication_sms or None
+        executor = open_executor(session, plan, is_warm=session.report.has_steps)
+        with world.groups.lending() as session.loan:
+            session.placed = place(session, plan, executor)
+        world.groups.destroy_spare()
+        session.plans = (plan,)
+        session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
+        session.finding.forget_run()
     return session
 
 
-def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:
-    if isinstance(options.trial, TrialSettings):
-        return options.trial
-    return RANK_TRIAL if options.trial == "auto" and options.method == "auto" and not is_given else None
-
-
-def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
-    """Returns what is tried of a plan that was given: on every rank the same."""
-    world, graph = on.world, on.finding.graph
-    world.run_on_all(lambda: plan.check_matches(graph=graph, device=on.backend.device))
+def _candidates(session: RankSession) -> Candidates:
+    """Returns the plans to try: rank 0 profiles and solves, unless the request has a plan."""
+    world, request, trial = session.world, session.request, session.trial_settings
+    plan, graph = request.plan, session.finding.graph
+    if plan is None:
+        return plans_of_first(session, trial)
+    world.run_on_all(lambda: plan.check_matches(graph=graph, device=request.backend.device))
     world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))

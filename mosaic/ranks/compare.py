@@ -20,12 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options
+from mosaic.engine.session import Request
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.ranks.choosing.plans import cost_of_ranks, measure_links, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.running.prepare import cores_of_rank, prepare
+from mosaic.ranks.running.prepare import cores_of_rank
+from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
@@ -122,15 +125,18 @@ def _plans(
 ) -> dict[str, Plan | str]:
     """Has rank 0 plan by each method; returns plans, or why there is none."""
     ring, route = measure_links(world)
-    on = prepare(world, workload.model, workload.sample, backend)
+    request = Request(sample=workload.sample, backend=backend, options=Options(profiling=settings))
+    session = RankSession(model=workload.model, request=request, world=world)
+    session.find()
+    finding = session.finding
 
     def planned() -> dict[str, Plan | str]:
-        profile = profile_of_all(on, ring, settings)
-        cost = cost_of_ranks(workload.model, on.finding, profile, ring, world.size, route=route)
+        profile = profile_of_all(session, ring)
+        cost = cost_of_ranks(workload.model, finding, profile, ring, world.size, route=route)
         plans: dict[str, Plan | str] = {}
         for method in methods:
             try:
-                plans[method] = plan_to_run(method, on.finding.graph, cost, backend.device, num_devices=world.size)
+                plans[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=world.size)
             except (InfeasibleError, UndecidedError, ValueError) as reason:  # the others may have one
                 plans[method] = str(reason)
         return plans

@@ -292,9 +292,6 @@ def test_results_are_let_go_with_their_ticket(backend: Backend):
 def test_the_protocols_are_met(backend: Backend):
     with backend.open_lanes([(0,)]) as lanes:
         assert isinstance(lanes, Lanes)
-        assert lanes.has(lanes.lane((0,)))
-        with backend.open_lanes([(0,)]) as others:
-            assert not lanes.has(others.lane((0,)))
 
 
 def test_what_a_backend_cannot_do_it_says(backend: Backend):

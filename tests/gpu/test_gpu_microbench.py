@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from mosaic.backends.base import Backend
@@ -17,16 +14,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def backend() -> Backend:
     return open_backend("cuda")
-
-
-@pytest.mark.parametrize("name", list(QUESTIONS))
-def test_a_short_run_leaves_its_files(name: str, backend: Backend, tmp_path: Path):
-    question = QUESTIONS[name]
-    question.write(question.answer(Setup(backend=backend, settings=BenchSettings.tiny(), budget=Budget(12))), tmp_path)
-    record = json.loads((tmp_path / f"{name}.json").read_text())
-    assert record["backend"] == "cuda"
-    assert record["driver_version"]
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_partitions_run_on_disjoint_sms_and_keep_their_backward(backend: Backend):

@@ -130,9 +130,7 @@ def test_first_calls_of_libraries_are_warmed_up_aside(cuda_backend: CudaBackend,
 
 def test_what_a_lane_costs_in_memory_is_measured(cuda_backend: CudaBackend, halves: Halves):
     with cuda_backend.open_lanes(halves) as lanes:
-        found = lanes.measure_memory()
-        assert [lane.slots for lane in found] == list(halves)
-        assert all(lane.reserved_bytes > 0 for lane in found)
+        assert all(num_bytes > 0 for num_bytes in lanes.measure_memory())
 
 
 def test_plain_and_prioritised_streams_are_lanes_of_the_whole_device(cuda_backend: CudaBackend, halves: Halves):

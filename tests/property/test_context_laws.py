@@ -135,6 +135,16 @@ def test_methods_are_near_the_best_distribution(seed: int):
 
 
 @settings(deadline=None, max_examples=40)
+@given(work=WORKS, ranks=st.integers(1, 8))
+def test_coarse_chunks_cost_no_padding_and_little_balance(work: list[int], ranks: int):
+    found, fine = distribute(work, ranks), distribute(work, ranks, chunk=1)
+    assert found.slots == fine.slots
+    if found.chunk > 1:
+        assert found.imbalance(np.array(work)) <= 1.01
+        assert all(len(set(found.rank_of[at : at + found.chunk])) == 1 for at in range(0, len(work), found.chunk))
+
+
+@settings(deadline=None, max_examples=40)
 @given(num_tokens=st.integers(8, 200), ranks=st.integers(1, 4), name=st.sampled_from(["lpt", "headtail", "ring"]))
 def test_every_token_has_one_place_and_a_rank_has_its_tokens_in_order(num_tokens: int, ranks: int, name: str):
     plan = plan_context(odd_mask(num_tokens, num_tokens), ranks, block=2, method=name)

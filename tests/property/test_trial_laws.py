@@ -149,22 +149,10 @@ def test_intervals_hold_the_median_as_often_as_they_say():
     assert held >= 0.9 * 400
 
 
-def wins(slower: float) -> int:
-    """How many of two hundred trials of six plans end on a plan, under heavy noise that nothing bounds."""
-    won = 0
-    for seed in range(200):
-        source = random.Random(seed)
-
-        def draw(entry: int, _: int, source: random.Random = source) -> float:
-            return source.lognormvariate(2, 0.3) * (slower if entry else 1)
-
-        won += bool(run(draw, 6, TrialSettings()).decision.winner)
-    return won
-
-
 def test_plans_as_fast_as_the_plain_loop_seldom_win_by_noise():
-    assert wins(1.0) <= 0.05 * 200
-
-
-def test_plans_slower_than_the_plain_loop_win_by_noise_once_in_a_hundred_trials_at_most():
-    assert wins(1.1) <= 2
+    won = 0
+    for seed in range(200):  # under heavy noise that nothing bounds
+        source = random.Random(seed)
+        draw = lambda entry, step, source=source: source.lognormvariate(2, 0.3)  # noqa: E731
+        won += bool(run(draw, 6, TrialSettings()).decision.winner)
+    assert won <= 0.05 * 200

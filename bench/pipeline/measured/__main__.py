@@ -19,21 +19,14 @@ from functools import partial
 
 from bench.harness import PartedStudy, StudyPart
 from bench.pipeline.measured.actions import empty_action_cost
-from bench.pipeline.measured.memory import memory
 from bench.pipeline.measured.models import MODELS
-from bench.pipeline.measured.steps import Sizes, cores, steps, too_few_cores
+from bench.pipeline.measured.steps import Sizes, cores, memory, steps
 from bench.ranks.launch import Work, on_ranks
-from bench.record import missing_figure
 
 SMALL = Sizes(width=128, layers=4, microbatches=4, steps=1, rounds=2, plan_s=0.2)
 FULL = Sizes()
-ON_GPU = "llava, 2 ranks on one GPU"
-NEEDS_GPU = {
-    f"{ON_GPU}: planned: step, ms": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
-    f"{ON_GPU}: 1f1b: step over the planned one's, ratio": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
-}
 MORE_RANKS = 4
-"""Numbers of ranks with a core each."""
+"""Run too where each rank has a core."""
 
 
 def _ranks(name: str, seconds: float, size: int, work: Work) -> StudyPart:
@@ -60,8 +53,6 @@ def full() -> tuple[StudyPart, ...]:
         parts.append(_ranks(f"steps, {name}", 150, 2, partial(steps, name=name, sizes=FULL)))
         if cores() >= MORE_RANKS:
             parts.append(_ranks(f"steps, {name}, {MORE_RANKS}", 150, MORE_RANKS, partial(steps, name=name, sizes=FULL)))
-        else:
-            parts.append(StudyPart.alone(f"steps, {name}, 4", 10, partial(too_few_cores, name, MORE_RANKS)))
         parts.append(_ranks(f"memory, {name}", 60, 2, partial(memory, name=name, sizes=FULL)))
     return tuple(parts)
 
@@ -72,7 +63,6 @@ STUDY = PartedStudy(
     quick_seconds=56.0,
     full=full,
     full_seconds=480.0,
-    known=[missing_figure(name, reason) for name, reason in NEEDS_GPU.items()],
 )
 
 if __name__ == "__main__":

@@ -26,10 +26,7 @@ MAX_IMAGES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """A model and its microbatches."""
-
     name: str
-    """In figures."""
     make: Callable[[int, int], nn.Module]
     """Makes it, of a width and so many layers in each of its modules."""
     microbatch: Callable[[int, torch.Generator], Microbatch]
@@ -38,7 +35,6 @@ class MeasuredModel:
     """True if microbatches have images, each its own number."""
 
     def model(self, width: int, layers: int) -> nn.Module:
-        """Returns the model with the same weights each time."""
         torch.manual_seed(0)
         return self.make(width, layers)
 

@@ -1,27 +1,94 @@
-"""Steps of a model by our plan and by baselines on the same executor, in turn.
+"""Steps of a model by our plan and by baselines on the same executor, in turn, and memory of ranks in a step.
 
 Counted times are fitted to one step, which also stands for all when layers are put on ranks; other steps are planned,
-simulated and run. Simulated is what tasks take, from the first one's start to the last one's end.
+simulated and run. Simulated is the time of tasks, from the start of the first one to the end of the last one.
+
+Memory: parameters, gradients and AdamW state of the rank before the step, and above it the most that the CPU allocator
+of torch has given out at one time while the step runs, as the profiler of torch records every allocation. Memory that
+libraries below torch allocate for themselves is in neither figure.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
-from bench.pipeline.measured.models import MODELS, MeasuredModel
+from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import StepPlanner
+from mosaic.pipelining.planner import SharedStep
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.tasks import Timed, simulate
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
-from mosaic.ranks.pipeline.trial import fit_modules
+from mosaic.ranks.pipeline.step import PipelineRunner
+from mosaic.ranks.pipeline.trial import fit_modules, gather_tasks
 from mosaic.ranks.world.world import World
+
+
+@dataclass(kw_only=True)
+class JudgedStep:
+    """One step by one way."""
+
+    shared: SharedStep
+    simulated_ms: float
+    """From its first task's start to its last one's end, simulated before it ran."""
+    peak_bytes: Sequence[int]
+    """Of each rank, simulated."""
+    step_ms: list[float] = field(default_factory=list)
+    """Each time that it ran: from the call to the losses, on the slowest rank."""
+    tasks_ms: list[float] = field(default_factory=list)
+    """Of that from the first task's start to the last one's end, on all ranks."""
+
+
+def judge(
+    own: PipelineSetup, planner: StepPlanner, step: Sequence[Microbatch], *, seconds: float | None = None
+) -> JudgedStep:
+    """Plans a step on rank 0 for all, and simulates it."""
+    counted = [own.counted.microbatch(one) for one in step]
+    shared: SharedStep = own.world.broadcast(
+        planner.plan_step(counted, seconds=seconds) if own.world.rank == 0 else None
+    )
+    timed = simulated(planner, counted, shared)
+    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
+
+
+def simulated(planner: StepPlanner, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
+    """Plays a schedule of one replica with the way's times."""
+    (schedule,) = shared.schedules
+    assert schedule is not None
+    graph = replace(planner.tasks(counted, schedule), limit_bytes=())
+    at = {str(TaskName.of(task)): index for index, task in enumerate(graph.tasks)}
+    timed = simulate(graph, tuple(tuple(at[cell] for cell in row if cell in at) for row in schedule.rows))
+    assert isinstance(timed, Timed)
+    return timed
+
+
+def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
+    """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
+    own.world.all_gather("ready")
+    began = time.perf_counter()
+    ran = runner.run(judged.shared, step, shapes=own.shapes(step))
+    judged.step_ms.append(slowest_ms(own, began))
+    own.drop_gradients()
+    tasks = gather_tasks(ran.spans, runner.grid.transport)
+    judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
+    return ran.losses.tolist()
+
+
+def slowest_ms(own: PipelineSetup, began: float) -> float:
+    """Returns the time since ``began`` of the rank that has taken longest."""
+    took = 1e3 * (time.perf_counter() - began)
+    return max(float(text) for text in own.world.all_gather(json.dumps(took)))
+
 
 RIVALS = ("1f1b", "megatron", "gpipe")
 """Baselines, as ``BASELINES`` has them: 1F1B on the mixed partition, interleaved, and all forwards first."""
@@ -53,7 +120,6 @@ def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
 
 
 def ways_of(own: PipelineSetup) -> dict[str, StepPlanner | str]:
-    """Returns each way, or why there is none."""
     return {PLANNED: own.make(PLANNED), **{name: own.make(name, baseline=name) for name in RIVALS}}
 
 
@@ -87,7 +153,6 @@ class _Turns:
         self._runners = {planner: own.runner(found.plan, keeps_all=True) for planner, found in planners.items()}
 
     def take(self) -> None:
-        """Takes all steps."""
         for seed in range(1, 1 + self.sizes.steps):
             step = self.model.step(seed, self.sizes.microbatches)
             for planner, found in self.planners.items():
@@ -156,13 +221,66 @@ def _errors(of: str, by_way: dict[str, list[JudgedStep]]) -> Iterator[Figure]:
 
 
 def cores() -> int:
-    """Returns how many ranks can have a core each."""
     return len(os.sched_getaffinity(0))
 
 
-def too_few_cores(name: str, size: int) -> Iterator[Figure]:
-    """Says why so many ranks were not measured."""
-    reason = f"this machine has {cores()} cores, and each rank needs one"
-    yield missing_figure(f"{name}, {size} ranks: planned: step, ms", reason)
-    for rival in RIVALS:
-        yield missing_figure(f"{name}, {size} ranks: {rival}: step over the planned one's, ratio", reason)
+MB = 1e6
+
+
+def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
+    """The fullest rank in the plan's step, and each rank's simulated over measured."""
+    model, of = MODELS[name], f"{name}, {size} ranks: {PLANNED}"
+    own = fitted(model, sizes)
+    world = own.world
+    planner = own.make(PLANNED)
+    if not isinstance(planner, StepPlanner):
+        yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
+        return
+    runner = own.runner(planner.plan, keeps_all=False)
+    step = model.step(1, sizes.microbatches)
+    judged = judge(own, planner, step, seconds=sizes.plan_s)
+    trained = [one for one in own.model.parameters() if not one.is_meta and one.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+
+    def run() -> None:
+        runner.run(judged.shared, step, shapes=own.shapes(step))
+
+    for _ in range(2):  # gradients and the optimizer's state are there, and programs are known
+        run()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    mine = held_bytes(own.model, optimizer) + peak_bytes(run)
+    measured = [json.loads(text) for text in world.all_gather(json.dumps(mine))]
+    shares = [100 * (theirs / ours - 1) for theirs, ours in zip(judged.peak_bytes, measured, strict=True)]
+    text = f"{of}: memory of the fullest rank, MB"
+    for source, found in (("measured", measured), ("simulated", judged.peak_bytes)):
+        each = tuple(one / MB for one in found)
+        yield Figure(name=text, source=source, value=max(each), samples=each)
+    yield Figure(
+        name=f"{of}: memory of the fullest rank, simulated over measured - 1, %",
+        source="measured",
+        value=100 * (max(judged.peak_bytes) / max(measured) - 1),
+        samples=tuple(shares),
+    )
+
+
+def held_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Returns what a rank holds between steps, memory that is shared once."""
+    parameters = [one for one in model.parameters() if not one.is_meta]
+    tensors = [*parameters, *(one.grad for one in parameters if one.grad is not None)]
+    tensors += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def peak_bytes(run: Callable[[], None]) -> int:
+    """Returns the most that is allocated at one time while something runs, above what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    results = seen.profiler.kineto_results  # ``events()`` has only what no operator allocates
+    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for _, change in sorted(changes, key=lambda one: one[0]):
+        held += change
+        most = max(most, held)
+    return most

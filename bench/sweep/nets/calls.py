@@ -154,18 +154,6 @@ def buffer_as_a_result(self, x, y):
     return a * b + more - less * 2
 
 
-@towers(steps=8, first=lambda: nn.Linear(32, 32), drop=lambda: nn.Dropout(0.5), last=lambda: nn.Linear(32, 32))
-def layer_skipped_by_value(self, x):
-    hidden = self.first(x)
-    return self.last(self.drop(hidden) if x[0, 0] > 0 else hidden)
-
-
-@between(towers=lambda: alike(lambda self, x: self.net(x[x[:, 0] > 0])), steps=6)
-def result_of_another_length_for_the_same_shapes(self, x, y):
-    a, b = self.a(x), self.b(y)
-    return a.mean(0) * b.sum(0)
-
-
 @between(steps=6)
 def number_of_rows_depends_on_a_result(self, x, y):
     a = self.a(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from bench.sweep.nets.pieces import (
     Both,
@@ -20,7 +19,6 @@ from bench.sweep.nets.pieces import (
     stepping,
     tower,
     towers,
-    train,
     train_step,
 )
 from bench.sweep.session import Session
@@ -34,16 +32,6 @@ def a_backward_for_each_loss(session, model, optimizer, step):
     b.square().mean().backward()
     optimizer.step()
     session.note(a.sum().item(), b.sum().item())
-
-
-@stepping()
-def retained_graph(session, model, optimizer, step):
-    optimizer.zero_grad()
-    loss = squared(model, batch(step))
-    loss.backward(retain_graph=True)
-    (loss * 2).backward()
-    optimizer.step()
-    session.note(loss.item())
 
 
 @losses()
@@ -61,31 +49,6 @@ def penalty_within_a_tower(self, x):
         return -torch.autograd.grad(self.net(x).square().sum(), x, create_graph=True)[0]
 
 
-@losses()
-def adversarial_inputs(session, model, inputs):
-    x = inputs[0].requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x, inputs[1]).square().mean(), x)
-    return squared(model, ((x + 0.1 * gradient.sign()).detach(), inputs[1]))
-
-
-@between(towers=lambda: (tower(nn.Dropout(0.1)),))
-def checkpointed_towers(self, x, y):
-    a = checkpoint(self.a, x, use_reentrant=False)
-    return a * checkpoint(self.b, y, use_reentrant=False)
-
-
-@between()
-def checkpointed_towers_reentrant(self, x, y):
-    x, y = x.requires_grad_(), y.requires_grad_()
-    return checkpoint(self.a, x, use_reentrant=True) * checkpoint(self.b, y, use_reentrant=True)
-
-
-@towers(first=lambda: nn.Linear(32, 32), net=lambda: tower(nn.Dropout(0.2)))
-def checkpoints_within_towers(self, x):
-    hidden = checkpoint(self.net, self.first(x), use_reentrant=False)
-    return checkpoint(self.net, hidden, use_reentrant=True)
-
-
 @losses(Both)
 def one_tower_unused_in_the_loss(session, model, inputs):
     a, b = model(*inputs)
@@ -96,26 +59,6 @@ def one_tower_unused_in_the_loss(session, model, inputs):
 def gradients_read_and_changed_by_the_loop(session, model, step):
     for parameter in model.parameters():
         parameter.grad = parameter.grad / (parameter.grad.norm() + 1e-3)
-
-
-@stepping()
-def gradients_of_some_parameters_only(session, model, optimizer, step):
-    optimizer.zero_grad()
-    loss = squared(model, batch(step))
-    loss.backward(inputs=list(model.a.parameters()))
-    optimizer.step()
-    session.note(loss.item())
-
-
-@stepping()
-def gradients_of_parameters_by_hand(session, model, optimizer, step):
-    loss = squared(model, batch(step))
-    parameters = list(model.parameters())
-    gradients = torch.autograd.grad(loss, parameters)
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter -= 0.01 * gradient
-    session.note(loss.item())
 
 
 @loop
@@ -132,12 +75,6 @@ def graph_kept_over_two_steps(session: Session):
             optimizer.step()
             session.note(*[loss.item() for loss in losses])
             losses = []
-
-
-@loop
-def anomaly_detection(session: Session):
-    with torch.autograd.detect_anomaly(check_nan=True):
-        train(session, Two())
 
 
 @losses()

@@ -61,14 +61,6 @@ def weights_changed_by_the_loop(session, model, step):
         parameter *= parameter.abs() > 0.01
 
 
-@before_step(lambda: Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32))))
-def evaluation_in_between(session, model, step):
-    model.eval()
-    with torch.no_grad() if step % 2 else torch.inference_mode():
-        session.note(model(*batch(50)).mean().item())
-    model.train()
-
-
 @between()
 def inference_mode_for_one_tower(self, x, y):
     with torch.inference_mode():
@@ -251,12 +243,6 @@ CASES = {
         lambda: Two(tower(nn.Dropout(0.5)), tower(nn.Dropout(0.5))),
         before=lambda session, model, step: model.b.train(step % 2 == 1),
         steps=6,
-    ),
-    "model_called_twice_before_backward": losses()(
-        lambda session, model, inputs: (model(*inputs) - model(*inputs[::-1])).square().mean()
-    ),
-    "tower_called_by_the_loop": losses()(
-        lambda session, model, inputs: squared(model, inputs) + model.a(inputs[1]).abs().mean()
     ),
     "types_compared_exactly": after_step()(lambda session, model, step: session.note(type(model.a) is nn.Sequential)),
 }

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from bench.sweep.device import device, moved
@@ -40,26 +39,6 @@ class _Wrapper(nn.Module):
 def jacobian_within_a_tower(self, x):
     slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
     return self.net(x) + slopes.square().sum((1, 2))[:, None]
-
-
-class _NotingDispatch(TorchDispatchMode):
-    calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += func is torch.ops.aten.gelu.default
-        return func(*args, **(kwargs or {}))
-
-
-@loop
-def dispatch_mode_around_the_model(session: Session):
-    mode = _NotingDispatch()
-
-    def loss(session, model, inputs):
-        with mode:
-            return squared(model, inputs)
-
-    train(session, Two(), loss=loss)
-    session.note(mode.calls)
 
 
 @loop
@@ -100,12 +79,6 @@ def loader_of_several_processes(session: Session):
             loss.backward()
             optimizer.step()
             session.note(loss.item())
-
-
-@loop
-def device_context(session: Session):
-    with torch.device(device()):
-        train(session, Two())
 
 
 CASES = {

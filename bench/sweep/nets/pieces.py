@@ -44,19 +44,6 @@ class Both(Two):
         return self.a(x), self.b(y)
 
 
-class Scaled(nn.Module):
-    """A tower that reads an attribute."""
-
-    scale = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = tower()
-
-    def forward(self, x):
-        return self.net(x) * self.scale
-
-
 def batch(step: int, rows: int = 64) -> Batch:
     generator = torch.Generator().manual_seed(step)
     return moved(tuple(torch.randn(rows, 32, generator=generator, device="cpu") for _ in range(2)))

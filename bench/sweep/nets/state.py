@@ -1,122 +1,17 @@
-"""Modules that read or change more than their arguments: attributes, globals, buffers, teachers' weights, settings."""
+"""Modules that read or change more than their arguments, random numbers of all kinds, and hooks."""
 
 from __future__ import annotations
 
-import contextvars
-import threading
+import random
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.sweep.nets.pieces import Scaled, Two, alike, batch, between, losses, models, tower, towers, train
+from bench.sweep.device import device
+from bench.sweep.nets.pieces import Two, alike, batch, between, models, squared, tower, towers, train
 from bench.sweep.session import Session
-
-
-@between(towers=lambda: (Scaled(), Scaled()))
-def attribute_set_around_the_call(self, x, y):
-    self.a.scale = 2.0
-    a = self.a(x)
-    self.a.scale = 1.0
-    return a * self.b(y)
-
-
-class _Own(Scaled):
-    scale = 1.0
-
-
-@between(towers=lambda: (_Own(), _Own()))
-def attribute_of_a_class_set_between_modules(self, x, y):
-    _Own.scale = float(x.mean())
-    a = self.a(x)
-    _Own.scale = float(y.mean())
-    return a * self.b(y)
-
-
-def _note_last(self, x):
-    result = self.net(x)
-    self.last = result.detach().mean()
-    return result
-
-
-@between(towers=lambda: (*alike(_note_last, 1), Scaled()))
-def attribute_of_a_tower_read_by_the_other(self, x, y):
-    a = self.a(x)
-    self.b.scale = self.a.last
-    return a * self.b(y)
-
-
-def _penalise(self, x):
-    result = self.net(x)
-    self.penalty = result.square().mean()
-    return result
-
-
-@losses(lambda: Two(*alike(_penalise)))
-def loss_of_a_part_kept_as_an_attribute(session, model, inputs):
-    return model(*inputs).square().mean() + 0.1 * (model.a.penalty + model.b.penalty)
-
-
-_shared = {"scale": 1.0}
-
-
-@between(towers=lambda: alike(lambda self, x: self.net(x) * _shared["scale"]))
-def dictionary_shared_by_towers(self, x, y):
-    _shared["scale"] = 3.0
-    a = self.a(x)
-    _shared["scale"] = 0.5
-    return a * self.b(y)
-
-
-def closure_counts_calls(session: Session):
-    calls = 0
-
-    class Counting(Scaled):
-        def forward(self, x):
-            nonlocal calls
-            calls += 1
-            return super().forward(x) * calls
-
-    train(session, Two(Counting(), Counting()))
-
-
-_scale = contextvars.ContextVar("scale", default=1.0)
-
-
-@between(towers=lambda: alike(lambda self, x: self.net(x) * _scale.get()))
-def contextvar_around_the_call(self, x, y):
-    token = _scale.set(2.0)
-    a = self.a(x)
-    _scale.reset(token)
-    return a * self.b(y)
-
-
-def thread_local_state(session: Session):
-    local = threading.local()
-    local.scale = 2.0
-    train(session, Two(*alike(lambda self, x: self.net(x) * getattr(local, "scale", 1.0))))
-
-
-def _attend(self, x):
-    q = self.net(x).view(1, 4, -1, 8)
-    return functional.scaled_dot_product_attention(q, q, q).reshape(-1, 32)
-
-
-@between(towers=lambda: alike(_attend))
-def attention_kernel_chosen_around_the_call(self, x, y):
-    with sdpa_kernel(SDPBackend.MATH):
-        a = self.a(x)
-    return a * self.b(y)
-
-
-@between(towers=lambda: alike(lambda self, x: self.net(x) + torch.linspace(0, 1, 32, device=x.device).float()))
-def default_dtype_changed_around_the_call(self, x, y):
-    torch.set_default_dtype(torch.float64)
-    a = self.a(x)
-    torch.set_default_dtype(torch.float32)
-    return a * self.b(y)
 
 
 @towers(net=tower, cache=dict, batch=lambda step: batch(step, 16 * (1 + step % 2)), steps=6)
@@ -138,15 +33,6 @@ def state_of_an_lstm_carried_over(self, x):
     result, state = self.lstm(x[:, None], self.state)
     self.state = tuple(part.detach() for part in state)
     return result[:, 0]
-
-
-@between(setup=lambda model: model.b.requires_grad_(False))
-def teacher_averaged_before_its_call(self, x, y):
-    with torch.no_grad():
-        for student, teacher in zip(self.a.parameters(), self.b.parameters(), strict=True):
-            teacher.mul_(0.9).add_(student, alpha=0.1)
-        target = self.b(y)
-    return self.a(x) - target
 
 
 @between(setup=lambda model: model.b.requires_grad_(False))
@@ -203,4 +89,99 @@ def parameters_clamped_in_forward(self, x):
     return self.net(x)
 
 
-CASES = {"buffer_of_one_tower_read_by_the_other": models(_reading_the_mean_of_the_other)}
+@between(towers=lambda: (tower(nn.Dropout(0.1)),))
+def random_numbers_drawn_between_modules(self, x, y):
+    share = float(np.random.beta(0.4, 0.4))
+    order = torch.randperm(len(x), device=x.device)
+    a = functional.dropout(self.a(share * x + (1 - share) * x[order]), 0.2, self.training)
+    return self.b(functional.dropout(y, 0.2, self.training)) * a
+
+
+def _drop_layers(self, x):
+    for layer in self.layers:
+        if not self.training or torch.rand([], device=device()).item() > 0.3:
+            x = layer(x).tanh()
+    return x
+
+
+def _seeded(self, x):
+    torch.manual_seed(2)
+    return self.net(x)
+
+
+@between(towers=lambda: (tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))
+def forked_random_numbers(self, x, y):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        a = self.a(x)
+    return a * self.b(y)
+
+
+def hook_keeps_a_detached_feature(session: Session):
+    model, features = Two(), []
+    for layer in (model.a[2], model.b[2]):
+        layer.register_forward_hook(lambda module, inputs, result: features.append(result.detach().mean()))
+    train(session, model)
+    session.note(*features[-4:])
+
+
+def hooks_change_inputs_and_results(session: Session):
+    model = Two()
+    model.a.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,))
+    model.a.register_forward_hook(lambda module, inputs, result: result * 2)
+    model.b[0].register_forward_hook(lambda module, inputs, result: result.tanh())
+    train(session, model)
+
+
+def full_backward_hook_scales_gradients(session: Session):
+    model = Two()
+    model.a[2].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
+    model.b.register_full_backward_pre_hook(lambda module, outer: (outer[0] * 2,))
+    train(session, model)
+
+
+def hook_added_in_mid_training(session: Session):
+    model, features = Two(), []
+
+    def add(session, model, step):
+        if step == 2:
+            model.b[4].register_forward_hook(lambda module, inputs, result: features.append(result) or result * 2)
+
+    def loss(session, model, inputs):
+        return squared(model, inputs) + sum(feature.mean() for feature in features[-1:])
+
+    train(session, model, before=add, loss=loss)
+
+
+@between(after=lambda session, model, step: session.note(model.result.grad))
+def gradient_kept_of_a_tower_result(self, x, y):
+    self.result = self.a(x)
+    self.result.retain_grad()
+    return self.result * self.b(y)
+
+
+def hook_for_all_modules(session: Session):
+    seen = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, result: seen.append(type(module).__name__)
+    )
+    try:
+        train(session, Two())
+    finally:
+        hook.remove()
+    session.note(sorted(seen[-9:]))
+
+
+CASES = {
+    "buffer_of_one_tower_read_by_the_other": models(_reading_the_mean_of_the_other),
+    "random_numbers_drawn_by_the_loop": models(
+        lambda: Two(tower(nn.Dropout(0.3)), tower(nn.Dropout(0.1))),
+        before=lambda session, model, step: session.note(
+            random.random(), np.random.rand(), torch.rand(2, device=device())
+        ),
+    ),
+    "layers_dropped_by_torch": towers(steps=6, layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6)))(
+        _drop_layers
+    ),
+    "seed_set_in_forward": models(lambda: Two(*alike(_seeded, net=lambda: tower(nn.Dropout(0.2))))),
+}

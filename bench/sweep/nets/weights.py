@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -41,21 +39,6 @@ class Words(nn.Module):
 @between(towers=lambda: (Words(nn.Embedding(50, 32)), Words(nn.Embedding(50, 32))), batch=tokens)
 def embedding_tied_to_the_output(self, x, y):
     return (self.a(x) + self.b(y)) @ self.a.table.weight.T
-
-
-def sparse_embeddings(session: Session):
-    model = Two(Words(nn.Embedding(50, 32, sparse=True)), Words(nn.Embedding(50, 32, sparse=True)))
-    session.colocate(model, tokens(0))
-    tables = [model.a.table.weight, model.b.table.weight]
-    others = [p for p in model.parameters() if all(p is not table for table in tables)]
-    optimizers = torch.optim.SparseAdam(tables, 1e-3), torch.optim.Adam(others, 1e-3)
-    for step in range(4):
-        model.zero_grad()
-        loss = squared(model, tokens(step))
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        session.note(loss.item())
 
 
 def _twice(part):
@@ -126,24 +109,6 @@ def storage_of_parameters_replaced(session, model, step):
         parameter.data = parameter.data.clone()
 
 
-@loop
-def weights_loaded_in_mid_training(session: Session):
-    model = Two().to(device())
-    first = copy.deepcopy(model.state_dict())
-
-    def load(session, model, step):
-        if step > 1:
-            model.load_state_dict(first, assign=step > 2)
-
-    train(session, model, before=load)
-
-
-@between()
-def functional_call_with_changed_weights(self, x, y):
-    halved = {name: parameter * 0.5 for name, parameter in self.b.named_parameters()}
-    return self.a(x) * functional_call(self.b, halved, (y,))
-
-
 @between()
 def inner_step_of_meta_learning(self, x, y):
     fast = dict(self.a.named_parameters())
@@ -161,13 +126,6 @@ def _bf16(*, enabled: bool = True):
 def autocast_around_the_model(session, model, inputs):
     with _bf16():
         return squared(model, inputs)
-
-
-@between()
-def autocast_around_one_tower(self, x, y):
-    with _bf16():
-        a = self.a(x)
-    return a.float() * self.b(y)
 
 
 @loop
@@ -205,24 +163,9 @@ def half_precision_tower_beside_a_float_one(self, x, y):
     return self.a(x.bfloat16()).float() * self.b(y)
 
 
-def _cast_inputs(session, model, inputs):
-    return squared(model, tuple(part.to(model.a[0].weight.dtype) for part in inputs))
-
-
 @towers(weight=lambda: nn.Parameter(torch.randn(17, 17, dtype=torch.cfloat) / 8), net=tower)
 def complex_features(self, x):
     return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
-
-
-def deterministic_algorithms(session: Session):
-    def scatter(self, x):
-        return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
-
-    torch.use_deterministic_algorithms(True)
-    try:
-        train(session, Two(*alike(scatter)))
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @between(towers=lambda: alike(lambda self, x: self.net(x[:, None]), net=lambda: nn.Conv1d(1, 8, 5, padding=2)))
@@ -244,17 +187,5 @@ CASES = {
     "adapters_merged_in_mid_training": models(
         lambda: Two(_adapted(), _adapted()),
         before=lambda session, model, step: model.a.merge_adapter() if step == 2 else None,
-    ),
-    "layers_frozen_and_thawed": models(
-        before=lambda session, model, step: model.a.requires_grad_(step % 2 == 0), steps=5
-    ),
-    "model_made_bfloat16_in_mid_training": models(
-        loss=_cast_inputs, before=lambda session, model, step: model.bfloat16() if step == 2 else None, optimizer=sgd
-    ),
-    "model_made_double_in_mid_training": models(
-        loss=_cast_inputs,
-        before=lambda session, model, step: model.double() if step == 2 else None,
-        optimizer=sgd,
-        steps=5,
     ),
 }

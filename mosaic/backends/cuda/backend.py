@@ -120,7 +120,7 @@ class CudaBackend(Backend):
             self._pool = pool_of(self._driver, fine=self._fine, placement=self._placement)
         return self._pool
 
-    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> GreenLanes:
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
         """Opens one lane for each distinct partition; streams that exist already are lent again.
 
         Partitions may overlap, as those of different stages do: work on lanes with a slot in common takes turns.
@@ -131,7 +131,17 @@ class CudaBackend(Backend):
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
         loan = self.borrow_streams(partitions)
-        lanes = GreenLanes(self.api, loan, self._placement)
+        try:
+            streams = {
+                slots: (self.api.external_stream(handle), loan.records[slots].granted_sms)
+                for slots, handle in loan.streams.items()
+            }
+            conflict = _conflict_in(self._placement, loan.layout_of, loan.records)
+            # What gives back must not hold the lanes.
+            lanes = StreamLanes(self.api, streams, loan.give_back, conflict=conflict, partitions=loan.records.values())
+        except BaseException:
+            loan.give_back()
+            raise
         lanes.set_libraries(self._libraries)
         self._look_around(num_streams=len(loan.streams))
         return lanes
@@ -234,32 +244,6 @@ class CudaBackend(Backend):
         if sentence not in self._notes:
             self._notes[sentence] = None
             _LOG.warning("%s", sentence)
-
-
-class GreenLanes(StreamLanes):
-    """The lanes that are open on partitions of one GPU; made by ``CudaBackend.open_lanes``.
-
-    Args:
-        api: The runtime.
-        loan: A stream for each partition; given back at the end.
-        placement: How partitions got their SMs.
-
-    Attributes:
-        partitions: SMs requested and granted, and the ids that the probe saw.
-    """
-
-    def __init__(self, api: StreamApi, loan: StreamLoan, placement: SmPlacement) -> None:
-        self.partitions: tuple[PartitionRecord, ...] = tuple(loan.records.values())
-        try:
-            streams = {
-                slots: (api.external_stream(handle), loan.records[slots].granted_sms)
-                for slots, handle in loan.streams.items()
-            }
-            conflict = _conflict_in(placement, loan.layout_of, loan.records)
-            super().__init__(api, streams, loan.give_back, conflict=conflict)  # what gives back must not hold the lanes
-        except BaseException:
-            loan.give_back()
-            raise
 
 
 def _conflict_in(

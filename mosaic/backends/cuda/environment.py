@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mosaic.errors import BackendUnavailableError
 
@@ -20,8 +21,7 @@ DEFAULT_CONNECTIONS = 8
 MAX_CONNECTIONS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentFinding:
+class EnvironmentFinding(NamedTuple):
     """One thing that defeats partitions, or may."""
 
     name: str
@@ -162,89 +162,62 @@ def ask_nvml(uuid: str) -> NvmlAnswers:
         return NvmlAnswers(problem=error.found)
 
 
-def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
-    findings = []
-    percentage = seen.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    if percentage is not None and not _is_all(percentage):
-        findings.append(
-            EnvironmentFinding(
-                name="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-                found=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
-                rule="under MPS this overrides partitions, and work may use more SMs than its quota",
-                way_out="unset it, or set it to 100",
-            )
-        )
+def _mps(seen: Surroundings) -> Iterator[EnvironmentFinding]:
+    name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    percentage = seen.environ.get(name)
+    if percentage is not None and not re.fullmatch(r"100(\.0*)?", percentage.strip()):
+        rule = "under MPS this overrides partitions, and work may use more SMs than its quota"
+        yield EnvironmentFinding(name, f"{name}={percentage}", rule, "unset it, or set it to 100")
     if seen.mps_control:
-        findings.append(
-            EnvironmentFinding(
-                name="MPS",
-                found=f"an MPS daemon listens at {seen.mps_control}",
-                rule="under MPS other processes run on the SMs of the partitions at the same time",
-                way_out="end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
-            )
+        yield EnvironmentFinding(
+            "MPS",
+            f"an MPS daemon listens at {seen.mps_control}",
+            "under MPS other processes run on the SMs of the partitions at the same time",
+            "end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
         )
-    return findings
 
 
-def _is_all(percentage: str) -> bool:
-    try:
-        return float(percentage) == 100.0
-    except ValueError:
-        return False
-
-
-def _connections(seen: Surroundings) -> list[EnvironmentFinding]:
-    text = seen.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MAX_CONNECTIONS)
-    queues = int(text) if text is not None and valid else DEFAULT_CONNECTIONS
+def _connections(seen: Surroundings) -> Iterator[EnvironmentFinding]:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    text = seen.environ.get(name)
+    is_valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MAX_CONNECTIONS)
+    queues = int(text) if text is not None and is_valid else DEFAULT_CONNECTIONS
     needed = DEFAULT_CONNECTIONS if seen.num_streams is None else min(seen.num_streams + 1, MAX_CONNECTIONS)
-    if valid and queues >= needed:
-        return []
+    if is_valid and queues >= needed:
+        return
     streams = "" if seen.num_streams is None else f" for {seen.num_streams} lanes and the stream of the loop"
     setting = f"={text}" if text is not None else f" is not set, so there are {DEFAULT_CONNECTIONS} queues"
     advice = f"set {MAX_CONNECTIONS} before the process starts"
-    return [
-        EnvironmentFinding(
-            name="CUDA_DEVICE_MAX_CONNECTIONS",
-            found=f"CUDA_DEVICE_MAX_CONNECTIONS{setting}{streams}",
-            rule="streams that share a hardware queue wait for each other, whatever their SMs",
-            way_out=advice if text is None else f"unset it (the default is {DEFAULT_CONNECTIONS}) or {advice}",
-        )
-    ]
+    yield EnvironmentFinding(
+        name,
+        f"{name}{setting}{streams}",
+        "streams that share a hardware queue wait for each other, whatever their SMs",
+        advice if text is None else f"unset it (the default is {DEFAULT_CONNECTIONS}) or {advice}",
+    )
 
 
-def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
-    answers = seen.nvml
-    if answers.problem:
-        return [
-            EnvironmentFinding(
-                name="NVML",
-                found=f"NVML does not answer ({answers.problem})",
-                rule="whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
-                way_out="bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
-            )
-        ]
-    findings = []
-    others = _other_processes(seen)
-    if others:
-        findings.append(
-            EnvironmentFinding(
-                name="other processes",
-                found=f"other processes use this GPU (ids {', '.join(map(str, others))})",
-                rule="without MPS the GPU gives each process all SMs in turn, whatever the partitions",
-                way_out="end them, or take another GPU",
-            )
+def _nvml(seen: Surroundings) -> Iterator[EnvironmentFinding]:
+    if seen.nvml.problem:
+        yield EnvironmentFinding(
+            "NVML",
+            f"NVML does not answer ({seen.nvml.problem})",
+            "whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
+            "bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
         )
-    if answers.mig:
-        findings.append(
-            EnvironmentFinding(
-                name="MIG",
-                found="this GPU is in MIG mode",
-                rule="slots are those of the instance, and bandwidth is the instance's share",
-                way_out="nothing, if that is meant; else `nvidia-smi -mig 0`",
-            )
+    elif others := _other_processes(seen):
+        yield EnvironmentFinding(
+            "other processes",
+            f"other processes use this GPU (ids {', '.join(map(str, others))})",
+            "without MPS the GPU gives each process all SMs in turn, whatever the partitions",
+            "end them, or take another GPU",
         )
-    return findings
+    if seen.nvml.mig:
+        yield EnvironmentFinding(
+            "MIG",
+            "this GPU is in MIG mode",
+            "slots are those of the instance, and bandwidth is the instance's share",
+            "nothing, if that is meant; else `nvidia-smi -mig 0`",
+        )
 
 
 def _other_processes(seen: Surroundings) -> tuple[int, ...]:

@@ -79,17 +79,18 @@ class StreamLoan:
         notes: A sentence about that for the user.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, shared_sms: tuple[int, ...], notes: tuple[str, ...]) -> None:
         self._pool = pool
         self._handles: list[int] = []
         self.streams: dict[Slots, int] = {}
         self.records: dict[Slots, PartitionRecord] = {}
         self.layout_of: dict[Slots, int] = {}
-        self.shared_sms: tuple[int, ...] = ()
-        self.notes: tuple[str, ...] = ()
+        self.shared_sms = shared_sms
+        self.notes = notes
 
-    def add(self, handle: int, record: PartitionRecord, *, layout: int) -> None:
-        """Notes a stream that has to be given back."""
+    def add(self, layout: int, partition: int, record: PartitionRecord) -> None:
+        """Lends one more stream."""
+        handle = self._pool.lend(layout, partition)
         self._handles.append(handle)
         self.streams[record.slots] = handle
         self.records[record.slots] = record
@@ -137,21 +138,31 @@ class GreenPool:
         Raises:
             CudaError: The driver failed, or partitions without a common slot were seen to share SMs.
         """
-        loan = StreamLoan(self._pool)
         with self._lock:
             for layout in layouts:
-                self._add(layout)
-            self._probe(layouts, image)
-            by_layout = [
-                [PartitionRecord.of(info) for info in self._pool.partitions(self._indices[layout])]
-                for layout in layouts
-            ]
-            self._judge(loan, by_layout)
+                if layout not in self._indices:
+                    index = len(self._pool.stats().layouts)  # Ctrl-C may come between adding and noting it here
+                    self._pool.add_layout(layout)
+                    self._indices[layout] = index
+            indices = [self._indices[layout] for layout in layouts]
+            is_probed = all(info.sm_ids is not None for index in indices for info in self._pool.partitions(index))
+            if not is_probed and (compiled := image()) is not None:
+                self._pool.verify(compiled)
+            by_layout = [list(map(PartitionRecord.of, self._pool.partitions(index))) for index in indices]
+            everything = [record for records in by_layout for record in records]
+            # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns.
+            is_merged, capability = self.placement == "merged", self._compute_capability
+            shared = find_shared_sms(
+                [everything] if is_merged else by_layout,
+                compute_capability=capability,
+                call="cuDevSmResourceSplitByCount" if is_merged else "cuDevSmResourceSplit",
+            )
+            notes = describe_excess(everything, shared, compute_capability=capability)
+            loan = StreamLoan(self._pool, shared, notes)
             try:
-                for layout, records in zip(layouts, by_layout, strict=True):
-                    index = self._indices[layout]
+                for index, records in zip(indices, by_layout, strict=True):
                     for number, record in enumerate(records):
-                        loan.add(self._pool.lend(index, number), record, layout=index)
+                        loan.add(index, number, record)
             except BaseException:
                 loan.give_back()
                 raise
@@ -160,27 +171,6 @@ class GreenPool:
     def close(self) -> None:
         """Ends streams and contexts; for when nothing is left that ran on them, tensors included."""
         self._pool.close()
-
-    def _add(self, layout: SlotLayout) -> None:
-        if layout not in self._indices:
-            index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
-            self._pool.add_layout(layout)
-            self._indices[layout] = index
-
-    def _probe(self, layouts: Sequence[SlotLayout], image: Callable[[], bytes | None]) -> None:
-        partitions = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
-        if any(info.sm_ids is None for info in partitions) and (compiled := image()) is not None:
-            self._pool.verify(compiled)
-
-    def _judge(self, loan: StreamLoan, by_layout: list[list[PartitionRecord]]) -> None:
-        everything = [record for records in by_layout for record in records]
-        # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
-        groups, call = (by_layout, "cuDevSmResourceSplit")
-        if self.placement == "merged":
-            groups, call = ([everything], "cuDevSmResourceSplitByCount")
-        capability = self._compute_capability
-        loan.shared_sms = find_shared_sms(groups, compute_capability=capability, call=call)
-        loan.notes = describe_excess(everything, loan.shared_sms, compute_capability=capability)
 
 
 _MAKING = threading.Lock()

@@ -201,22 +201,16 @@ class HostMark:
 class HostLane(Lane):
     """Ordered work on one set of cores, or on none (see ``HostLanes.aside``)."""
 
+    num_threads: int
+
     def __init__(self, arbiter: _Arbiter, key: Key, slots: tuple[int, ...], num_threads: int) -> None:
         self._arbiter = arbiter
         self._key = key
-        self._slots = slots
-        self._num_threads = num_threads
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return self._slots
-
-    @property
-    def num_threads(self) -> int:
-        return self._num_threads
+        self.slots = slots
+        self.num_threads = num_threads
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
-        return self._arbiter.submit(self._key, self._slots, work, after)
+        return self._arbiter.submit(self._key, self.slots, work, after)
 
     def mark(self) -> HostMark:
         return HostMark(time.perf_counter_ns())
@@ -243,9 +237,6 @@ class HostLanes(Lanes):
             self._start({name: HostLane(self._arbiter, name, (), 1)})
         return self._lanes[name]
 
-    def has(self, lane: Lane) -> bool:
-        return any(lane is own for own in self._lanes.values())
-
     def _start(self, lanes: Mapping[Any, HostLane]) -> None:
         """Adds lanes and starts their threads."""
         self._lanes |= lanes
@@ -265,10 +256,6 @@ class HostLanes(Lanes):
         for _ in lanes:
             started.acquire()
         torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
-
-    @property
-    def launches_inline(self) -> bool:
-        return False
 
     def lane(self, slots: tuple[int, ...]) -> HostLane:
         if os.getpid() != self._process:

@@ -10,16 +10,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
+from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.libraries import LibrarySettings, accumulation_warning
-from mosaic.errors import BackendUnavailableError, MosaicError
+from mosaic.errors import MosaicError
+
+if TYPE_CHECKING:
+    from mosaic.backends.cuda.pool import PartitionRecord
 
 T = TypeVar("T")
 
@@ -66,13 +69,12 @@ class StreamTicket(Generic[T]):
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
 
-class StreamLane:
+class StreamLane(Lane):
     """Ordered work on one stream.
 
     Attributes:
         api: The runtime that the stream belongs to.
         stream: The stream.
-        num_sms: SMs that its work may use; None if nothing confines it.
         last: The latest work, or None.
         origin: The mark of the lanes' opening; its clock is the one of their marks.
         libraries: Settings of libraries while its work is launched, if any.
@@ -82,31 +84,23 @@ class StreamLane:
         self, api: StreamApi, slots: tuple[int, ...], stream: Any, origin: StreamMark, *, num_sms: int | None
     ) -> None:
         self.api = api
+        self.slots = slots
         self.stream = stream
         self.num_sms = num_sms
         self.last: StreamTicket[Any] | None = None
         self.origin = origin
         self.libraries: LibrarySettings | None = None
         self.closed = False
-        self._slots = slots
         self._rivals: tuple[weakref.ref[StreamLane], ...] = ()
         self._turn: AbstractContextManager[object] = nullcontext()
         self._process = os.getpid()
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return self._slots
-
-    @property
-    def num_threads(self) -> None:
-        return None
 
     def share_slots_with(self, lanes: Sequence[StreamLane], turn: AbstractContextManager[object]) -> None:
         """Names the other lanes whose work excludes its own; threads hold the lock ``turn`` while they launch."""
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
         self._turn = turn if lanes else nullcontext()
 
-    def submit(self, work: Callable[[], T], *, after: Sequence[object] = ()) -> StreamTicket[T]:
+    def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
         """Launches work behind what the caller's stream was given so far; keeps its error for ``wait``.
 
         Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
@@ -199,26 +193,7 @@ class StreamLane:
             raise MosaicError("lanes do not survive a fork; colocate the model again in the child process")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneMemory:
-    """Device memory that first products on one lane left behind.
-
-    torch's allocator keeps a cache of its own for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of
-    handle and stream (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's.
-    Since 2.15 a product takes its workspace from the stream's cache and gives it back, unless
-    ``TORCH_CUBLAS_WORKSPACE_CACHE`` is 1. A plan on many lanes pays all of it for each, which a model of memory that
-    only counts tensors does not see.
-    """
-
-    slots: tuple[int, ...]
-    """Slots of the lane."""
-    reserved_bytes: int
-    """Growth of what torch's allocator holds, with no tensor left: the stream's cache and workspaces."""
-    device_bytes: int
-    """Loss of free memory on the device, by the driver; wrong by what other processes took or gave meanwhile."""
-
-
-class StreamLanes:
+class StreamLanes(Lanes):
     """The lanes that are open on one device.
 
     Args:
@@ -226,6 +201,7 @@ class StreamLanes:
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
         give_back: Called once, after all work has ended, to release the streams.
         conflict: Returns True if work on two partitions excludes each other; by default if they share a slot.
+        partitions: SMs requested and granted, and the ids that the probe saw; none for plain streams.
 
     Attributes:
         api: The runtime.
@@ -239,8 +215,10 @@ class StreamLanes:
         give_back: Callable[[], object],
         *,
         conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
+        partitions: Iterable[PartitionRecord] = (),
     ) -> None:
         self.api = api
+        self.partitions = tuple(partitions)
         self.clock = StreamClock(api)
         origin, turn = self.clock.mark(api.current_stream()), threading.RLock()
         self._lanes = {
@@ -256,28 +234,21 @@ class StreamLanes:
         self._finalizer = weakref.finalize(self, _end, api, [*self], ends, os.getpid())
 
     @property
-    def launches_inline(self) -> bool:
-        return True
-
-    @property
     def streams(self) -> Self:
         return self
 
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         return self._lanes[slots]
 
-    def has(self, lane: object) -> bool:
-        return any(lane is own for own in self)
+    def measure_memory(self) -> tuple[int, ...]:
+        """Runs small products forward and backward on each lane; returns the growth of what torch's allocator holds.
 
-    def aside(self, name: str) -> StreamLane:
-        raise BackendUnavailableError(
-            f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
-        )
-
-    def measure_memory(self) -> tuple[LaneMemory, ...]:
-        """Runs small products forward and backward on each lane and measures what stays behind.
-
-        Releases all cached memory and all workspaces before each, so it is not for a loop. The lanes must be idle.
+        It keeps a cache for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of handle and stream
+        (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's. Since 2.15 a
+        product takes its workspace from the stream's cache and gives it back, unless ``TORCH_CUBLAS_WORKSPACE_CACHE``
+        is 1. A plan on many lanes pays all of it for each, which a model of memory that only counts tensors does not
+        see. All cached memory and all workspaces are released before each lane, so this is not for a loop. The lanes
+        must be idle.
         """
         api = self.api
         api.synchronize()
@@ -285,16 +256,10 @@ class StreamLanes:
         for lane in self:
             api.release_workspaces()
             api.empty_cache()
-            reserved, free = api.reserved_bytes(), api.free_bytes()
+            before = api.reserved_bytes()
             lane.launch(lambda: _run_first_products(api.device), timed=False)
             api.synchronize()
-            measured.append(
-                LaneMemory(
-                    slots=lane.slots,
-                    reserved_bytes=max(0, api.reserved_bytes() - reserved),
-                    device_bytes=max(0, free - api.free_bytes()),
-                )
-            )
+            measured.append(max(0, api.reserved_bytes() - before))
         return tuple(measured)
 
     def __iter__(self) -> Iterator[StreamLane]:
@@ -319,12 +284,6 @@ class StreamLanes:
 
     def close(self) -> None:
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def run_aside(api: StreamApi, work: Callable[[], T]) -> T:

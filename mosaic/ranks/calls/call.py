@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,8 @@ from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import exchange, move
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.routed import CallRequest
 from mosaic.ranks.rows.routing import RowRouting
-from mosaic.ranks.world.groups import carrier_of
 
 
 class RoutedCall:
@@ -28,43 +28,22 @@ class RoutedCall:
 
     Args:
         executor: Runs the calls of this rank.
-        routed: The module.
-        run: Makes the module's own call.
-        is_there: Whether this rank calls it, rather than taking part without rows.
-        added: A digest of arguments that the sample's step had not.
-        attributes: Attributes that were set in the module since it was colocated.
-        routes: Whether rows travel to the module's ranks; otherwise each rank runs its own, and nothing is agreed.
-        error: Why the call cannot be routed: all ranks raise.
-        spec: The nesting of arguments, where that is not the sample's; for calls that are not routed.
+        request: This rank's part in it.
+        spec: The nesting of its arguments.
 
     Attributes:
         token: An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no
             result takes a gradient.
     """
 
-    def __init__(
-        self,
-        executor: RankExecutor,
-        routed: RoutedModule,
-        run: Callable[..., Any],
-        *,
-        is_there: bool,
-        added: str,
-        attributes: str,
-        routes: bool = True,
-        error: ModuleContractError | None = None,
-        spec: pytree.TreeSpec | None = None,
-    ) -> None:
-        self.token: torch.Tensor | None = None
+    def __init__(self, executor: RankExecutor, request: CallRequest, spec: pytree.TreeSpec) -> None:
         self._executor = executor
-        self._routed = routed
-        self._run: Callable[..., Any] | None = run
-        self._options: dict[str, Any] = {
-            **{"is_there": is_there, "added": added},
-            **{"attributes": attributes, "error": error},
-        }
-        self._routes = routes
-        self._spec = spec
+        self.token: torch.Tensor | None = None
+        self.routed = routed = request.routed
+        self._request: CallRequest | None = request
+        self._routes = routed.routes  # otherwise each rank runs its own rows, and nothing is agreed
+        # The nesting of arguments that are not the sample's, which are right where nothing is routed.
+        self._spec = spec if request.error is not None and not routed.routes else None
         self._result_spec: pytree.TreeSpec = routed.template.spec
         self._routing: RowRouting | None = None
         self._inputs: list[torch.Tensor] = []  # leaves of the module's own graph
@@ -78,11 +57,11 @@ class RoutedCall:
             leaves: Those of the arguments.
             anchor: An empty tensor below the call in the graph; a backward reaches it after the call.
         """
-        routed, run = self._routed, self._run
-        assert run is not None, "a call ran twice"
-        self._run = None
+        routed, request = self.routed, self._request
+        assert request is not None, "a call ran twice"
+        self._request = None
         batched = routed.batched if self._spec is None else (False,) * len(leaves)
-        own, wants, rows = self._exchange(leaves)
+        own, wants, rows = self._exchange(request, leaves)
         outside = [leaves[index] for index, wanted in enumerate(wants) if wanted]
         self._travels = [batched[index] for index, wanted in enumerate(wants) if wanted]
         for index, wanted in enumerate(wants):
@@ -90,7 +69,7 @@ class RoutedCall:
                 own[index] = own[index].detach().requires_grad_()
                 self._inputs.append(own[index])
         if rows:
-            outputs = self._compute(run, own)
+            outputs = self._compute(request.run, own)
             if self._spec is None:
                 self._check(outputs, rows)
         else:
@@ -102,13 +81,15 @@ class RoutedCall:
 
     def backward(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Returns the gradients of the inputs, from those of the results."""
-        routed = self._routed
+        routed = self.routed
         self._executor.backward_reached(routed)
         grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
         if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
             routed.reduce()
         if self._roots is not None:
-            self._backward_here(self._roots, grads)
+            roots, keep = self._roots, torch._C._autograd._get_current_graph_task_keep_graph()
+            work = partial(torch.autograd.backward, roots, grads, retain_graph=keep)
+            self._executor.compute(routed, work, "backward")
         routed.start_reduction()
         self._executor.backward_done(routed)
         input_grads: list[torch.Tensor | None] = []
@@ -123,18 +104,18 @@ class RoutedCall:
 
     # Parts.
 
-    def _exchange(self, leaves: list[Any]) -> tuple[list[Any], list[bool], int]:
+    def _exchange(self, request: CallRequest, leaves: list[Any]) -> tuple[list[Any], list[bool], int]:
         """Returns this rank's part of the arguments, which of them take a gradient, and how many rows it has.
 
         Exchanges how many rows each rank holds, who calls and which arguments want a gradient, and the rows.
         """
-        routed, grad = self._routed, torch.is_grad_enabled()
+        routed, grad = self.routed, torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
         if self._spec is not None:
             return list(leaves), wants, 1
         if self._routes:
-            agreed, own = exchange(routed, leaves, wants=wants, **self._options)
-            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], list(agreed.wanted)
+            agreed, own = exchange(request, leaves, wants)
+            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], agreed.wanted
             if any(agreed.there) and not all(agreed.there):
                 self._share(own, leaves, agreed.there.index(True))
         else:
@@ -144,12 +125,12 @@ class RoutedCall:
 
     def _share(self, own: list[Any], leaves: list[Any], source: int) -> None:
         """Broadcasts the arguments that are not part of the batch to ranks that do not call the module."""
-        routed = self._routed
+        routed = self.routed
         for index, (leaf, cut) in enumerate(zip(leaves, routed.batched, strict=True)):
             if isinstance(leaf, torch.Tensor) and not cut:
                 value = leaf.detach().clone()
                 with routed.waiting("forward"):
-                    group = carrier_of(value, routed.group, routed.control)
+                    group = routed.carrier_of(value)
                     source_rank = dist.get_global_rank(group, source)
                     dist.broadcast(value, src=source_rank, group=group, async_op=True).wait()
                 if routed.rank != source and not leaf.requires_grad:
@@ -157,7 +138,7 @@ class RoutedCall:
 
     def _compute(self, run: Callable[..., Any], own: list[Any]) -> list[Any]:
         """Runs the module on this rank's part, in a graph of its own."""
-        routed, spec = self._routed, self._spec or self._routed.spec
+        routed, spec = self.routed, self._spec or self.routed.spec
         state, context = ThreadState.capture(), copy_context()
 
         def forward() -> tuple[list[Any], pytree.TreeSpec]:
@@ -166,7 +147,7 @@ class RoutedCall:
                 return flatten(context.run(run, *args, **kwargs))
 
         outputs: list[Any]
-        outputs, made_spec = routed.compute(forward, "forward")
+        outputs, made_spec = self._executor.compute(routed, forward, "forward")
         if self._spec is not None:
             self._result_spec = made_spec
         self._roots = []
@@ -174,28 +155,28 @@ class RoutedCall:
 
     def _home(self, outputs: list[Any], anchor: torch.Tensor, outside: list[torch.Tensor]) -> list[Any]:
         """Moves results to the ranks whose rows they are, and makes the call a node of the caller's graph."""
-        routed = self._routed
-        wanted = routed.template.wanted() if self._spec is None else _differentiable(outputs)
+        routed = self.routed
+        tensors = {index: leaf for index, leaf in enumerate(outputs) if isinstance(leaf, torch.Tensor)}
+        wanted = (
+            routed.template.wanted()
+            if self._spec is None
+            else [index for index, tensor in tensors.items() if tensor.requires_grad]
+        )
         if self._roots is not None:
             self._roots = [outputs[index] for index in wanted]
-        places = [index for index, leaf in enumerate(outputs) if isinstance(leaf, torch.Tensor)]
-        moved = move(routed, self._routing, [outputs[index] for index in places], "forward", is_back=True)
-        home = dict(zip(places, moved, strict=True))
+        moved = move(routed, self._routing, list(tensors.values()), "forward", is_back=True)
+        home = dict(zip(tensors, moved, strict=True))
         if wanted:
-            *tensors, self.token = _Node.apply(self, [home[index] for index in wanted], anchor, *outside)
-            home.update(zip(wanted, tensors, strict=True))
+            *results, self.token = _Node.apply(self, [home[index] for index in wanted], anchor, *outside)
+            home.update(zip(wanted, results, strict=True))
         return [
             leaf if index not in home else home[index] if index in wanted else home[index].detach()
             for index, leaf in enumerate(outputs)
         ]
 
-    def _backward_here(self, roots: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        self._routed.compute(lambda: torch.autograd.backward(roots, grads, retain_graph=keep), "backward")
-
     def _check(self, outputs: list[Any], rows: int) -> None:
         """Holds the module to its template, on which ranks that do not run it rely."""
-        routed, template = self._routed, self._routed.template
+        routed, template = self.routed, self.routed.template
         returned = [
             (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in outputs
@@ -225,10 +206,6 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return None, None, None, *ctx.call.backward(grads[:-1])
-
-
-def _differentiable(leaves: Sequence[Any]) -> list[int]:
-    return [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
 def _scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:

@@ -23,11 +23,10 @@ from mosaic.engine.calls.placed_module import PendingBackwards
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.exchange import split_routed_kwargs
-from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.routed import CallRequest, RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
-from mosaic.ranks.parameters.tied import Compute, running
-from mosaic.ranks.world.progress import RankProgress, Traffic
+from mosaic.ranks.parameters.tied import running
+from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -95,8 +94,8 @@ class RankExecutor(ABC):
     # What host lanes and streams do in different ways.
 
     @abstractmethod
-    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what runs a module's own work on the lane of its slots."""
+    def compute(self, routed: RoutedModule, work: Callable[[], Any], phase: SentPhase) -> Any:
+        """Runs a module's own work of a phase on the lane of its slots; returns its result."""
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where a module's gradients are summed."""
@@ -113,30 +112,15 @@ class RankExecutor(ABC):
         """Readies a module's routes before the first step."""
 
     @abstractmethod
-    def _launch(
-        self,
-        routed: RoutedModule,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_there: bool,
-        waits: bool,
-        added: str = "",
-        obstacle: str | None = None,
-    ) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call; returns its result and the token of its backward.
+    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call; returns its result and the token of its backward."""
 
-        Args:
-            routed: The module.
-            run: Makes the module's own call.
-            args: Its arguments.
-            kwargs: Its named arguments.
-            is_there: Whether this rank calls it, rather than taking part without rows.
-            waits: Whether to wait for its forward, so that its errors are raised here.
-            added: A digest of arguments that the sample's step had not.
-            obstacle: Why it has to run where it is made, or None.
-        """
+    def _reason(self, request: CallRequest, *obstacles: str | None) -> str | None:
+        """Returns why a call has to run where it is made, or None."""
+        if request.error is not None:
+            return str(request.error)
+        closed = "its lanes are closed" if self.engine.closed else None
+        return next(filter(None, (request.obstacle, *obstacles, closed)), None)
 
     def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:  # noqa: B027  # optional
         """Called when a backward begins, with the reducers of what modules share."""
@@ -169,12 +153,10 @@ class RankExecutor(ABC):
         self._take_part(self._order[site.name])
         if self._called is not None:
             self._called.add(site.name)
-        routed = self.routed[site.name]
-        run, kwargs, added = split_routed_kwargs(run, kwargs, routed.keywords)
         # Outside of the model's own call there is no end of it at which errors are raised.
-        waits = self._called is None
+        waits, routed = self._called is None, self.routed[site.name]
         return self._noted(
-            self._launch(routed, run, args, kwargs, is_there=True, waits=waits, added=added, obstacle=site.obstacle)
+            CallRequest(routed=routed, run=run, args=args, kwargs=kwargs, waits=waits, obstacle=site.obstacle)
         )
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,10 +187,12 @@ class RankExecutor(ABC):
                 self._called.add(name)
                 self._passed_over.add(name)
                 routed = self.routed[name]
-                self._noted(self._launch(routed, routed.plain, *routed.without_rows(), is_there=False, waits=False))
+                args, kwargs = routed.without_rows()
+                self._noted(CallRequest(routed=routed, run=routed.plain, args=args, kwargs=kwargs, is_there=False))
 
-    def _noted(self, results: tuple[Any, torch.Tensor | None]) -> Any:
-        result, token = results
+    def _noted(self, request: CallRequest) -> Any:
+        """Makes a call, and notes the token of its backward."""
+        result, token = self._launch(request)
         if token is not None and self._called is not None:
             self._tokens.append(token)
         return result
@@ -324,7 +308,7 @@ class RankExecutor(ABC):
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""
         self.engine.clear_spans()
-        self.progress.clear_waits()
+        self.progress.waits.clear()
         self.traffic.clear()
 
     @property

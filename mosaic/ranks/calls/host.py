@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +28,10 @@ from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.ranks.calls.call import RoutedCall
-from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.routed import CallRequest, RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer
-from mosaic.ranks.parameters.tied import Compute, marked
+from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
@@ -62,72 +60,57 @@ class HostRankExecutor(RankExecutor):
         if routed.is_member:
             site.obstacle = routed.learned.obstacle
 
-    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        lane = self.lanes.lane(slots)
+    def compute(self, routed: RoutedModule, work: Callable[[], Any], phase: SentPhase) -> Any:
+        name, lane, start = routed.name, self.lanes.lane(routed.slots), time.perf_counter_ns()
 
-        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-            start = 0
+        def timed() -> Any:
+            nonlocal start
+            start = time.perf_counter_ns()
+            with self.progress.computing(name, phase), ProfilerRange(name, phase), marked(name):
+                return work()
 
-            def timed() -> Any:
-                nonlocal start
-                start = time.perf_counter_ns()
-                with as_lane(), self.progress.computing(name, phase), ProfilerRange(name, phase), marked(name):
-                    return work()
+        def on_its_lane() -> Any:
+            with as_lane():
+                return timed()
 
-            try:
-                if on_lane() and not self.engine.closed:
-                    return lane.submit(timed).wait()
-                start = time.perf_counter_ns()
-                with self.progress.computing(name, phase), ProfilerRange(name, phase), marked(name):
-                    return work()
-            finally:
-                self._log.note(name, phase, slots, self.progress.step, start)
+        try:
+            if on_lane() and not self.engine.closed:
+                return lane.submit(on_its_lane).wait()
+            return timed()
+        finally:
+            self._log.note(name, phase, routed.slots, self.progress.step, start)
 
-        return run
-
-    def _launch(
-        self,
-        routed: RoutedModule,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_there: bool,
-        waits: bool,
-        added: str = "",
-        obstacle: str | None = None,
-    ) -> tuple[Any, torch.Tensor | None]:
-        arguments = Arguments.take(args, kwargs, join_joined)
-        error, routes = error_of(routed, arguments.spec, arguments.leaves), routed.routes
-        site = self._sites[routed.name]
-        attributes = routed.set_since()
-        reason = str(error) if error is not None else interception() or obstacle or site.obstacle
-        if reason is None and arguments.opaque is not None:
-            reason = f"it takes a {arguments.opaque}, which may hide tensors"
-        if reason is None and self.engine.closed:
-            reason = "its lanes are closed"
-        make = partial(RoutedCall, self, routed, is_there=is_there, added=added, attributes=attributes, routes=routes)
+    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
+        routed, arguments = request.routed, Arguments.take(request.args, request.kwargs, join_joined)
+        request.check(arguments.spec, arguments.leaves)
+        site, call = self._sites[routed.name], RoutedCall(self, request, arguments.spec)
+        opaque = f"it takes a {arguments.opaque}, which may hide tensors" if arguments.opaque is not None else None
+        reason = self._reason(request, interception(), site.obstacle, opaque)
         if reason is not None:
-            spec = arguments.spec if error is not None and not routes else None
-            return self._run_here(make(run, error=error if routes else None, spec=spec), arguments.leaves, site, reason)
+            return self._run_here(call, arguments.leaves, site, reason)
         state = ModuleState.take(site.module)
         # What was set is likely to be set back right after the call; it cannot while the loop's thread waits.
-        waits = self.engine.awaits(site, state) or waits or bool(attributes) or routed.is_new or routed.writes
+        waits = (
+            self.engine.awaits(site, state)
+            or request.waits
+            or bool(request.attributes)
+            or routed.is_new
+            or routed.writes
+        )
         if routed.draws():
-            run = _drawing_anew(run)
+            request.run = _drawing_anew(request.run)
         kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
         if kind not in self._signatures:
             if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
                 self._signatures.clear()
             self._signatures[kind] = _signature_of(routed, *kind[1:])
-        signature, held = self._signatures[kind], state if routed.is_member and not waits else None
-        results = self.engine.launch(
-            site, _LaneCall(self, routed, site, make(run), arguments, signature, held), arguments
-        )
+        held = state if routed.is_member and not waits else None
+        lane_call = _LaneCall(self, site, call, arguments, self._signatures[kind], held)
+        results = self.engine.launch(site, lane_call, arguments)
         if waits and site.last_forward is not None:
             self.engine.wait(site.last_forward)
         token = results.pop() if len(results) > len(routed.template.leaves) else None
-        return routed.result_of(results), token
+        return call.nested(results), token
 
     def _run_here(
         self, call: RoutedCall, leaves: list[Any], site: PlacedModule, reason: str
@@ -187,7 +170,6 @@ class _LaneCall(Call):
     def __init__(
         self,
         executor: HostRankExecutor,
-        routed: RoutedModule,
         site: PlacedModule,
         call: RoutedCall,
         arguments: Arguments,
@@ -204,7 +186,7 @@ class _LaneCall(Call):
         super().__init__(executor.engine, site, forward, arguments, signature, None, origin=caller(), state=state)
         self.parameters = []
         self._on_ranks = executor
-        self._routed = routed
+        self._routed = call.routed
 
     def forward(self) -> list[torch.Tensor | None]:
         with self._on_ranks.in_step():

@@ -20,28 +20,35 @@ same place, and its slots become free: it ends. Calls on streams have one launch
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import InitVar, dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.errors import ModuleContractError
 from mosaic.find.restore import same
 from mosaic.ranks.parameters.gradients import GradientReducer
-from mosaic.ranks.parameters.tied import Compute
-from mosaic.ranks.rows.routing import Agreement
-from mosaic.ranks.world.progress import Traffic, Waiting
+from mosaic.ranks.rows.routing import RowRouting
+from mosaic.ranks.world.groups import carrier_of
+from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _COMPARED = (bool, int, float, str, type(None), torch.dtype)
 """Types of values with the same text in all processes."""
+
+ADDED = 2
+"""Marks a call with arguments that the sample's step had not."""
 
 _Reading = list[dict[str, Any]]
 """The attributes of each part."""
@@ -83,15 +90,30 @@ class Template:
         return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class RoutedModule:
-    """A module on ``members`` of the ranks."""
+    """A module on ``members`` of the ranks.
+
+    Attributes:
+        routes: Whether rows travel to its ranks; otherwise all ranks run it, each its own rows.
+        agreement: The last one of all ranks on a call.
+        writes: Whether a forward wrote attributes, globals, or variables that it encloses.
+        sample_wants: For each argument, whether it took a gradient in the sample's step.
+        anchor: An empty leaf that makes results differentiable where only its parameters are.
+        plain: Makes its own call.
+        is_member: Whether this rank runs it.
+    """
 
     name: str
     module: nn.Module
     """Other ranks than the members may have given up its parameters."""
     members: tuple[int, ...]
     """Ranks that run it."""
+    slots: tuple[int, ...]
+    """Those that it runs on."""
+    progress: RankProgress
+    traffic: Traffic
+    """Counts the bytes that are sent."""
     group: dist.ProcessGroup
     """All ranks; a communicator of its own."""
     control: dist.ProcessGroup
@@ -106,41 +128,15 @@ class RoutedModule:
     """Its call in the sample's step."""
     awaited: str | None
     """Why the caller waits for its forward, or None."""
-    compute: Compute
-    """Runs its forward and its backward."""
     reducer: GradientReducer | None
     """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
-    traffic: Traffic
-    """Counts the bytes that are sent."""
-    waiting: Waiting
-    """Records that a thread waits for other ranks."""
-
-    routes: bool = field(init=False)
-    """True if rows travel to its ranks; otherwise all ranks run it, each its own rows."""
-    agreement: Agreement | None = field(init=False, default=None)
-    """The last one of all ranks on a call."""
-    writes: bool = field(init=False, default=False)
-    """True if a forward wrote attributes, globals, or variables that it encloses."""
-    spec: Any = field(init=False)
-    """The nesting of arguments."""
-    keywords: frozenset[str] = field(init=False)
-    """Of arguments in the sample's step."""
-    sample_wants: list[bool] = field(init=False)
-    """For each argument, whether it took a gradient in the sample's step."""
-    anchor: torch.Tensor = field(init=False)
-    """An empty leaf that makes results differentiable where only its parameters are."""
-    plain: Callable[..., Any] = field(init=False)
-    """Makes its own call."""
-    rank: int = field(init=False)
-    size: int = field(init=False)
-    _attributes: Attributes = field(init=False)
-    _modes: tuple[bool, ...] = field(init=False)
-    _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
-    _sample: list[Any] = field(init=False)
 
     def __post_init__(self, sample: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.is_member = self.rank in self.members
         self.routes = len(self.members) < self.size
+        self.agreement: Agreement | None = None
+        self.writes = False
         self.plain = partial(nn.Module.__call__, self.module)
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
@@ -149,18 +145,26 @@ class RoutedModule:
             leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
-        self._attributes = Attributes(self.module)
+        self._attributes = _Attributes(self.module)
         self._modes = modes_of(self.module)
+        self._known: set[tuple[bool, ...]] = set()
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for a call that this rank has nothing for."""
         args, kwargs = unflatten(list(self._sample), self.spec)
         return args, kwargs
 
+    def rows_of(self, leaves: Sequence[Any]) -> int:
+        return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
+
+    @property
+    def _mode(self) -> tuple[bool, ...]:
+        return (torch.is_grad_enabled(), *modes_of(self.module))
+
     @property
     def is_new(self) -> bool:
         """True if it has not run here in its present mode, so that the attributes that it writes are unknown."""
-        return self.is_member and (torch.is_grad_enabled(), *modes_of(self.module)) not in self._known
+        return self.is_member and self._mode not in self._known
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -168,8 +172,7 @@ class RoutedModule:
         if not self.is_new:
             yield
             return
-        mode = (torch.is_grad_enabled(), *modes_of(self.module))
-        before, attributes = Surroundings(self.module), self._attributes.read()
+        mode, before, attributes = self._mode, Surroundings(self.module), self._attributes.read()
         yield
         self._attributes.note_own(attributes)
         self.writes |= before.changed() is not None
@@ -183,11 +186,14 @@ class RoutedModule:
         """Describes the attributes that others have set since the module was colocated; empty for none."""
         return self._attributes.set_since()
 
-    def result_of(self, leaves: Sequence[Any]) -> Any:
-        return unflatten(list(leaves), self.template.spec)
+    # Messages and gradients.
 
-    def rows_of(self, leaves: Sequence[Any]) -> int:
-        return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
+    def waiting(self, phase: SentPhase) -> AbstractContextManager[None]:
+        """Returns a block in which a thread waits for other ranks."""
+        return self.progress.waiting(self.name, phase)
+
+    def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return carrier_of(tensor, self.group, self.control)
 
     def start_reduction(self) -> None:
         """Starts the reduction of the gradients that the backward has not started itself; on members."""
@@ -206,10 +212,6 @@ class RoutedModule:
         return [self.group] if self.reducer is None else [self.group, self.reducer.group]
 
     @property
-    def is_member(self) -> bool:
-        return self.rank in self.members
-
-    @property
     def is_reducing(self) -> bool:
         return self.reducer is not None and self.reducer.is_running
 
@@ -219,7 +221,135 @@ class RoutedModule:
         return len(self.members) / self.size
 
 
-class Attributes:
+@dataclass(slots=True, kw_only=True)
+class CallRequest:
+    """This rank's part in a call of a routed module."""
+
+    routed: RoutedModule
+    run: Callable[..., Any]
+    """Makes the module's own call."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_there: bool = True
+    """True if this rank calls it, rather than taking part without rows."""
+    waits: bool = False
+    """True to wait for its forward, so that its errors are raised here."""
+    obstacle: str | None = None
+    """The reason why it has to run where it is made, or None."""
+    added: str = ""
+    """Digest of keyword arguments that the sample's step had not; has to be the same on all ranks."""
+    attributes: str = ""
+    """The attributes that were set in the module since it was colocated."""
+    error: ModuleContractError | None = None
+    """The reason why it cannot be routed: all ranks raise."""
+
+    def __post_init__(self) -> None:
+        """Takes out keyword arguments that hold no rows and go to the call as they are.
+
+        Their digest has shape and type of tensors: reading a value would make the host wait for a GPU.
+        """
+        self.attributes = self.routed.set_since()
+        known = self.routed.keywords
+        added = {name: value for name, value in self.kwargs.items() if name not in known and _holds_no_rows(value)}
+        if added:
+            values = [
+                (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf
+                for leaf in flatten(added)[0]
+            ]
+            self.run = partial(self.run, **added)
+            self.kwargs = {name: value for name, value in self.kwargs.items() if name not in added}
+            self.added = f"{sorted(added)} {values}"
+
+    def check(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
+        """Notes why a call with these arguments cannot be routed, if so."""
+        name = self.routed.name
+        remedy = f"on several ranks all calls have to be alike: colocate(..., exclude=[{name!r}])"
+        if spec != self.routed.spec:
+            self.error = ModuleContractError(
+                f"{name!r} is called with other arguments than in the sample's step; {remedy}"
+            )
+            return
+        cut = list(compress(leaves, self.routed.batched))
+        if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
+            kinds = ", ".join(type(leaf).__name__ for leaf in cut)
+            self.error = ModuleContractError(
+                f"{name!r} is called with {kinds} where the sample's step had tensors; {remedy}"
+            )
+        elif len({len(leaf) for leaf in cut}) > 1:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in cut)
+            self.error = ModuleContractError(
+                f"{name!r} is called with {shapes}, which had one leading dimension in the sample's step; {remedy}"
+            )
+
+
+def _holds_no_rows(value: Any) -> bool:
+    return all(
+        not isinstance(leaf, torch.Tensor) or (not leaf.dim() and not leaf.requires_grad) for leaf in flatten(value)[0]
+    )
+
+
+class Facts(NamedTuple):
+    """The facts of one rank's call."""
+
+    rows: int
+    is_there: int
+    """0, 1, or ``ADDED``."""
+    has_failed: int
+    values: int
+    """Digest of arguments that are no tensors."""
+    shapes: int
+    """Digest of shapes, without rows, and types of the arguments that have rows."""
+    attributes: int
+    """Digest of attributes that were set in the module since it was colocated."""
+    wants: tuple[int, ...]
+    """For each argument, whether it takes a gradient."""
+
+    @staticmethod
+    def of(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
+        routed = request.routed
+        if request.error is not None:
+            return Facts(0, 0, 1, 0, 0, 0, (0,) * len(routed.batched))
+        cut = list(compress(leaves, routed.batched))
+        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + request.added
+        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
+        value_digest, shape_digest, attribute_digest = (
+            zlib.crc32(text.encode()) for text in (values, shapes, request.attributes)
+        )
+        is_there = ADDED if request.added else int(request.is_there)
+        return Facts(len(cut[0]), is_there, 0, value_digest, shape_digest, attribute_digest, tuple(map(int, wants)))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (*self[:-1], *self.wants)
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[int]) -> Facts:
+        rows, is_there, has_failed, values, shapes, attributes, *wants = numbers
+        return Facts(rows, is_there, has_failed, values, shapes, attributes, tuple(wants))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The facts of a call on which all ranks agree."""
+
+    facts: tuple[Facts, ...]
+    """Of each rank's call."""
+    routing: RowRouting
+    row_bytes: int
+    """Bytes of one row of all arguments that go with the facts."""
+
+    @property
+    def there(self) -> list[bool]:
+        """The ranks that call the module; the others take part in the exchange."""
+        return [bool(facts.is_there) for facts in self.facts]
+
+    @property
+    def wanted(self) -> list[bool]:
+        """For each argument, whether it takes a gradient on any rank."""
+        return list(map(any, zip(*(facts.wants for facts in self.facts), strict=True)))
+
+
+class _Attributes:
     """The plain attributes of a module, which ranks compare; not what objects among them hold."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -49,11 +49,10 @@ from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.call import RoutedCall
-from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.routed import CallRequest, RoutedModule
 from mosaic.ranks.parameters.gradients import SumPlace
-from mosaic.ranks.parameters.tied import Compute, marked
+from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
@@ -80,26 +79,21 @@ class StreamRankExecutor(RankExecutor):
         self._zero_ns = _zero_ns(lanes)
 
     def _prepare(self, routed: RoutedModule) -> None:
-        if routed.is_member:
-            self._sites[routed.name] = PlacedModule(routed.name, routed.module, self._sites[routed.name].lane)
+        module = routed.module if routed.is_member else None
+        self._sites[routed.name] = PlacedModule(routed.name, module, self.lanes.lane(routed.slots))
         if self._anchor is None:
             self._anchor = torch.zeros(0, requires_grad=True, device=routed.template.device)
 
-    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what launches a module's own work where it is requested: the call is on its lane already."""
-        lane = self.lanes.lane(slots)
-        site = self._sites[name] = PlacedModule(name, None, lane)
-        timeline = self.engine.timeline
-
-        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase), marked(name):
-                start = timeline.mark()
-                with ProfilerRange(name, phase):
-                    result = work()
-            timeline.note_work(site, phase, self.progress.step, start)
-            return result
-
-        return run
+    def compute(self, routed: RoutedModule, work: Callable[[], Any], phase: SentPhase) -> Any:
+        """Launches a module's own work where it is requested: the call is on its lane already."""
+        name, site, timeline = routed.name, self._sites[routed.name], self.engine.timeline
+        settings = self.lanes.lane(routed.slots).under_settings()
+        with self.in_step(), as_lane(), settings, self.progress.computing(name, phase), marked(name):
+            start = timeline.mark()
+            with ProfilerRange(name, phase):
+                result = work()
+        timeline.note_work(site, phase, self.progress.step, start)
+        return result
 
     def reach(self, site: PlacedModule) -> None:
         self.engine.reach(self._sites.get(site.name, site))
@@ -107,46 +101,23 @@ class StreamRankExecutor(RankExecutor):
     def place(self, slots: tuple[int, ...]) -> LanePlace:
         return LanePlace(self.lanes.lane(slots), self.lanes.api.current_stream())
 
-    def _launch(
-        self,
-        routed: RoutedModule,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_there: bool,
-        waits: bool,
-        added: str = "",
-        obstacle: str | None = None,
-    ) -> tuple[Any, torch.Tensor | None]:
-        leaves, spec = flatten((args, kwargs))
-        error, routes = error_of(routed, spec, leaves), routed.routes
+    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
+        leaves, spec = flatten((request.args, request.kwargs))
+        request.check(spec, leaves)
+        call, name = RoutedCall(self, request, spec), request.routed.name
         anchor = self._before if self._before is not None else self._anchor
-        call = RoutedCall(
-            self,
-            routed,
-            run,
-            is_there=is_there,
-            added=added,
-            attributes=routed.set_since(),
-            routes=routes,
-            error=error if routes else None,
-            spec=spec if error is not None and not routes else None,
-        )
 
         def forward(*own: Any) -> list[Any]:
             results = call.forward(list(own), anchor)
             return [*results, call.token]
 
-        reason = str(error) if error is not None else obstacle or _obstacle()
-        if reason is None and self.engine.closed:
-            reason = "its lanes are closed"
+        reason = self._reason(request, _obstacle())
         with self.in_step():
             if reason is not None:
-                note_in_place(self.engine, routed.name, reason)
+                note_in_place(self.engine, name, reason)
                 *results, token = forward(*map_tensors(join_tensor, leaves))
             else:
-                *results, token = self.engine.launch(self._sites[routed.name], forward, tuple(leaves))
+                *results, token = self.engine.launch(self._sites[name], forward, tuple(leaves))
         if isinstance(token, StreamTensor):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:

@@ -14,7 +14,6 @@ from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_measure
 from mosaic.device import Device
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.options import Options
 from mosaic.engine.session import load_of_others, warn_of_no_profile
 from mosaic.errors import InfeasibleError, UndecidedError, UnstableMeasurementError
 from mosaic.files import load_as
@@ -24,24 +23,16 @@ from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profile import Profile
 from mosaic.profiler import (
-    ProfileCache,
-    ProfileSettings,
-    ProgressCallback,
     measure_ring,
     measure_route,
     profile_modules,
     repeat_batch,
     traffic_of,
 )
-from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run, with_reserved, without_reserved
 from mosaic.take_turns import TrialSettings
-
-RANK_TRIAL = TrialSettings(
-    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
-)
-"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +47,15 @@ class Candidates:
     """True if other processes used the CPU while rank 0 profiled."""
 
 
-def plans_of_first(
-    on: Prepared, options: Options, trial: TrialSettings | None, kept: ProfileCache | None = None
-) -> Candidates:
+def plans_of_first(session: RankSession, trial: TrialSettings | None) -> Candidates:
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
     The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
     """
-    world = on.world
+    world = session.world
     ring, route = measure_links(world)
     candidates = world.run_on_all(
-        lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
+        lambda: _planned(session, ring, route, trial) if world.rank == 0 else Candidates(plans=())
     )
     texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
@@ -79,31 +68,27 @@ def measure_links(world: World) -> tuple[Link, Link | None]:
     return ring, measure_route(world.device, group=world.everyone) if world.device.type == "cpu" else None
 
 
-def _planned(
-    on: Prepared,
-    ring: Link,
-    route: Link | None,
-    options: Options,
-    trial: TrialSettings | None,
-    kept: ProfileCache | None,
-) -> Candidates:
+def _planned(session: RankSession, ring: Link, route: Link | None, trial: TrialSettings | None) -> Candidates:
     """Profiles and solves; where there is no memory to profile, returns data-parallel training, and says why."""
-    model, finding, backend = on.model, on.finding, on.backend
-    profile, size = load_as(Profile, options.profile), on.world.size
+    request, finding, world = session.request, session.finding, session.world
+    backend, options, size = request.backend, request.options, world.size
+    profile = load_as(Profile, options.profile)
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     plain = partial(data_parallel_plan, finding.graph, backend.device, size, communication_slots=slots)
     if options.method == DATA_PARALLEL:
         return Candidates(plans=(plain(),), sentences=("nothing is measured: each module runs on all ranks",))
     try:
         if profile is None:
-            profile = profile_of_all(on, ring, options.profiling, options.progress, kept)
+            profile = profile_of_all(session, ring)
     except UnstableMeasurementError as error:
         if not options.may_fall_back:
             raise
         what_runs = "each module runs on all ranks, as in data-parallel training,"
-        note = warn_of_no_profile(f"{on.world.me} did not profile", what_runs, error)
+        note = warn_of_no_profile(f"{world.me} did not profile", what_runs, error)
         return Candidates(plans=(plain(),), sentences=(note,))
-    cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
+    cost = cost_of_ranks(
+        session.model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route
+    )
     plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
         candidates = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
@@ -112,6 +97,22 @@ def _planned(
     load = load_of_others(profile, options.profiling)
     is_rough = bool(load) and options.profile is None and backend.device.kind == "host"
     return replace(candidates, sentences=(*candidates.sentences, load), is_rough=is_rough) if load else candidates
+
+
+def profile_of_all(session: RankSession, ring: Link) -> Profile:
+    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``."""
+    size, finding, options = session.world.size, session.finding, session.request.options
+    return profile_modules(
+        session.model,
+        tuple(repeat_batch(subject, size) for subject in finding.subjects),
+        finding.graph,
+        session.request.backend,
+        degrees=degrees_to_measure(size),
+        network=ring,
+        cache=session.cache,
+        settings=options.profiling,
+        progress=options.progress,
+    )
 
 
 def cost_of_ranks(
@@ -151,28 +152,6 @@ def cost_of_ranks(
         included_ms=included_ms,
         with_reduction=sums_over_ring,
         routes=route,
-    )
-
-
-def profile_of_all(
-    on: Prepared,
-    ring: Link,
-    settings: ProfileSettings | None = None,
-    progress: ProgressCallback | None = None,
-    kept: ProfileCache | None = None,
-) -> Profile:
-    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``."""
-    size, finding = on.world.size, on.finding
-    return profile_modules(
-        on.model,
-        tuple(repeat_batch(subject, size) for subject in finding.subjects),
-        finding.graph,
-        on.backend,
-        degrees=degrees_to_measure(size),
-        network=ring,
-        cache=kept,
-        settings=settings,
-        progress=progress,
     )
 
 
@@ -229,14 +208,13 @@ def rank_plans_to_try(
         return Candidates(plans=(best,), sentences=(f"nothing is tried: {DATA_PARALLEL} training cannot run: {why}",))
     if _shape_of(plain) == _shape_of(best):
         return Candidates(plans=(best,), sentences=(f"nothing is tried: the plan is {DATA_PARALLEL} training",))
-    is_known = cost is not None and best.predicted_ms > 0 and plain.predicted_ms > 0
-    predicted = _predicted(plain, best)
-    gain = plain.predicted_ms / best.predicted_ms if is_known else None
-    if gain is not None and gain < settings.smallest_gain:
+    if cost is None or not (best.predicted_ms > 0 and plain.predicted_ms > 0):
+        return Candidates(plans=(plain, best), sentences=(_layout(best),))
+    times = ", ".join(f"{plan.search.method} {plan.predicted_ms:.2f} ms" for plan in (plain, best))
+    predicted = f"predicted for modules and what they send: {times}; what Python takes to hand calls over is not in it"
+    if plain.predicted_ms / best.predicted_ms < settings.smallest_gain:
         why = f"nothing is tried: below {settings.smallest_gain:g} times as fast, {DATA_PARALLEL} training runs"
         return Candidates(plans=(plain,), sentences=(why, predicted))
-    if cost is None or gain is None:
-        return Candidates(plans=(plain, best), sentences=(_layout(best),))
     return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
 
 
@@ -246,25 +224,21 @@ def _shape_of(plan: Plan) -> Hashable:
     Which device is which makes none, since ranks are alike; nor does the order of stages: the loop's own order counts.
     """
     numbers: dict[int, int] = {}
-    for placed in sorted(plan.placements, key=lambda one: one.module):
+    for placed in sorted(plan.placements, key=lambda placement: placement.module):
         for device in sorted(placed.devices):
             numbers.setdefault(device, len(numbers))
     return frozenset(
         frozenset(
-            (one.module, one.quota, frozenset(numbers[device] for device in one.devices)) for one in stage.placements
+            (placed.module, placed.quota, frozenset(numbers[device] for device in placed.devices))
+            for placed in stage.placements
         )
         for stage in plan.stages
     )
 
 
-def _predicted(*plans: Plan) -> str:
-    times = ", ".join(f"{plan.search.method} {plan.predicted_ms:.2f} ms" for plan in plans)
-    return f"predicted for modules and what they send: {times}; what Python takes to hand calls over is not in it"
-
-
 def _layout(plan: Plan) -> str:
     stages = (
-        " + ".join(f"{one.module}:{one.quota} on {','.join(map(str, one.devices))}" for one in stage.placements)
+        " + ".join(f"{each.module}:{each.quota} on {','.join(map(str, each.devices))}" for each in stage.placements)
         for stage in plan.stages
     )
     return f"the plan of {plan.search.method}: {' | '.join(stages)}"

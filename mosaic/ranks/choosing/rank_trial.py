@@ -22,64 +22,70 @@ from mosaic.engine.finding.find import runner_of
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
-from mosaic.ranks.running.activate import Activated, open_runs, place
-from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.running.place import open_executor, place
+from mosaic.ranks.session import RankPlan, RankSession
 from mosaic.ranks.world.cancel import CancelToken
-from mosaic.take_turns import Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
+from mosaic.take_turns import StepClock, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 
 
-def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> tuple[Plan, TrialReport]:
+def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettings) -> tuple[Plan, TrialReport]:
     """Returns the plan to run, and what was measured; every rank calls it with the same plans and gets the same.
 
     Raises:
         RankFailedError: Another rank has failed; names it.
     """
-    world, clock = on.world, settings.clock or clock_of(on.backend)
+    world, clock = session.world, settings.clock or clock_of(session.request.backend)
     turns = Turns(settings, [plan.search.method for plan in plans], trains=False)
-    with preserved(on.model, on.sample, alone=on.finding.subjects, elsewhere=True):
-        number = 0
+    number = 0
+    with preserved(session.model, session.request.sample, alone=session.finding.subjects, elsewhere=True):
         while isinstance(visit := turns.next_visit(), Visit):
-            failed = _visit(on, plans[visit.candidate], number, visit.num_steps, turns, clock, len(plans))
+            failed = _visit(
+                session, plans[visit.candidate], visit.num_steps, turns, clock, number, is_warm=number >= len(plans)
+            )
             if failed is not None:
                 turns.exclude(visit.candidate, f"could not run: {failed}")
             number += 1
     world.progress.calls = world.progress.step = 0
-    world.progress.clear_waits()
-    return plans[world.broadcast(visit.winner)], _report(turns, visit)
+    world.progress.waits.clear()
+    steps = f"{turns.num_steps} steps of the sample before the loop, {turns.took_ms:.1f} ms"
+    head = f"trial: {visit.reason} ({steps}; forward and backward, without an optimizer)"
+    _LOG.info("%s", head)
+    turns.lost_ms = turns.took_ms  # no step trained
+    return plans[world.broadcast(visit.winner)], turns.report(head, visit)
 
 
 def _visit(
-    on: Prepared, plan: Plan, number: int, num_steps: int, turns: Turns, clock: StepClock, num_plans: int
+    session: RankSession, plan: Plan, num_steps: int, turns: Turns, clock: StepClock, number: int, *, is_warm: bool
 ) -> str | None:
     """Prepares a plan and takes steps until its turn is over; returns why it cannot run, or None."""
-    world = on.world
-    opened, error = None, None
+    world = session.world
+    executor, reason = None, None
     try:
-        opened = open_runs(on, plan, is_warm=number >= num_plans)
-    except Exception as failure:  # of any kind: all ranks have to hear of it
-        error = failure
-    failed = _joined(world.all_gather(None if error is None else _text_of(error)))
-    if opened is None or failed is not None:
-        if opened is not None:
-            opened.runs.close()
+        executor = open_executor(session, plan, is_warm=is_warm)
+    except Exception as error:  # of any kind: all ranks have to hear of it
+        reason = _text_of(error)
+    failed = _joined(world.all_gather(reason))
+    if executor is None or failed is not None:
+        if executor is not None:
+            executor.close()
         return failed
     world.max_ctas = plan.communication_sms or None
     with world.groups.lending() as loan:
-        activated = place(on, plan, opened, gives_up=False)
+        placed = place(session, plan, executor, gives_up=False)
     with world.cancel_token(f"trial/{number}", loan.groups) as token:
-        failed = _steps(on, activated, num_steps, turns, clock, token)
+        failed = _steps(session, placed, num_steps, turns, clock, token)
     (world.groups.give_back if failed is None else world.groups.destroy)(loan)
     return failed
 
 
 def _steps(
-    on: Prepared, activated: Activated, num_steps: int, turns: Turns, clock: StepClock, token: CancelToken
+    session: RankSession, placed: RankPlan, num_steps: int, turns: Turns, clock: StepClock, token: CancelToken
 ) -> str | None:
-    model, world, run = on.model, on.world, runner_of(on.model, on.sample)
-    attachment = Attachment(model, on.finding, before_call=lambda: None)
-    attachment.begin(activated.placed, None)
+    model, world, run = session.model, session.world, runner_of(session.model, session.request.sample)
+    attachment = Attachment(model, session.finding, before_call=lambda: None)
+    attachment.begin(placed, None)
     try:
         world.all_gather(None)  # so that the first step, too, begins with all ranks ready
         for _ in range(num_steps):
@@ -87,14 +93,14 @@ def _steps(
             try:
                 start = clock.mark()
                 sample_step(run)
-                activated.placed.executor.settle()
+                placed.executor.settle()
                 end = clock.mark()
                 clock.settle()
                 took_ms = clock.ms_between(start, end)
             except RankFailedError:
                 raise
-            except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
-                text = _text_of(failure)
+            except Exception as error:  # of any kind: the plan loses, and all ranks have to hear of it
+                text = _text_of(error)
                 reason = text if token.cancel(text) else None  # else this one failed since another did
             for parameter in model.parameters():
                 parameter.grad = None
@@ -118,11 +124,3 @@ def _text_of(error: BaseException) -> str:
 def _joined(reasons: Sequence[str | None]) -> str | None:
     """Returns the reasons of all ranks that have one; None for none."""
     return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None) or None
-
-
-def _report(turns: Turns, decision: Decision) -> TrialReport:
-    steps = f"{turns.num_steps} steps of the sample before the loop, {turns.took_ms:.1f} ms"
-    head = f"trial: {decision.reason} ({steps}; forward and backward, without an optimizer)"
-    _LOG.info("%s", head)
-    turns.lost_ms = turns.took_ms  # no step trained
-    return turns.report(head, decision)

@@ -8,21 +8,17 @@ the whole backward is over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.profiler import Subject
-from mosaic.ranks.world.progress import SentPhase
 
 Members = tuple[int, ...]
-Compute = Callable[[Callable[[], Any], SentPhase], Any]
-"""Runs work of a phase where a module's quota is, and returns its result."""
 
 _RUNNING = threading.local()
 

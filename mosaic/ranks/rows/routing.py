@@ -81,21 +81,6 @@ class RowRouting:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The facts of a call on which all ranks agree."""
-
-    facts: tuple[tuple[int, ...], ...]
-    """Of each rank's call."""
-    there: tuple[bool, ...]
-    """The ranks that call the module; the others take part in the exchange."""
-    wanted: tuple[bool, ...]
-    """For each argument, whether it takes a gradient on any rank."""
-    routing: RowRouting
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the facts."""
-
-
 @lru_cache(maxsize=64)
 def routing_of(held: tuple[int, ...], members: tuple[int, ...]) -> RowRouting:
     """Returns the routing of a call, remembered: most steps cut their batches alike."""

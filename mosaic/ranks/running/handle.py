@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,17 @@ from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back, tensors_of
-from mosaic.ranks.parameters.tied import Holdings, Members
-from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
+from mosaic.ranks.parameters.tied import Members
+from mosaic.ranks.rows.sampler import RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import computed_spans, trace_of
-from mosaic.ranks.world.groups import GroupLoan
+from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
-from mosaic.take_turns import TrialReport
 
 _LOG = logging.getLogger("mosaic")
 _REMINDERS = (100, 1000)
 """Steps after which rank 0 says that a profile was disturbed by other processes."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RankSession(Session):
-    """A session on one of several ranks."""
-
-    holdings: Holdings = field(init=False)
-    """The ranks that hold each tensor of the model."""
-    feeds: tuple[Feed, ...] = ()
-    """Bytes of modules' rows."""
-    report: TrialReport = field(init=False)
-    """Of the plans that were tried."""
-    loan: GroupLoan = field(init=False)
-    """The plan's communicators."""
 
 
 class RankHandle(Handle):
@@ -119,7 +103,7 @@ class RankHandle(Handle):
                     self._is_whole = True
                 session = self._prepare(request)
                 with session.timed("move"):
-                    _move_states(optimizers, before, session.holdings.by_id, world)
+                    _move_states(optimizers, before, session.placed.holdings.by_id, world)
             except BaseException as error:
                 error.add_note("handle.replan() failed and this handle is done; go on from a checkpoint, on every rank")
                 self._is_whole = self._is_over = True  # there is nothing that could be brought together
@@ -194,12 +178,10 @@ class RankHandle(Handle):
             RankFailedError: Another rank has failed; names it.
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
-        trace_of(computed_spans(self.timeline().spans, self._origin_ns), self.world).write(path)
+        executor = self._executor
+        spans = [] if executor is None else computed_spans(self.timeline().spans, executor.origin_ns)
+        trace_of(spans, self.world).write(path)
         return path
-
-    @property
-    def _origin_ns(self) -> int:
-        return 0 if self._executor is None else self._executor.origin_ns
 
     def _make_ranks(self) -> World:
         return self.world
@@ -247,7 +229,7 @@ class RankHandle(Handle):
             seed: Of the order; the same on all ranks.
             drop_last: Whether to leave out samples that make no whole batch.
         """
-        shares = rows_to_load(global_batch, self.world.size, self._session.feeds, least=least)
+        shares = rows_to_load(global_batch, self.world.size, self._session.placed.feeds, least=least)
         if max(shares) - min(shares) > 1 and isinstance(self._executor, RankExecutor):
             self._executor.route_all()
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
@@ -285,7 +267,9 @@ class RankHandle(Handle):
 
     @property
     def _divided(self) -> frozenset[int]:
-        return frozenset(key for key, ranks in self._session.holdings.by_id.items() if len(ranks) < self.world.size)
+        return frozenset(
+            key for key, ranks in self._session.placed.holdings.by_id.items() if len(ranks) < self.world.size
+        )
 
     @property
     def _counted_here(self) -> dict[int, bool]:
@@ -305,11 +289,11 @@ class RankHandle(Handle):
             )
 
     def _source_of(self, name: str) -> int:
-        return self._session.holdings.by_name.get(name, (0,))[0]
+        return self._session.placed.holdings.by_name.get(name, (0,))[0]
 
     def _whole(self, name: str, tensor: torch.Tensor, source: int | None = None) -> torch.Tensor:
         """Returns a copy of a tensor, with its values on a rank that holds it; on the first by default."""
-        device = self._session.holdings.devices.get(name, self.world.device)
+        device = self._session.placed.holdings.devices.get(name, self.world.device)
         source = self._source_of(name) if source is None else source
         whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         with self.world.progress.waiting(THE_LOOP, "agreement"):

@@ -40,8 +40,6 @@ from mosaic.ranks.parameters.elsewhere import Elsewhere, GivenUp
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
 
-_Undo = Callable[[], None]
-
 _JOINT = {
     "LBFGS": "steps all parameters as one",
     "ZeroRedundancyOptimizer": "spreads parameters over the ranks, where Mosaic has done that",
@@ -80,7 +78,7 @@ class _Patches:
 
     def __init__(self) -> None:
         self._handles: weakref.WeakSet[ReducedModel] = weakref.WeakSet()
-        self._undo: list[_Undo] = []
+        self._undo: list[Callable[[], None]] = []
 
     def enter(self, handle: ReducedModel) -> None:
         self._handles.add(handle)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -17,58 +17,12 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
-from mosaic.engine.session import refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.rows.batched import rows_of, with_batch
 from mosaic.ranks.world.groups import check_place, own_gpu
-from mosaic.ranks.world.world import World
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A model on this rank, before there is a plan."""
-
-    model: nn.Module
-    """The model, whole on every rank."""
-    sample: Sample
-    """This rank's batch."""
-    finding: Finding
-    """Its modules."""
-    batched: Mapping[str, tuple[bool, ...]]
-    """For each module, which of its arguments have a row for each sample."""
-    learned: Mapping[str, tuple[Template, Signature]]
-    """For each module its result, and what its call showed."""
-    world: World
-    """The ranks."""
-    backend: Backend
-    """The backend of this rank."""
-
-
-def prepare(
-    world: World,
-    model: nn.Module,
-    sample: Sample,
-    backend: Backend,
-    *,
-    modules: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-) -> Prepared:
-    """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
-    finding, batched = world.run_on_all(lambda: _found_with_rows(model, sample, modules, exclude))
-    world.run_on_all(lambda: refuse_graphs_of_compiler(finding, backend))
-    learned = world.run_on_all(lambda: {subject.name: _learned(model, subject) for subject in finding.subjects})
-    return Prepared(
-        model=model,
-        sample=sample,
-        finding=finding,
-        batched=batched,
-        learned=learned,
-        world=world,
-        backend=backend,
-    )
 
 
 def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:
@@ -91,21 +45,16 @@ def cores_of_rank(rank: int | None = None, ranks: int | None = None) -> tuple[in
     return cores[start : start + each]
 
 
-def find_for_ranks(
+def find_with_rows(
     model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
-) -> Finding:
-    """Finds modules; what they share with others is no obstacle here.
+) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
+    """Returns the modules, and for each which of its arguments have a row for each sample.
+
+    Modules that share something with others are no obstacle here.
 
     Raises:
         UnsupportedModelError: A module cannot be split over ranks.
     """
-    return _found_with_rows(model, sample, modules, exclude)[0]
-
-
-def _found_with_rows(
-    model: nn.Module, sample: Sample, modules: Sequence[str] | None, exclude: Sequence[str]
-) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
-    """Returns the modules, and for each which of its arguments have a row for each sample."""
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
     for subject in finding.subjects:
@@ -139,7 +88,7 @@ def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
             )
 
 
-def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
+def learn_call(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
     """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
     settings = subject.settings if subject.settings is not None else nullcontext
     with preserved(model, alone=(subject,)), torch.enable_grad(), settings():

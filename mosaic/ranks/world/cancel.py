@@ -24,11 +24,7 @@ _TAG = 0x6D6F73  # of messages that no rank sends
 
 
 class CancelledError(MosaicError):
-    """Another rank has cancelled what all ranks do together.
-
-    Attributes:
-        rank: The rank that did.
-    """
+    """Another rank has cancelled what all ranks do together."""
 
     def __init__(self, message: str, *, rank: int) -> None:
         super().__init__(message)
@@ -84,21 +80,21 @@ class CancelToken:
                 self._is_aborted = True
                 abort_within(self._groups, self._grace_s)
 
-    def _reason(self) -> str | None:
+    def _reason(self) -> str:
         try:
-            return self._store.get(self._key).decode() if self._store.check([self._key]) else None
+            return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
         except (RuntimeError, OSError):  # the process that holds the store is gone
-            return None
+            return ""
 
     def _poll(self) -> None:
         while not self._over.wait(_POLL_S):
-            if self._reason() is not None:
+            if self._reason():
                 self.abort()
                 return
 
     def _explained(self, error: RuntimeError) -> BaseException:
-        reason = self._reason() if is_communication_error(error) else None
-        if reason is None:
+        reason = self._reason() if is_communication_error(error) else ""
+        if not reason:
             return self._hooks[0](error)
         return CancelledError(f"rank {reason}", rank=int(reason.partition(" ")[0]))
 

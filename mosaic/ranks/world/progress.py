@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch.distributed as dist
@@ -61,18 +60,15 @@ class Place(NamedTuple):
     """Seconds that it has been doing this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Time for which a thread waited for other ranks."""
+class Wait(NamedTuple):
+    """Time for which a thread waited for other ranks, on ``time.perf_counter_ns``."""
 
     module: str
     """Module whose rows or gradients it waited for."""
-    phase: str
-    """The part of the step: a ``WaitedPhase``."""
+    phase: WaitedPhase
     step: int
     """Backwards that had ended before."""
     start_ns: int
-    """On ``time.perf_counter_ns``, as ``end_ns``."""
     end_ns: int
 
 
@@ -112,9 +108,6 @@ class RankProgress:
             finally:
                 self.waits.append(Wait(module, phase, self.step, start, time.perf_counter_ns()))
 
-    def clear_waits(self) -> None:
-        self.waits.clear()
-
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""
         return self._doing(self._computing, module, phase, time.perf_counter_ns())
@@ -132,13 +125,10 @@ class RankProgress:
     @property
     def now(self) -> Place:
         """The present place; of several threads, what computes counts before what waits, and long before short."""
-        for doing, table in (("computing", self._computing), ("waiting in", self._waiting)):
-            entries = sorted(table.values(), key=lambda entry: entry[2])
-            if entries:
-                return self._place(doing, *entries[0])
-        return self._place("in the loop's own code after", *self._last)
-
-    def _place(self, doing: str, module: str, phase: str, since_ns: int) -> Place:
+        doing, (module, phase, since_ns) = "in the loop's own code after", self._last
+        for activity, table in (("waiting in", self._waiting), ("computing", self._computing)):
+            if entries := list(table.values()):
+                doing, (module, phase, since_ns) = activity, min(entries, key=lambda entry: entry[2])
         is_waiting, for_s = doing == "waiting in", (time.perf_counter_ns() - since_ns) / 1e9
         if not self.calls and module in ("", THE_LOOP):
             text = "before its first step" + (", waiting for all ranks to agree" if is_waiting else "")

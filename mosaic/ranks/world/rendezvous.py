@@ -7,8 +7,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -20,8 +20,7 @@ _LAST_S = 1.0
 """Seconds that rank 0, which may hold the store, stays after a failed rendezvous."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """The process of one rank."""
 
     rank: int
@@ -32,54 +31,44 @@ class Member:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
-    """All ranks after their rendezvous."""
+def rendezvous(store: Store, rank: int, size: int, *, timeout_s: float) -> tuple[tuple[Member, ...], Store]:
+    """Waits until all ranks have written themselves to the store.
 
-    ranks: tuple[Member, ...]
-    store: Store
-    """A part of the store that no other rendezvous uses."""
+    Keys contain the number of torchrun's restart, and how often all ranks have met before.
 
-    @staticmethod
-    def gather(store: Store, rank: int, size: int, *, timeout_s: float) -> Members:
-        """Waits until all ranks have written themselves to the store.
+    Returns:
+        All ranks, and a part of the store that no other rendezvous uses.
 
-        Keys contain the number of torchrun's restart, and how often all ranks have met before.
-
-        Raises:
-            BackendUnavailableError: Some ranks have not come; names them. Or the store is gone.
-        """
-        try:
-            attempt = PrefixStore(f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            own = PrefixStore(f"{(attempt.add('arrivals', 1) - 1) // size}", attempt)
-            own.set(f"member/{rank}", json.dumps(asdict(Member(rank=rank, host=socket.gethostname(), pid=os.getpid()))))
-            keys = [f"member/{other}" for other in range(size)]
-            deadline = time.monotonic() + timeout_s
-            while not own.check(keys):
-                if time.monotonic() > deadline:
-                    absent = [other for other, key in enumerate(keys) if not own.check([key])]
-                    if rank == 0:
-                        time.sleep(_LAST_S)
-                    raise _absent_error(absent, size, timeout_s)
-                time.sleep(_POLL_S)
-            return Members(ranks=tuple(Member(**json.loads(own.get(key))) for key in keys), store=own)
-        except dist.DistError as error:
-            raise BackendUnavailableError(
-                "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; read what "
-                "it printed",
-                found=str(error).splitlines()[0],
-                needed="all ranks to call mosaic.colocate",
-            ) from error
-
-
-def _absent_error(absent: list[int], size: int, timeout_s: float) -> BackendUnavailableError:
-    several = len(absent) > 1
-    return BackendUnavailableError(
-        f"rank{'s' if several else ''} {', '.join(map(str, absent))} {'have' if several else 'has'} not come after "
-        f"{timeout_s:g} s; read what these processes printed, or raise timeout_s if they only start slowly",
-        found=f"{size - len(absent)} of {size} ranks",
-        needed="all of them to call mosaic.colocate",
-    )
+    Raises:
+        BackendUnavailableError: Some ranks have not come; names them. Or the store is gone.
+    """
+    try:
+        attempt = PrefixStore(f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        own = PrefixStore(f"{(attempt.add('arrivals', 1) - 1) // size}", attempt)
+        own.set(f"member/{rank}", json.dumps(Member(rank, socket.gethostname(), os.getpid())))
+        keys = [f"member/{other}" for other in range(size)]
+        deadline = time.monotonic() + timeout_s
+        while not own.check(keys):
+            if time.monotonic() > deadline:
+                absent = [str(other) for other, key in enumerate(keys) if not own.check([key])]
+                if rank == 0:
+                    time.sleep(_LAST_S)
+                raise BackendUnavailableError(
+                    f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(absent)} "
+                    f"{'has' if len(absent) == 1 else 'have'} not come after {timeout_s:g} s; read what these "
+                    "processes printed, or raise timeout_s if they only start slowly",
+                    found=f"{size - len(absent)} of {size} ranks",
+                    needed="all of them to call mosaic.colocate",
+                )
+            time.sleep(_POLL_S)
+        return tuple(Member(*json.loads(own.get(key))) for key in keys), own
+    except dist.DistError as error:
+        raise BackendUnavailableError(
+            "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; read what "
+            "it printed",
+            found=str(error).splitlines()[0],
+            needed="all ranks to call mosaic.colocate",
+        ) from error
 
 
 def open_store(rank: int, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Store:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ from mosaic.ranks.world.groups import (
 )
 from mosaic.ranks.world.heartbeat import Heartbeats
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
-from mosaic.ranks.world.rendezvous import Members, open_store
+from mosaic.ranks.world.rendezvous import open_store, rendezvous
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 1800.0
@@ -96,8 +96,7 @@ class World:
             raise BackendUnavailableError(
                 "there is no process group", found="no torch.distributed", needed="a start by torchrun"
             )
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.progress = RankProgress()
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
@@ -105,17 +104,16 @@ class World:
             set_launch_order(os.environ, num_collectives=num_nccl_collectives())
         # A connection of its own: calls that wait hold up no others.
         store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
-        members = Members.gather(store, self.rank, self.size, timeout_s=timeout_s)
-        self.me, self.store = members.ranks[self.rank], members.store
+        members, self.store = rendezvous(store, self.rank, self.size, timeout_s=timeout_s)
+        self.me = members[self.rank]
         self.groups = GroupPool(self._made, self._forget)
         self._grace_s = (watch or RankSettings()).grace_s
         self._heartbeats: Heartbeats | None = None
         if watch is not None and self.size > 1:
-            self._heartbeats = Heartbeats(members, self.rank, self.progress, watch)
-            self._heartbeats.start()
-        self._timeout = datetime.timedelta(seconds=timeout_s)
+            self._heartbeats = Heartbeats(members, self.store, self.rank, self.progress, watch)
+        self._timeout = timedelta(seconds=timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.
-        self._patience = datetime.timedelta(seconds=max(timeout_s, PATIENCE_S))
+        self._patience = timedelta(seconds=max(timeout_s, PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
         with self.opening():
             self._control = self._new_group(self._patience)
@@ -145,7 +143,7 @@ class World:
                     needed=", ".join(_VARIABLES),
                 )
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            store = Members.gather(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s).store
+            _, store = rendezvous(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s)
             store.set(f"device/{rank}", _gpu_of(device))
             gpus = [store.get(f"device/{other}").decode() for other in range(size)]
             dist.init_process_group(
@@ -153,7 +151,7 @@ class World:
                 store=PrefixStore("default_pg", store),
                 rank=rank,
                 world_size=size,
-                timeout=datetime.timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=timeout_s),
                 # NCCL connects no two ranks on one GPU; the world names them.
                 device_id=device if device.type == "cuda" and all(gpus) and len(set(gpus)) == size else None,
             )
@@ -172,13 +170,15 @@ class World:
         try:
             yield
         except BaseException as error:
-            self.close(error)
+            if self._heartbeats is not None:
+                self._heartbeats.declare_own(error)
+            self.close()
             raise
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Ends the heartbeats; the others read that this rank is done, or why it could not begin."""
+    def close(self) -> None:
+        """Ends the heartbeats; the others read that this rank is done."""
         if self._heartbeats is not None:
-            self._heartbeats.stop(error)
+            self._heartbeats.stop()
 
     # Groups.
 
@@ -215,7 +215,7 @@ class World:
                 connect(group, self.device)
         return group
 
-    def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
+    def _new_group(self, timeout: timedelta, *, backend: str = "gloo", **options: Any) -> Any:
         """Makes a group, which is aborted when this rank ends with an error."""
         with no_splits():
             device = None if backend == "gloo" else self.device
@@ -267,20 +267,16 @@ class World:
 
     def check_devices(self, device: tuple[str, str]) -> None:
         """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one."""
-        devices = [tuple(each) for each in self.all_gather(device)]
-        others = [f"rank {rank} on {kind}" for rank, (kind, _) in enumerate(devices) if kind != devices[0][0]]
-        if others:
+        kinds, names = zip(*self.all_gather(device), strict=True)
+        unlike = [f"rank {rank} on {kind}" for rank, kind in enumerate(kinds) if kind != kinds[0]]
+        if unlike:
             raise BackendUnavailableError(
                 "all ranks have to be on GPUs, or none; move the model to cuda:$LOCAL_RANK on every rank",
-                found="; ".join(others),
-                needed=f"{devices[0][0]} as on rank 0",
+                found="; ".join(unlike),
+                needed=f"{kinds[0]} as on rank 0",
             )
-        names = [name for _, name in devices]
-        shared = [
-            f"rank {rank} is on that of rank {names.index(name)}"
-            for rank, name in enumerate(names)
-            if name and names.index(name) != rank
-        ]
+        firsts = [names.index(name) if name else rank for rank, name in enumerate(names)]
+        shared = [f"rank {rank} is on that of rank {first}" for rank, first in enumerate(firsts) if first != rank]
         if shared:
             raise BackendUnavailableError(
                 "each rank needs a GPU of its own; move the model to cuda:$LOCAL_RANK on every rank",
@@ -293,10 +289,10 @@ class World:
         ranks: list[dict[str, Any]] = self.all_gather(dict(facts))
         inputs = [theirs.pop("inputs") for theirs in ranks]
         differing = [
-            f"rank {rank} has {name}={theirs[name]!r}"
+            f"rank {rank} has {name}={value!r}"
             for rank, theirs in enumerate(ranks)
-            for name in ranks[0]
-            if theirs[name] != ranks[0][name]
+            for name, value in theirs.items()
+            if value != ranks[0][name]
         ]
         if differing:
             raise BackendUnavailableError(
@@ -304,15 +300,15 @@ class World:
                 found="; ".join(differing),
                 needed="; ".join(f"{name}={value!r}" for name, value in ranks[0].items()) + " as on rank 0",
             )
-        rank = next((rank for rank, theirs in enumerate(inputs) if theirs != inputs[0]), None)
-        if rank is not None:
-            found, needed = next((a, b) for a, b in zip(inputs[rank], inputs[0], strict=True) if a != b)
-            raise BackendUnavailableError(
-                "the ranks' samples are of different shapes or types; give each rank a sample with the same number of "
-                "rows, padded to one length",
-                found=f"{found} on rank {rank}",
-                needed=f"{needed} as on rank 0",
-            )
+        for rank, theirs in enumerate(inputs):
+            for input_here, input_there in zip(theirs, inputs[0], strict=True):
+                if input_here != input_there:
+                    raise BackendUnavailableError(
+                        "the ranks' samples are of different shapes or types; give each rank a sample with the same "
+                        "number of rows, padded to one length",
+                        found=f"{input_here} on rank {rank}",
+                        needed=f"{input_there} as on rank 0",
+                    )
 
     def check_same_plan(self, fingerprint: str, num_devices: int) -> None:
         plans = self.all_gather((fingerprint, num_devices))

@@ -19,7 +19,7 @@ from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.ranks.running.prepare import find_for_ranks
+from mosaic.ranks.running.prepare import find_with_rows
 from mosaic.retrain.exits import StopRequests
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained
 from mosaic.retrain.worker.environment import environment_here
@@ -114,7 +114,7 @@ class Training:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
         batch, model = self._group.moved(self._first_micro_batches()[0].data), self.model
         try:
-            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
+            find_with_rows(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
 

@@ -11,7 +11,7 @@ import torch
 from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from mosaic.backends.host import HostBackend
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from mosaic.pipelining.layers import Feed, Layer, PipelineModel, Strategy
 
 

@@ -56,7 +56,7 @@ def test_a_loop_without_memory_for_measurements_runs_as_it_was_and_says_so(
     def exhaust(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(measuring, "run_step", exhaust)
+    monkeypatch.setattr(measuring, "_batch", exhaust)
     handle = begin(model)
     assert type(model.left) is Trap
     assert "'left' ran at no quota; it raised out of memory: no more. Mend" in handle.describe()

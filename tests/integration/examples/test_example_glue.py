@@ -26,7 +26,7 @@ def check(arguments: list[str]) -> Ran:
 
 
 def test_a_glued_model_that_is_frozen_in_part_is_equal_and_saved_as_it_was_trained(tmp_path: Path):
-    arguments = ["--steps", "3", "--rows", "4", "--save", str(tmp_path)]
+    arguments = ["--steps", "3", "--rows", "4", "--device", "cpu", "--save", str(tmp_path)]
     ran = check([*arguments, "--freeze", "vision.model", "audio.model"])
     trained: MultimodalModel = ran.returned[0]
     found = MultimodalModel.from_pretrained(tmp_path, callbacks={"audio.after": trained.audio.after})

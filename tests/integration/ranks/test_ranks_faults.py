@@ -125,4 +125,3 @@ def test_the_doctor_names_the_slow_rank_of_a_run(outcomes: dict[str, list[Ended]
     slowest = found.slow[0]  # other processes of the machine may hold the other rank up, but not by as much
     assert (slowest.rank, slowest.slow[0].module) == (1, "audio"), found
     assert slowest.slow[0].here_ms > 5 * slowest.slow[0].elsewhere_ms, found
-    assert found.ranks[0].wait_ms > found.ranks[1].wait_ms, "the other rank waits for it"

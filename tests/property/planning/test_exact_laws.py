@@ -10,7 +10,10 @@ from plan_checker import check_plan
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
+from mosaic.solver.exact import build_problem
 from mosaic.solver.instance import Instance, TableCost
+from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine
 
 
 @bounded(150)
@@ -53,26 +56,32 @@ def test_bound_is_below_plan_is_below_sequential_whatever_ends_the_search(
     assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS
 
 
-def problem_of(instance: Instance) -> _search.Problem:
-    """Without disturbances, straight into the extension."""
+def disturbed_problem_of(instance: Instance) -> _search.Problem:
+    """With disturbances and pins, as the solver sees it."""
     cost = TableCost(instance)
-    names = [module.name for module in instance.modules]
-    made = []
-    for module in instance.modules:
-        rows = [
-            (
-                option.degree,
-                option.quota,
-                round(option.forward_ms * 1e6),
-                round(option.backward_ms * 1e6),
-                cost.memory_bytes(module.name, option.degree),
-            )
-            for option in module.allowed
-        ]
-        made.append(_search.Module(rows, sorted(names.index(other) for other in module.after)))
-    return _search.Problem(
-        made,
-        num_devices=instance.num_devices,
-        num_slots=instance.num_slots,
-        memory_bytes=instance.memory_bytes,
+    machine = Machine(
+        num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes
     )
+    options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
+    return build_problem(instance.graph, options, cost=cost, machine=machine)
+
+
+@bounded(50)
+@given(instance=instances(), seconds=st.sampled_from([1e-5, 1e-4, 1e-3]), max_nodes=st.sampled_from([1, 3, 10]))
+def test_a_bound_is_true_however_little_is_spent_on_it(instance, seconds, max_nodes):
+    truth, _ = solve_instance(instance, method="brute_force")
+    problem = disturbed_problem_of(instance)
+    for limits in ({"seconds": seconds}, {"max_nodes": max_nodes}):
+        found = _search.plan(problem, **limits)
+        assert found.bound_ns / 1e6 <= truth.objective_ms + ROUNDING_MS
+        assert truth.objective_ms <= found.cost_ns / 1e6 + ROUNDING_MS
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_modules"), [("align", 13), ("star", 16), ("multi", 16), ("layered", 16), ("chain", 16)]
+)
+def test_the_same_seed_gives_the_same_plan(shape, num_modules):
+    problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=num_modules, seed=1)))
+    first, second = (_search.plan(problem, effort=60.0) for _ in range(2))
+    assert first.status == second.status == "optimal"
+    assert [stage.rows for stage in first.stages] == [stage.rows for stage in second.stages]

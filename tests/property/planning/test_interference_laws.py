@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -27,33 +28,31 @@ SHARES = st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES))
 ROUNDING = 1 - 1e-9
 
 
-@st.composite
-def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
+KINDS = st.sampled_from(["additive", "full", "pairwise", "assumed"])
+WEIGHTS = st.tuples(st.floats(-20, 20), st.floats(0, 20), st.floats(0, 20))
+
+
+def form_of(kind: str, weights: tuple[float, float, float], shares: list[float]) -> Interference:
     bandwidths = Bandwidths(
         replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
         for name, share in zip(NAMES, shares, strict=True)
     )
-    weight = st.floats(0, 20)
-    kind = draw(st.sampled_from(["additive", "full", "pairwise", "assumed"]))
+    constant, first, second = weights
     if kind == "assumed":
         return PairwiseInterference({F: AssumedSharing()}, bandwidths)
     if kind == "pairwise":
-        return PairwiseInterference({F: Sharing(pressure=draw(weight), product=draw(weight))}, bandwidths)
-    eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
-    return Eq8Interference({F: eq8}, bandwidths)
+        return PairwiseInterference({F: Sharing(pressure=first, product=second)}, bandwidths)
+    return Eq8Interference({F: Eq8(e1=constant, e2=first, e3=second if kind == "full" else 0.0)}, bandwidths)
 
 
-def extra_ms(form: Interference, beside: str) -> float:
+def extra_ms(form: Interference, beside: Iterable[str]) -> float:
     return form.extra_ms("a", F, quota=1, alone_ms=3.0, beside=[(name, 1) for name in beside])
 
 
-@given(st.data(), SHARES)
+@given(KINDS, WEIGHTS, SHARES, st.permutations(NAMES[1:]))
 @BOUNDED
-def test_more_neighbours_never_cost_less_and_each_form_is_what_it_says(
-    data: st.DataObject, shares: list[float]
-) -> None:
-    form = data.draw(forms(shares))
-    order = "".join(data.draw(st.permutations(NAMES[1:])))
+def test_more_neighbours_never_cost_less_and_each_form_is_what_it_says(kind, weights, shares, order) -> None:
+    form = form_of(kind, weights, shares)
     costs = [extra_ms(form, order[:count]) for count in range(len(order) + 1)]
     assert costs[0] == 0
     for fewer, more in itertools.pairwise(costs):
@@ -65,23 +64,9 @@ def test_more_neighbours_never_cost_less_and_each_form_is_what_it_says(
         assert costs[-1] == 0
 
 
-@given(st.data(), SHARES, st.integers(1, 7), st.floats(0, 1))
+@given(KINDS, WEIGHTS, SHARES, st.integers(1, 7), st.floats(0, 1))
 @BOUNDED
-def test_a_neighbour_that_draws_more_never_costs_less(
-    data: st.DataObject, shares: list[float], which: int, more: float
-) -> None:
+def test_a_neighbour_that_draws_more_never_costs_less(kind, weights, shares, which, more) -> None:
     greedier = [*shares[:which], max(more, shares[which]), *shares[which + 1 :]]
-    seed = data.draw(st.integers(0, 2**31))
-    before, after = (_seeded(drawn, seed) for drawn in (shares, greedier))
-    assert extra_ms(after, NAMES[1:]) >= extra_ms(before, NAMES[1:]) * ROUNDING
-
-
-def _seeded(shares: list[float], seed: int) -> Interference:
-    weights = [(seed >> shift) % 8 / 2 for shift in (0, 3, 6)]
-    bandwidths = Bandwidths(
-        replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
-        for name, share in zip(NAMES, shares, strict=True)
-    )
-    if seed % 2:
-        return Eq8Interference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
-    return PairwiseInterference({F: Sharing(pressure=weights[0], product=weights[1])}, bandwidths)
+    before, after = (extra_ms(form_of(kind, weights, drawn), NAMES[1:]) for drawn in (shares, greedier))
+    assert after >= before * ROUNDING

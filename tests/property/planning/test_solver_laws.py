@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning_cases import pair, profile_of
 
 from mosaic.artifact import parse, to_json
-from mosaic.cost import CostModel
+from mosaic.cost import Bandwidths, CostModel, Eq8, Eq8Interference, PairwiseInterference, Sharing
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import SearchOptions, StageEvaluator, solve
@@ -105,14 +105,29 @@ def test_every_plan_is_sound_and_has_the_cost_models_times_beside_its_neighbours
     assert parse(Plan, to_json(plan), source="plan.json") == plan
 
 
-@given(instances())
-@BOUNDED
-def test_the_time_of_a_stage_is_the_least_of_all_allocations(instance: Instance) -> None:
-    cost, device, names = (
-        CostModel.from_profile(instance.profile),
-        instance.profile.device,
-        instance.profile.graph.names,
+@st.composite
+def costs(draw: st.DrawFn) -> tuple[Instance, CostModel]:
+    """Costs with measured pairs, Eq. 8 or the pairwise form."""
+    instance = draw(instances())
+    cost, weight = CostModel.from_profile(instance.profile), st.floats(0, 4)
+    drawn = Bandwidths(
+        replace(s, bandwidth_utilisation=draw(st.floats(0, 1))) for s in instance.profile.samples if s.degree == 1
     )
+    kind = draw(st.sampled_from(["measured", "eq8", "pairwise"]))
+    if kind == "eq8":
+        eq8 = {phase: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for phase in Phase}
+        cost.interference = Eq8Interference(eq8, drawn)
+    elif kind == "pairwise":
+        sharing = {phase: Sharing(pressure=draw(weight), product=draw(weight)) for phase in Phase}
+        cost.interference = PairwiseInterference(sharing, drawn)
+    return instance, cost
+
+
+@given(costs())
+@BOUNDED
+def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(made: tuple[Instance, CostModel]) -> None:
+    instance, cost = made
+    device, names = instance.profile.device, instance.profile.graph.names
     machine = Machine(num_devices=instance.num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     options = all_options(instance.profile.graph, cost=cost, device=device, num_devices=instance.num_devices)
     found = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)

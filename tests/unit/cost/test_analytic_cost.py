@@ -10,9 +10,9 @@ from planning_cases import graph_of
 
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
-from mosaic.cost.counts import ModuleCounts
+from mosaic.cost.counts import ModuleCounts, Operator, OperatorKind
 from mosaic.cost.interference import NoInterference
-from mosaic.cost.roofline import phase_ms
+from mosaic.cost.roofline import operator_ms, phase_ms
 from mosaic.hardware import find_cluster, find_hardware
 from mosaic.profile import Phase
 from mosaic.solver import solve
@@ -69,3 +69,12 @@ def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):
     assert slower == pytest.approx(1 + (own * other * other) ** 0.5)
     assert 1 + own * other < slower < 1 + other
     assert why_not_exact(GRAPH, assumed) is None
+
+
+def test_products_of_usual_lengths_reach_what_was_published():
+    # 8192 x 8192 x k in float16 on an H800: 628 and 705 TF at k = 1024 and 2048 (tilelang, benchmark/matmul/README.md)
+    flops = 2 * 8192 * 8192 * 2048
+    product = Operator(
+        name="aten.mm", kind=OperatorKind.MATMUL, dtype="float16", flops=flops, read_bytes=0, written_bytes=0
+    )
+    assert 628 <= flops / operator_ms(product, find_hardware("h800"), 132) / 1e9 <= 705

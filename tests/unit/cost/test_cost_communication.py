@@ -15,7 +15,6 @@ from mosaic.cost.communication import (
     ModuleTraffic,
     RankedCost,
     exposed_ms,
-    gradient_sum,
     route_ms,
     routed,
 )
@@ -64,13 +63,6 @@ def test_rows_from_another_node_take_the_nics_of_its_devices_and_not_one():
     assert whole == pytest.approx(1000 * num_bytes / 16 / (50e9 * reached), rel=1e-2)
     # One member gets 15/16 of them, 8/16 from the other node: all over its own NIC.
     assert route_ms(num_bytes, 16, 1, pod) == pytest.approx(8 * whole, rel=1e-2)
-
-
-def test_gradients_are_summed_in_buckets():
-    one, four = (gradient_sum(count * BUCKET_BYTES, 2, LINK) for count in (1, 4))
-    assert (one.time_ms, one.buckets) == (LINK.all_reduce_ms(BUCKET_BYTES, 2), 1)
-    assert (four.time_ms, four.buckets) == (pytest.approx(4 * one.time_ms), 4)
-    assert gradient_sum(0, 2, LINK).time_ms == 0.0
 
 
 @given(st.floats(0, 50), st.floats(0, 50), st.integers(1, 9))

@@ -73,3 +73,23 @@ def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> 
     assert [cost.memory_bytes(name, 2) for name in "abc"] == [1050 + 240, 1050 + 400, 1050]
     plain = CostModel.from_profile(profile, optimizer_bytes=0)
     assert [plain.kept_bytes(name, 1) for name in "abc"] == [1100] * 3
+
+
+def test_cost_model_counts_resident_kept_and_peak_memory() -> None:
+    base = profile_of(
+        {"m": flat(1)},
+        num_slots=1,
+        memory=[ModuleMemory(module="m", resident_bytes=1000, activation_bytes=100, lane_bytes=7)],
+    )
+    peaks = {F: 130, B: 50}
+    profile = replace(base, samples=tuple(replace(s, peak_bytes=peaks[s.phase]) for s in base.samples))
+    assert CostModel.from_profile(profile).memory_bytes("m", 1) == 1000 + 7 + 100 + 50
+
+
+def test_a_frozen_module_without_backward_samples_takes_no_time_there() -> None:
+    base = profile_of({"m": flat(2)}, num_slots=1)
+    forward_only = tuple(s for s in base.samples if s.phase is F)
+    frozen = ModuleGraph(modules=(ModuleNode(name="m", trainable=False),))
+    cost = CostModel.from_profile(replace(base, graph=frozen, samples=forward_only))
+    assert cost.time_ms("m", B, 1, 1) == 0.0
+    assert cost.quotas("m") == (1,)

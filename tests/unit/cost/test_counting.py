@@ -144,6 +144,15 @@ def test_equal_layers_are_counted_once_and_give_the_counts_of_each(rates, recomp
     assert once.memory.total_bytes == pytest.approx(each.memory.total_bytes, rel=0.1)
 
 
+def test_a_models_own_checkpoints_are_recomputed_in_backward():
+    given, made = (torch.randn(4, 10, 32, requires_grad=True),), [Block(), Block()]
+    plain, again = (count_module(Stacked(made, is_list=False, recompute=flag), given) for flag in (False, True))
+    head = count_module(nn.Linear(32, 8), given).forward.flops
+    assert again.forward == plain.forward
+    assert again.backward.flops == plain.backward.flops + plain.forward.flops - head
+    assert again.memory.activation_bytes < plain.memory.activation_bytes
+
+
 def test_counting_leaves_everything_as_it_was():
     module = encoder()
     given = torch.randn(2, 10, 32)
@@ -179,3 +188,33 @@ def test_each_degree_is_counted_at_its_part_of_the_batch():
     assert {degree: counts.batch for degree, counts in by_degree.items()} == {1: 6, 2: 3, 4: 2}
     assert by_degree[2].forward.flops * 2 == by_degree[1].forward.flops
     assert by_degree[2].memory.parameter_bytes == by_degree[1].memory.parameter_bytes
+
+
+def test_memory_is_that_of_the_tensors():
+    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
+    module[0].bias.requires_grad_(False)
+    given = torch.randn(32, 8)
+    memory = count_module(module, (given,)).memory
+    assert memory.parameter_bytes == sum(parameter.nbytes for parameter in module.parameters())
+    assert memory.buffer_bytes == sum(buffer.nbytes for buffer in module.buffers())
+    assert memory.gradient_bytes == sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    assert memory.optimizer_bytes == 2 * memory.gradient_bytes
+    # the input, the linear layer's result, and mean and deviation of 16 channels
+    assert memory.activation_bytes == given.nbytes + 32 * 16 * 4 + 2 * 16 * 4
+    assert memory.total_bytes == memory.resident_bytes + memory.activation_bytes + memory.workspace_bytes
+    assert memory.forward_peak_bytes >= memory.activation_bytes
+
+
+def test_kept_activations_agree_with_autograds_own():
+    module, given = encoder(dropout=0.0), torch.randn(2, 10, 32, requires_grad=True)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(given)
+    assert count_module(module, (given,), target="host").memory.activation_bytes == sum(kept.values())

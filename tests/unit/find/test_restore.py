@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -123,31 +122,3 @@ def test_what_hooks_collect_is_as_it_was():
         assert features.found
     assert features.found == []
     assert enclosed == {}
-
-
-def test_data_that_methods_enclose_is_as_it_was():
-    calls, bank, generator, last = 0, torch.zeros(2), torch.Generator().manual_seed(3), {}
-
-    class Enclosing(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            bank.add_(torch.rand(2, generator=generator))
-            last["x"] = x
-            return super().forward(x) * calls
-
-    model, before = Enclosing(2, 2), generator.get_state()
-    with preserved(model):
-        model(torch.randn(3, 2))
-        assert (calls, list(last)) == (1, ["x"])
-    assert (calls, bank.tolist(), last) == (0, [0.0, 0.0], {})
-    assert torch.equal(generator.get_state(), before)
-
-
-def test_an_object_that_others_change_is_left_to_them():
-    model = nn.Linear(2, 2)
-    model.log = type("Log", (), {})()
-    model.log.thread, model.log.count = threading.Thread(), 0
-    with preserved(model):
-        model.log.count += 1
-    assert model.log.count == 1

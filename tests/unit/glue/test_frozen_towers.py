@@ -36,19 +36,6 @@ def test_training_leaves_the_bytes_of_frozen_towers_as_they_were():
     assert not torch.equal(projector["0.weight"], model.vision.projector[0].weight)
 
 
-def test_a_frozen_tower_stays_in_eval_mode_and_what_is_not_frozen_follows_train():
-    model = cases.glued()
-    assert model.vision.model.training
-    model.freeze("vision.model")
-    assert not any(module.training for module in model.vision.model.modules())
-    for outer in (model, nn.ModuleDict({"inner": model})):
-        outer.eval()
-        outer.train()
-        modes = {name: model.get_submodule(name).training for name in ("vision.model", "vision.projector", "audio")}
-        assert modes == {"vision.model": False, "vision.projector": True, "audio": True}
-    assert not any(module.training for module in model.vision.model.modules())
-
-
 def test_a_frozen_tower_keeps_no_graph_whatever_a_hook_asks_for():
     """Hugging Face's enable_input_require_grads makes frozen embeddings' results ask for gradients."""
     model = cases.glued().freeze("vision.model")

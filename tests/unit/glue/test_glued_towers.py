@@ -72,22 +72,6 @@ def test_a_batch_may_lack_modalities(images: int, clips: int):
         assert trained == [count > 0] * len(trained)
 
 
-def test_features_take_the_places_of_their_placeholders_and_text_that_of_its_own():
-    torch.manual_seed(0)
-    model = cases.glued()
-    given = cases.batch(images=1, clips=1, rows=1)
-    seen: list[torch.Tensor] = []
-    model.language_model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True
-    )
-    model(**given)
-    ids, embedding = given["input_ids"][0], model.language_model.get_input_embeddings()
-    for token, tower, name in ((cases.IMAGE, model.vision, "vision"), (cases.AUDIO, model.audio, "audio")):
-        assert torch.equal(seen[0][0, ids == token], tower(**given[name])[0])
-    text = ids < cases.VOCABULARY
-    assert torch.equal(seen[0][0, text], embedding(ids[text]))
-
-
 def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
     """Images come in tiles, of which the middle ones are seen; features are scaled and put before the text."""
     said: list[str] = []

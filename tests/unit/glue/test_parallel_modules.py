@@ -9,7 +9,7 @@ import glued_models as cases
 import pytest
 from pipeline_cases import plain
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from mosaic.glue import MultimodalModel, Parallel, parallelize
 from mosaic.pipelining.cuts import on_own_ranks
 from mosaic.pipelining.layers import Feed, PipelineModel

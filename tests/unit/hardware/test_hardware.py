@@ -29,11 +29,6 @@ def test_a_wrong_name_lists_the_right_ones():
         find_hardware("h1000")
 
 
-def test_few_sms_draw_less_than_all_of_the_bandwidth():
-    assert H100.bandwidth_gb_per_s(8) == pytest.approx(8 * H100.sm_gb_per_s)
-    assert H100.bandwidth_gb_per_s(132) == H100.memory_gb_per_s
-
-
 def test_a_description_survives_its_file(tmp_path):
     path = tmp_path / "mine.json"
     save(H100, path)

@@ -14,7 +14,6 @@ from torch import nn
 
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.split import ModelSplit, Value
 
 
 class Masked(nn.Module):
@@ -62,16 +61,6 @@ def test_masks_decisions_and_parameters_between_layers_leave_gradients_equal(mak
         loss=torch.sum,
     )
     check_equal(case)
-
-
-def split_of(model: nn.Module) -> ModelSplit:
-    return find_split(model, {"x": torch.randn(2, 4)})
-
-
-def test_a_tensor_that_is_read_for_its_shape_alone_is_not_handed_on():
-    split = split_of(Shaped())
-    assert split.carried("model", 1) == (Value(1, 0),)
-    assert split.carried("model", 2) == (Value(2, 0),)
 
 
 class Selects(nn.Module):

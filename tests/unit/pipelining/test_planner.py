@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline_cases import Feed, PipelineModel, Plain, models, steps
 from pipeline_oracle import simulated
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.check import check_pipeline_schedule

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.papers.generators import Microbatch
+from bench.papers.data_sets import Microbatch
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.layers import Layer

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -64,39 +61,6 @@ def measurements(profile: Profile) -> object:
 @pytest.fixture
 def cache(tmp_path: Path) -> ProfileCache:
     return ProfileCache(tmp_path / "cache")
-
-
-def test_equal_modules_are_measured_once(cache: ProfileCache):
-    profile, _ = profiled(TwoTowers(), cache)
-    left, right = ([s.times_ms for s in profile.samples if s.module == name] for name in ("left", "right"))
-    assert left == right
-    assert len(list(cache.folder.glob("module-*"))) == 1
-
-
-CHOOSES = """
-from torch import nn
-from mosaic.profiler.identity import digest_of
-
-class Chooses(nn.Linear):
-    def forward(self, x, mode="sum"):
-        return super().forward(x) if mode in {"sum", "mean", "max", "min"} else x
-
-digest = digest_of(Chooses(3, 4))
-print(digest)
-"""
-
-
-def test_a_digest_is_equal_in_every_process():
-    ended = subprocess.run(
-        [sys.executable, "-c", CHOOSES],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        check=True,
-    )
-    here: dict[str, Any] = {"__name__": "__main__"}
-    exec(CHOOSES, here)
-    assert ended.stdout.strip() == here["digest"]
 
 
 def test_a_run_that_is_ended_goes_on_where_it_was(cache: ProfileCache):

@@ -9,16 +9,8 @@ import torch
 from ranks.cases import run_ranks
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.hardware import Link
 from mosaic.profiler import measure_ring
 from mosaic.profiler.communication import fit_link
-
-
-@pytest.mark.parametrize(("degree", "expected"), [(1, 0.0), (2, 0.02 + 1.0), (4, 0.06 + 1.5)])
-def test_a_ring_takes_its_steps_and_its_bytes(degree: int, expected: float):
-    ring = Link(latency_us=10.0, gb_per_s=1.0)
-    assert ring.all_reduce_ms(1_000_000, degree) == pytest.approx(expected)
-    assert ring.all_reduce_ms(0, degree) == 0.0
 
 
 def test_a_fit_finds_the_link_that_was_measured():

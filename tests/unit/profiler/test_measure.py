@@ -20,7 +20,7 @@ from mosaic.errors import UnstableMeasurementError
 from mosaic.profile import Phase
 from mosaic.profiler import ProfileSettings, Retries, Subject, split_batch
 from mosaic.profiler.measure import attempt, phase_peaks
-from mosaic.profiler.together import measure_pair
+from mosaic.profiler.together import measure_beside
 
 HOST = Device(name="cpu", kind="host", num_slots=2)
 GPU = Device(name="gpu", kind="cuda", num_slots=16, sms_per_slot=8)
@@ -62,14 +62,6 @@ def test_strict_settings_refuse_what_would_be_marked_except_a_gpus_own_times(mon
     assert gpu.note == "other processes used 75% of the CPU"
 
 
-def test_activation_bytes_are_what_backward_needs_without_parameters():
-    # The input alone: 6 x 8 numbers of 4 bytes; the weight is the module's own.
-    assert linear().activation_bytes() == 6 * 8 * 4
-    assert linear(trains=False).activation_bytes() == 0
-    assert linear().resident_bytes == 2 * 8 * 4 * 4
-    assert linear(trains=False).resident_bytes == 8 * 4 * 4
-
-
 def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest.MonkeyPatch):
     allocated, peaks = iter([100, 140]), iter([190, 150])
     resets: list[torch.device] = []
@@ -96,13 +88,10 @@ def test_a_pair_is_timed_beside_each_other_and_alone(backend: Any, phase: Phase)
     patient = dataclasses.replace(FAST, sample_seconds=30.0)
     with backend.open_lanes([(0,), (1,)]) as lanes:
         both = [lanes.lane((0,)), lanes.lane((1,))]
-        pair = measure_pair([linear("one"), linear("two")], both, phase, patient, inline=inline)
-        frozen = measure_pair([linear(), linear(trains=False)], both, phase, FAST, inline=inline)
-    assert [(sample.module, sample.beside, sample.phase) for sample in pair] == [
-        ("one", "two", phase),
-        ("two", "one", phase),
-    ]
-    assert all(len(sample.alone_ms) >= FAST.min_repeats and sample.times_ms for sample in pair)
+        pair = measure_beside([linear("one"), linear("two")], both, phase, patient, inline=inline)
+        frozen = measure_beside([linear(), linear(trains=False)], both, phase, FAST, inline=inline)
+    assert len(pair) == 2
+    assert all(len(times.alone_ms) >= FAST.min_repeats and times.beside_ms for times in pair)
     assert bool(frozen) == (phase is Phase.FORWARD)
 
 

@@ -55,22 +55,11 @@ def test_the_share_of_others_is_what_is_left_after_one_s_own(machine: Machine):
     machine.cores(4, 4, 4, 4)
     machine.process(OWN, used_s=5, ended_s=1)
     assert load.share == pytest.approx((16 - 6) / 40)
-    load.reset()
+    load = ForeignLoad(machine.root)
     machine.now = 20.0
     assert load.share == 0.0
     machine.cores(90, 90, 90, 90)
     assert load.share == 1.0
-
-
-def test_children_that_live_and_theirs_are_no_others(machine: Machine):
-    load = ForeignLoad(machine.root)
-    machine.now = 10.0
-    machine.cores(5, 5, 5, 5)
-    machine.process(OWN, used_s=5, children=(7, 8))
-    machine.process(7, used_s=6, children=(9,))
-    machine.process(8, used_s=2)
-    machine.process(9, used_s=3)
-    assert load.share == pytest.approx((20 - 16) / 40)
 
 
 def test_ranks_that_torchrun_started_are_no_others(machine: Machine, monkeypatch: pytest.MonkeyPatch):

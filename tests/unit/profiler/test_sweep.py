@@ -16,14 +16,11 @@ from torch import nn
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
-from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
 from mosaic.hardware import Link
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import ProfileSettings, Subject, profile_modules, sweep
-from mosaic.profiler.measure import StepTimes
-from mosaic.profiler.settings import Deadline, choose_quotas
 from mosaic.solver import solve
 
 ALONE = dataclasses.replace(FAST, pairs=False)
@@ -121,14 +118,6 @@ def test_a_failure_side_by_side_costs_the_pair_alone(caplog: pytest.LogCaptureFi
     assert "left and right were not measured side by side: RuntimeError: too wide" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("choice", "slots", "expected"),
-    [("tenths", 20, tuple(range(2, 21, 2))), ("all", 3, (1, 2, 3)), ((4, 2, 2), 4, (2, 4))],
-)
-def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
-    assert choose_quotas(choice, Device(name="a device", kind="cuda", num_slots=slots)) == expected
-
-
 def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
     with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
         profiled(degrees=[2])
@@ -152,13 +141,13 @@ class Measured:
         self.seconds = 0
         self.points: list[tuple[str, int]] = []
         monkeypatch.setattr(sweep, "measure", self._measure)
-        monkeypatch.setattr(sweep, "Deadline", lambda seconds: Deadline(seconds, lambda: self.seconds))
+        monkeypatch.setattr(sweep, "monotonic", lambda: self.seconds)
 
-    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> StepTimes:
+    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
         quota = len(lane.slots)
         self.seconds += 1
         self.points.append((subject.name, quota))
-        return StepTimes((1 / quota,) * 5, (2 / quota,) * 5)
+        return {Phase.FORWARD: (1 / quota,) * 5, Phase.BACKWARD: (2 / quota,) * 5}
 
 
 @pytest.fixture
@@ -168,16 +157,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 def within(max_seconds: float | None, **options: Any) -> Profile:
     return profiled(slots=4, settings=dataclasses.replace(FAST, max_seconds=max_seconds), **options)
-
-
-def test_modules_take_turns_and_each_begins_with_its_ends(measured: Measured):
-    profile = within(None)
-    assert measured.points == [(name, quota) for quota in (4, 1, 3, 2) for name in ("left", "right")]
-    assert profile.left_out == ()
-    assert len(profile.pairs) == 4
-    assert {(error.subject, error.phase) for error in profile.held_out} == {
-        (name, phase) for name in ("left", "right") for phase in Phase
-    }
 
 
 def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_and_a_plan_can_be_made(

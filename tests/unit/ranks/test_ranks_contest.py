@@ -8,7 +8,8 @@ from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.plan import Plan
-from mosaic.ranks.choosing.plans import RANK_TRIAL, Candidates, rank_plans_to_try
+from mosaic.ranks.choosing.plans import Candidates, rank_plans_to_try
+from mosaic.ranks.session import RANK_TRIAL
 from mosaic.solver import solve
 
 

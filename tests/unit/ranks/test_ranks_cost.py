@@ -9,14 +9,14 @@ from torch import nn
 from mosaic.hardware import Link
 from mosaic.profile import Phase
 from mosaic.ranks.choosing.plans import cost_of_ranks
-from mosaic.ranks.running.prepare import find_for_ranks
+from mosaic.ranks.running.prepare import find_with_rows
 
 NAMES = ["0", "1"]
 
 
 def test_a_profile_that_is_given_has_its_own_sums_and_routing_is_added():
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
-    finding = find_for_ranks(model, torch.randn(6, 5), NAMES)
+    finding, _ = find_with_rows(model, torch.randn(6, 5), NAMES)
     profile = profile_of(dict.fromkeys(NAMES, flat(3.0)), num_slots=1, degrees=(1, 2))
     ring = Link(latency_us=1000.0, gb_per_s=1e-5)
     given = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False)

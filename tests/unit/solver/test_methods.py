@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from planning_cases import flat, linear, profile_of
+from rich.console import Console
 
 from mosaic.cost import CostModel
 from mosaic.plan import SearchRecord
+from mosaic.report.table import comparison_table
 from mosaic.solver import METHODS, solve
 from mosaic.solver.compare import compare
 from mosaic.solver.methods import Method, compared_methods, describe_methods, method_of, plan_in_turn
@@ -49,7 +52,7 @@ def test_a_method_that_is_added_is_solved_run_compared_and_described() -> None:
     assert plan_to_run("mine", PROFILE.graph, cost, PROFILE.device, num_devices=2).search.method == "mine"
     check_method("mine")
     rows = compare(PROFILE.graph, cost, PROFILE.device, num_devices=2)
-    assert {"mine", "narrow"} < {row.method for row in rows if row.predicted_ms}
+    assert tuple(row.method for row in rows if row.predicted_ms) == compared_methods()
     assert compared_methods()[-2:] == ("mine", "narrow")
     assert "mine (a solver of one's own)" in describe_methods()
 
@@ -59,3 +62,17 @@ def test_a_name_that_is_not_in_the_table_is_refused_with_all_that_are() -> None:
         planned("mine")
     assert all(method_of(name).name == name for name in METHODS)
     assert [name for name, method in METHODS.items() if method.gives_bound] == ["auto", "exact"]
+
+
+def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(task: Task) -> Answer:
+        raise ValueError(f"{len(task.options)} modules are too many")
+
+    monkeypatch.setitem(METHODS, "mine", Method(name="mine", description="refuses", plan=refuse))
+    cost = CostModel.from_profile(PROFILE)
+    rows = compare(PROFILE.graph, cost, PROFILE.device, methods=("megatron", "mine"))
+    assert rows[0].ratio == 1.0
+    assert (rows[1].plan, rows[1].status, rows[1].ratio) == (None, "refused", None)
+    console = Console(file=StringIO(), width=200)
+    console.print(comparison_table(rows))
+    assert "2 modules are too many" in console.file.getvalue()  # type: ignore[attr-defined]

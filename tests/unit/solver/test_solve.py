@@ -9,9 +9,11 @@ from planning_cases import Time, flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
-from mosaic.plan import Plan
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import SearchOptions, solve
+from mosaic.solver.slots import start_early
 
 
 def plan_of(
@@ -84,3 +86,20 @@ def test_more_modules_than_the_exact_search_takes_are_planned_by_algorithm_1(met
     plan = plan_of(profile, num_devices=4, method=method)
     assert plan.predicted_ms == pytest.approx(10 * 5)
     assert plan.gap is None
+
+
+def test_a_later_stage_goes_where_the_one_before_ends_first() -> None:
+    def stage(**modules: tuple[int, float]) -> Stage:
+        return Stage(
+            placements=tuple(
+                Placement(part=Part(module=name), slots=(slot,), grid=Grid(ranks=(0,)), forward_ms=ms)
+                for name, (slot, ms) in modules.items()
+            )
+        )
+
+    moved = start_early([stage(long=(0, 9.0), short=(1, 2.0)), stage(next=(0, 3.0))], num_devices=1, num_slots=2)
+    assert [(p.module, p.slots) for s in moved for p in s.placements] == [
+        ("long", (0,)),
+        ("short", (1,)),
+        ("next", (1,)),
+    ]

@@ -19,8 +19,8 @@ from mosaic.hardware import Link
 from mosaic.profile import Profile
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import plans as planning
-from mosaic.ranks.choosing.plans import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.session import RANK_TRIAL
 from ranks.begun import join
 from ranks.graphs import difference
 

@@ -1,14 +1,17 @@
-"""``CudaBackend`` on a fake runtime and a fake driver inside of this process."""
+"""``CudaBackend`` on a fake runtime and a fake driver inside of this process; torch and driver mean one device."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
-from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend, check_torch
+from mosaic.backends.cuda.driver import CudaDevice
 from mosaic.backends.host import HostBackend
 from mosaic.errors import BackendUnavailableError
 
@@ -87,3 +90,66 @@ def test_sm_ids_are_read_on_the_stream_that_is_current(driver: FakeGreenDriver, 
     with backend.open_lanes([(0,), (2,)]) as lanes:
         assert lanes.lane((2,)).submit(backend.read_units).wait() == tuple(range(16, 24))
     assert backend.read_units() == tuple(range(36))
+
+
+def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,)]).close()
+    add_layout = driver.pools[0].add_layout
+
+    def interrupted(layout: Any) -> Any:
+        add_layout(layout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver.pools[0], "add_layout", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.open_lanes([(1,)])
+    monkeypatch.setattr(driver.pools[0], "add_layout", add_layout)
+    with backend.open_lanes([(2, 3)]) as lanes:
+        assert [(record.slots, record.sm_ids) for record in lanes.partitions] == [((2, 3), tuple(range(16, 32)))]
+        assert lanes.lane((2, 3)).num_sms == 16
+
+
+def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    """As the garbage collector may do, on the same thread."""
+    backend = CudaBackend(api=runtime, driver=driver)
+    old = [backend.open_lanes([(0,)])]
+    lend = driver.pools[0].lend
+
+    def lend_and_let_go(*arguments: Any, **options: Any) -> int:
+        while old:
+            old.pop()
+        return lend(*arguments, **options)
+
+    monkeypatch.setattr(driver.pools[0], "lend", lend_and_let_go)
+    with backend.open_lanes([(0,), (1,)]):
+        assert old == []
+        assert driver.num_lent == 2
+    assert driver.num_lent == 0
+
+
+@pytest.mark.parametrize(
+    ("uuids", "message"),
+    [
+        (None, "torch cannot use the GPU"),
+        (("1",), "torch does not see device 1"),
+        (("1", "3"), "another one than the driver's.*found: GPU-3 in torch; needed: GPU-2"),
+        (("1", "GPU-2"), ""),
+        (("1", None), ""),
+    ],
+)
+def test_torch_must_have_the_drivers_device_under_its_number(
+    monkeypatch: pytest.MonkeyPatch, uuids: tuple[str | None, ...] | None, message: str
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: uuids is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids or ()))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(uuid=(uuids or ())[at]))
+    device = CudaDevice(
+        ordinal=1, name="GPU", uuid="GPU-2", compute_capability="9.0", num_sms=132, total_memory_bytes=1
+    )
+    with pytest.raises(BackendUnavailableError, match=message) if message else nullcontext():
+        check_torch(device)

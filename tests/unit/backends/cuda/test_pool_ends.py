@@ -179,28 +179,6 @@ result = [failures, lent, leaked(), misused()]
     assert run_pools(fake_driver, body) == [[], [4, 0], {}, []]
 
 
-def test_a_close_among_borrowing_threads_ends_all_and_tells_each(fake_driver: FakeDriver):
-    body = """
-import threading
-pool = pool_of(HALVES)
-told = []
-def borrow():
-    while True:
-        try:
-            pool.give_back(pool.lend(0, 1))
-        except ValueError as error:
-            return told.append(str(error))
-threads = [threading.Thread(target=borrow) for _ in range(4)]
-for thread in threads:
-    thread.start()
-pool.close()
-for thread in threads:
-    thread.join()
-result = [told, leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body) == [["this stream pool is closed; make a new one"] * 4, {}, []]
-
-
 @pytest.mark.parametrize(
     ("slow", "call", "quick"),
     [

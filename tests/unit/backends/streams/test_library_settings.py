@@ -19,7 +19,6 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
-from mosaic.errors import BackendUnavailableError
 
 NUM_SMS = 132
 
@@ -120,22 +119,6 @@ def test_the_latest_that_runs_has_its_way_and_nothing_is_left_in_whatever_order_
     assert held["value"] == "outer"
     outer()
     assert held["value"] == "somebody else's"
-
-
-def test_what_cannot_be_told_leaves_nothing_behind(libraries: Libraries, monkeypatch: pytest.MonkeyPatch):
-    settings = LibrarySettings(torch.device("cuda", 0), sm_target=True)
-    monkeypatch.setattr(libraries, "cublasSetSmCountTarget", lambda handle, num_sms: 7)
-    with pytest.raises(Exception, match="failed with status 7"), settings.during(8):
-        pass
-    assert libraries.carveout is None
-
-
-def test_a_torch_without_a_carveout_is_an_error_when_a_target_is_asked_for(
-    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delattr(torch._C, "_set_sm_carveout_experimental")
-    with pytest.raises(BackendUnavailableError, match="without _set_sm_carveout_experimental"):
-        LibrarySettings(torch.device("cuda", 0), sm_target=True)
 
 
 # Forward and backward of placed modules.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 import pytest
 import torch
-from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
+from fake_streams import FakeStreams, Launch, RaceError
 
-from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, run_aside
 from mosaic.errors import MosaicError
 
@@ -39,17 +37,6 @@ def test_work_starts_after_what_the_caller_launched_before_unless_it_need_not(
         assert own.is_concurrent_with(before) != behind_caller
 
 
-def test_lanes_of_one_layout_take_turns_with_those_of_another(runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=FakeGreenDriver()).open_lanes([(0,), (1,), (0, 2), (3,)]) as lanes:
-        early, other, late, apart = (lanes.lane(slots) for slots in ((0,), (1,), (0, 2), (3,)))
-        first = launched(runtime, late, behind_caller=False)
-        assert launched(runtime, early, behind_caller=False).is_after(first)
-        assert launched(runtime, other, behind_caller=False).is_concurrent_with(first)
-        assert launched(runtime, apart, behind_caller=False).is_concurrent_with(first)
-        last = launched(runtime, early, behind_caller=False)
-        assert launched(runtime, late, behind_caller=False).is_after(last)
-
-
 def test_a_result_can_be_used_once_it_was_waited_for_and_not_before(runtime: FakeStreams):
     with open_on(runtime, (0,)) as lanes:
         kept: list[torch.Tensor] = []
@@ -67,20 +54,6 @@ def test_tensors_of_a_result_may_be_let_go_while_the_caller_still_uses_them(runt
         result["deep"][0] * 2
         del result
         launched(runtime, lane, behind_caller=False)  # checks what was let go
-
-
-def test_draining_blocks_until_the_streams_have_ended_whatever_was_launched_on_them(runtime: FakeStreams):
-    with open_on(runtime, (0,)) as lanes:
-        lane = lanes.lane((0,))
-        with runtime.use_stream(lane.stream):  # as autograd does in a backward, without a ticket
-            hold = runtime.hold()
-        drained = threading.Event()
-        thread = threading.Thread(target=lambda: (lanes.drain(), drained.set()))
-        thread.start()
-        assert not drained.wait(0.05)
-        hold.open()
-        assert drained.wait(60)
-        thread.join()
 
 
 def test_joining_orders_the_callers_stream_after_all_lanes_without_blocking(runtime: FakeStreams):
@@ -139,15 +112,3 @@ def test_what_was_made_aside_may_be_let_go_while_the_caller_still_uses_it(
     with runtime.use_stream(side):
         torch.ones(2)  # may be given that memory, and nothing orders it after the product
     assert doubled.tolist() == [4.0, 4.0]
-
-
-def test_work_aside_runs_on_a_stream_of_its_own_and_has_ended_when_it_returns(runtime: FakeStreams):
-    torch.ones(2)
-    before = runtime.launches[-1]
-    result = run_aside(runtime, lambda: torch.ones(2))
-    aside = runtime.launches[-1]
-    assert aside.stream != before.stream
-    assert aside.is_after(before)
-    assert runtime.host[aside.stream] == 1
-    result + 1
-    del result

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.papers.pipeline_layers import LayerStack
-from bench.papers.pipeline_models import find_known_model
-from bench.papers.pipeline_shapes import KNOWN_SHAPES
+from bench.papers.pipeline_models import KNOWN_SHAPES, find_known_model
 
 
 @pytest.mark.parametrize("name", KNOWN_SHAPES)

@@ -1,13 +1,13 @@
-"""Interference computed from bandwidth: Eq. 8, the pairwise form, and the bandwidths that they stand on."""
+"""Interference: Eq. 8 and the pairwise form over bandwidths, and measured pairs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from planning_cases import sample
+from planning_cases import pair, sample
 
-from mosaic.cost import Bandwidths, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.cost import Bandwidths, Eq8, Eq8Interference, MeasuredInterference, PairwiseInterference, Sharing
 from mosaic.profile import Phase, Sample
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -44,3 +44,14 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     both = form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)])
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
+
+
+def test_a_measured_pair_loses_its_share_in_its_phase_and_an_unmeasured_one_the_median() -> None:
+    pairs = [pair("a", "b", 1.2, phase=F), pair("b", "a", 1.4, phase=F), pair("a", "b", 1.1, phase=B)]
+    measured = MeasuredInterference(pairs)
+
+    def extra_ms(module: str, phase: Phase, beside: str) -> float:
+        return measured.extra_ms(module, phase, quota=1, alone_ms=4.0, beside=[(beside, 1)])
+
+    assert [extra_ms("a", F, "b"), extra_ms("a", B, "b")] == pytest.approx([0.8, 0.4])
+    assert extra_ms("b", F, "c") == pytest.approx(4 * 0.3)
