@@ -12,7 +12,7 @@ from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_baseline,
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only
 from mosaic.pipelining.task_graph import NO_HOST_TIMES, HostTimes, RankSpace, task_graph, trained_parameters
-from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.tasks import TaskGraph, Timed, simulate
 
 GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient, in predictions."""
@@ -130,6 +130,14 @@ class StepPlanner:
         pairs = {(task.chunk, task.microbatch, task.piece): own for task, own in layers.items()}
         strategies = pairs or schedule.strategy
         return task_graph(self.request.model, self.plan.partition, step, self.space, strategies=strategies)
+
+    def simulate(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> tuple[TaskGraph, Timed]:
+        """Returns the tasks of a step, and their times in a schedule's orders, whatever memory they take."""
+        graph = replace(self.tasks(step, schedule), limit_bytes=())
+        index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
+        timed = simulate(graph, tuple(tuple(index[cell] for cell in row if cell in index) for row in schedule.rows))
+        assert isinstance(timed, Timed)
+        return graph, timed
 
     def _plan(self, step: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
         """Plans each replica's share of a step, in its share of the limits."""

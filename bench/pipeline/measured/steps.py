@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -23,11 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
-from mosaic.pipelining.schedule import TaskName
-from mosaic.pipelining.tasks import Timed, simulate
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
 from mosaic.ranks.pipeline.step import PipelineRunner
 from mosaic.ranks.pipeline.trial import fit_modules, gather_tasks
@@ -57,19 +54,10 @@ def judge(
     shared: SharedStep = own.world.broadcast(
         planner.plan_step(counted, seconds=seconds) if own.world.rank == 0 else None
     )
-    timed = simulated(planner, counted, shared)
-    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
-
-
-def simulated(planner: StepPlanner, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
-    """Plays a schedule of one replica with the way's times."""
     (schedule,) = shared.schedules
     assert schedule is not None
-    graph = replace(planner.tasks(counted, schedule), limit_bytes=())
-    at = {str(TaskName.of(task)): index for index, task in enumerate(graph.tasks)}
-    timed = simulate(graph, tuple(tuple(at[cell] for cell in row if cell in at) for row in schedule.rows))
-    assert isinstance(timed, Timed)
-    return timed
+    _, timed = planner.simulate(counted, schedule)
+    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
 
 
 def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:

@@ -94,14 +94,8 @@ def count_model(
 ) -> CountedModel:
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
-    Equal layers are counted once. A model on the meta device may be of any size.
-
-    Args:
-        model: The whole model.
-        split: The model's lists of layers.
-        sample: A microbatch.
-        machine: One of the ranks that the times are for.
-        sharing: Sharing of sequences along the context axis; it assumes that backbones have causal attention.
+    Equal layers are counted once. A model on the meta device may be of any size. Sharing of sequences assumes that
+    backbones have causal attention.
 
     Raises:
         UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.

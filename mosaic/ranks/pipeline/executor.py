@@ -151,10 +151,6 @@ class OnThreads:
 
     A step in which one lane alone has something to do, such as one without images, runs on the calling thread, with all
     cores. So does one that torch modes of that thread watch, such as a counter of operators: they do not see others.
-
-    Args:
-        lanes: Open lanes.
-        of_row: The lane of each row of the rank.
     """
 
     def __init__(self, lanes: Lanes, of_row: Sequence[Lane]) -> None:
@@ -195,10 +191,6 @@ class OnStreams:
 
     Autograd runs a backward on the streams of its forward, so each task stays on its lane's SMs. A step in which one
     lane alone has something to do runs on the caller's stream, with all SMs. Not tried on GPUs.
-
-    Args:
-        lanes: Open lanes.
-        of_row: The lane of each row of the rank.
     """
 
     def __init__(self, lanes: StreamLanes, of_row: Sequence[StreamLane]) -> None:

@@ -60,16 +60,6 @@ class GradientSums:
 
     A replica's gradients are of the mean of its losses, as if it had ``num_microbatches / data`` of them. Ranks that
     share sequences count as replicas: each has its part of the losses, ``context`` times as large.
-
-    Args:
-        model: The user's model, with what is on this rank.
-        split: Where it can be cut.
-        partition: Chunks on places.
-        grid: All ranks.
-        slices: Of weights that tensor ranks share.
-
-    Attributes:
-        counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
     """
 
     def __init__(
@@ -91,6 +81,7 @@ class GradientSums:
         self._trains = {name: one.requires_grad for name, one in self._named.items()}
         own = slices.names if slices is not None else frozenset()
         summed = slices.summed if slices is not None else frozenset()
+        # ids of this rank's parameters that an earlier rank holds, too
         self.counted_elsewhere = {
             id(one)
             for name, one in self._named.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.lanes import describe_lanes
-from mosaic.ranks.pipeline.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import check_alike
@@ -68,7 +69,7 @@ class Pipeline(Checkpointer):
         self._next: Step | None = None
         self._number = 0
         self._last_s = 0.0
-        self._played = PlayedSteps(trial.best, self._runner.grid.transport)
+        self._steps: deque[OwnStep] = deque(maxlen=MAX_STEPS)
         self._modes = Modes(setup.model)
         self._checked_modes = self._modes.now()
         self._plain_calls = setup.model.register_forward_pre_hook(PlainCalls(setup.counted.split.sites[0].path))
@@ -105,7 +106,7 @@ class Pipeline(Checkpointer):
         number, replica = self.world.progress.step, self._runner.grid.replica
         losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale)
         share = tuple(counted[at] for at in shared.shares[replica])
-        self._played.steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
+        self._steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return losses
@@ -164,7 +165,7 @@ class Pipeline(Checkpointer):
         ``computing_ms`` and ``waiting_ms`` are this rank's in the last step: its tasks, and waits for messages of other
         ranks. ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
         """
-        last = self._played.steps[-1] if self._played.steps else None
+        last = self._steps[-1] if self._steps else None
         own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
         counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._schedules.failed_ahead)}
@@ -197,7 +198,9 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError: No step has run, or this rank's replica had no microbatches.
         """
-        return self._played.timeline()
+        if not self._steps:
+            raise ValueError("no step has run; call timeline() after step()")
+        return self._steps[-1].played(self._planner, self._runner.grid.transport)
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes the computation and the waits of this rank in the last steps, at most 100; every rank calls it.
@@ -216,7 +219,7 @@ class Pipeline(Checkpointer):
             RankFailedError: Another rank has failed; names it.
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
-        trace_of(self._played.computed(), self.world).write(path)
+        trace_of([span for step in self._steps for span in step.computed(self._planner)], self.world).write(path)
         return path
 
     def remove(self, *, gather: bool = True) -> None:

@@ -115,12 +115,7 @@ def describe_lanes(partition: Partition, rank: int) -> str:
 
 
 def lane_pairs(partition: Partition, feeds: Sequence[tuple[str, str]]) -> frozenset[LanePair]:
-    """Returns the lanes between which ranks may send messages, for microbatches of any modalities.
-
-    Args:
-        partition: Chunks on lanes.
-        feeds: Pairs of modules of which the first feeds the second.
-    """
+    """Returns the lanes between which ranks may send messages, for microbatches of any modalities."""
     behind = {name: {name} for name in partition.modules}
     for _ in behind:  # where a module is skipped, what it feeds is fed by what feeds it
         for before, after in feeds:

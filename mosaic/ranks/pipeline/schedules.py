@@ -43,13 +43,7 @@ class StepSchedules:
         return len(self._known)
 
     def of(self, number: int, counted: _Counted, *, last_s: float) -> SharedStep:
-        """Returns the schedules of a step, announced or not.
-
-        Args:
-            number: Number of the step.
-            counted: Its microbatches.
-            last_s: Time of the step before; 0 for the first.
-        """
+        """Returns the schedules of a step, announced or not."""
         key = _key(counted)
         is_announced, self._announced = self._announced == number, -1
         schedules = None
@@ -65,13 +59,7 @@ class StepSchedules:
         return self._planned(key, lambda: self._plan_now(counted, last_s))
 
     def announce(self, number: int, count: Callable[[], _Counted], *, last_s: float) -> None:
-        """Starts the search for the next step's schedule in a process beside rank 0.
-
-        Args:
-            number: Number of the step.
-            count: Counts its microbatches; called on rank 0.
-            last_s: Time of the step before; 0 for the first.
-        """
+        """Starts the search for the next step's schedule in a process beside rank 0."""
         if self._planner.plan.baseline:
             return
         self._announced = number

@@ -66,13 +66,6 @@ def share_sequences(
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
-    Args:
-        model: The user's model, whose last list of layers is in a language model of transformers.
-        split: Where it can be cut.
-        settings: How sequences are shared out.
-        group: The ranks that share them.
-        device: Of this rank.
-
     Raises:
         UnsplittableError: The layers are in no such model.
         UnsupportedModelError: They have windows, or something else that mask words cannot say.
@@ -269,12 +262,7 @@ def _check_mask(microbatch: Microbatch, plan: ContextPlan) -> None:
 
 
 class SharedItems:
-    """Shares units of encoders out over a group; all ranks of the group make it and make the same calls.
-
-    Args:
-        model: This rank's part of the model.
-        group: The ranks that share each sequence.
-    """
+    """Shares units of encoders out over a group; all ranks of the group make it and make the same calls."""
 
     def __init__(self, model: PartedModel, group: dist.ProcessGroup) -> None:
         self._model, self._group = model, group
@@ -299,14 +287,7 @@ class SharedItems:
     def gathered(
         self, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], module: str, share: ItemShare
     ) -> tuple[Tensor, ...]:
-        """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them.
-
-        Args:
-            tensors: What leaves it here, of this rank's units.
-            kwargs: With all units.
-            module: Its name.
-            share: Who encodes what.
-        """
+        """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them."""
         return tuple(
             self._gathered(one, like, share) for one, like in zip(tensors, self._leaving(kwargs, module), strict=True)
         )

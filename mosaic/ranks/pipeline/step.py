@@ -101,15 +101,7 @@ class PipelineRunner:
         scale: Scale | None = None,
         is_training: bool = True,
     ) -> StepResult:
-        """Runs a step forward and backward; all ranks call it.
-
-        Args:
-            shared: Microbatches and schedule of each replica.
-            microbatches: The step's data.
-            shapes: Names of the shapes of each.
-            scale: Scales losses before backward.
-            is_training: Whether gradients are summed; False for schedules of forwards alone.
-        """
+        """Runs a step forward and backward; all ranks call it."""
         transport, replica = self.grid.transport, self.grid.replica
         share, schedule = shared.shares[replica], shared.schedules[replica]
 
@@ -174,12 +166,6 @@ def check_alike(microbatches: Microbatches, own: Microbatches, shapes: Sequence[
 
     This is the one agreement of a step: all else that ranks run follows from the microbatches and from the plans of
     rank 0. Other microbatches would give wrong gradients without an error where their shapes are equal.
-
-    Args:
-        microbatches: The user's; values on GPUs are not compared.
-        own: This rank's part of them, with the plans of shared sequences.
-        shapes: Names of their shapes.
-        transport: To all ranks.
 
     Raises:
         InvalidScheduleError: A rank has others, on all ranks; names it.

@@ -58,14 +58,6 @@ def share_layers(
 ) -> tuple[CountedModel, WeightSlices]:
     """Splits weights of layers over the ranks of a group; returns the layers for planning, and this rank's slices.
 
-    Args:
-        model: The user's model, whole.
-        counted: Its counted layers.
-        group: The ranks that share each layer.
-        progress: The present activity of this rank.
-        plan: See ``styles_of``.
-        sample: A microbatch, for which the split model has to give the whole one's output.
-
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
@@ -278,17 +270,7 @@ class _Slice:
 
 
 class WeightSlices:
-    """Splits weights over the ranks of a group, each its own; all of them make it and make the same calls.
-
-    Args:
-        model: The user's model, whole.
-        styles: The style of each split module.
-        group: The ranks that share each layer.
-        progress: The present activity of this rank.
-
-    Attributes:
-        summed: Names of weights that all of them have whole, and whose gradients are sums over them.
-    """
+    """Splits weights over the ranks of a group, each its own; all of them make it and make the same calls."""
 
     def __init__(
         self, model: nn.Module, styles: Mapping[str, str], group: dist.ProcessGroup, progress: RankProgress
@@ -297,6 +279,7 @@ class WeightSlices:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._slices: dict[str, _Slice] = {}
         self.summed: set[str] = set()
+        """Names of weights that all ranks of the group have whole, and whose gradients are sums over them."""
         self._is_checked = False
         self._classes: dict[str, type[nn.Linear]] = {}
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
@@ -357,10 +340,6 @@ class WeightSlices:
         """A block in which models and optimizers' states are whole; afterwards each rank takes its slices of them.
 
         Meanwhile a rank needs memory for the whole layers that it has a part of.
-
-        Args:
-            modules: The model, and copies of it such as an average of weights.
-            optimizers: Of the model.
 
         Raises:
             TypeError: An optimizer keeps a tensor of another shape than the weight's.

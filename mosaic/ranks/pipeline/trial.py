@@ -204,13 +204,7 @@ def partition_to_fit(request: Request) -> Partition:
 
 
 def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -> FittedTimes:
-    """Returns measured over counted time of each module's forwards and backwards, and the times of messages.
-
-    Args:
-        graph: Tasks of one module each, with counted times.
-        measured: The same step as it ran.
-        names: All modules; one without tasks gets the scale of all tasks together.
-    """
+    """Returns measured over counted time of each module's forwards and backwards, and the times of messages."""
     counted: Counter[tuple[str, ActionKind]] = Counter()
     taken: Counter[tuple[str, ActionKind]] = Counter()
     for task in graph.tasks:
