@@ -126,8 +126,6 @@ def find_orders(
     should_stop: Callable[[], bool] | None,
 ) -> FoundOrders: ...
 
-_Columns = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
-
 class MaskRuns:
     """A mask in runs of tokens with one word in one document."""
 
@@ -135,14 +133,9 @@ class MaskRuns:
     def work(self, block: int) -> npt.NDArray[np.int64]:
         """Visible pairs of each block of queries."""
     def tiles(
-        self, rows: npt.NDArray[np.int64], query: int, key: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full, pairs."""
-
-def turn_tiles(
-    offsets: npt.NDArray[np.int64], columns: npt.NDArray[np.int32], is_full: npt.NDArray[np.uint8], num_columns: int
-) -> _Columns:
-    """Returns the tiles of each column."""
+        self, rows: npt.NDArray[np.int64], block: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full."""
 
 def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]:
     """Returns the rank of each piece of work, the largest first."""
