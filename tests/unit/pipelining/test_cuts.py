@@ -8,12 +8,12 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_cases import chain, images, models, steps, two_encoders, vision_and_text
 
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
-from mosaic.pipelining.layers import Feed, PipelineModel
-from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of
+from mosaic.pipelining.layers import PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request
 
 
 def of(module: str, first: int, count: int, total: int = 4) -> Part:
@@ -70,26 +70,6 @@ def test_no_cut_has_a_shorter_longest_range(times: list[float], data: st.DataObj
     assert len(ends) == count
     assert all(before < after for before, after in itertools.pairwise((0, *ends)))
     assert max(sums(times, ends)) == min(max(sums(times, one)) for one in cuts)
-
-
-@pytest.mark.parametrize(
-    ("layers", "feeds", "backbone"),
-    [
-        ({"vision": 9, "text": 2}, ["vision text"], "text"),  # an encoder is a source, however large
-        ({"text": 9, "video": 2}, ["text video"], "video"),
-        ({"vision": 9, "projector": 1, "text": 5}, ["vision projector", "projector text"], "text"),
-        ({"vision": 9, "text": 5, "image": 2}, ["vision text", "text image"], "text"),
-        ({"vision": 3, "audio": 3, "text": 2}, ["vision text", "audio text"], "text"),
-        ({"text": 4}, [], "text"),
-        ({"a": 2, "b": 2}, [], "b"),
-    ],
-)
-def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list[str], backbone: str):
-    model = PipelineModel(
-        modules=tuple(plain(name, count) for name, count in layers.items()),
-        feeds=tuple(Feed(source=source, target=target) for source, target in map(str.split, feeds)),
-    )
-    assert backbone_of(model) == backbone
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,6 @@ def test_a_process_that_dies_is_reported() -> None:
             assert "exit code 7" in planner.take(step, wait_s=PATIENCE_S).error
 
 
-def test_the_process_has_no_torch_and_half_of_the_cores(shared: NextStepPlanner, steps: Steps) -> None:
-    half = max(1, len(os.sched_getaffinity(0)) // 2)
-    steps.start(do="environment")
-    assert steps.take().schedule == {"torch": False, "cores": half, "threads": half, "pid": shared.pid}
-    assert shared.pid != os.getpid()
-
-
 def test_the_process_dies_with_its_parent() -> None:
     script = """
 import os, signal

@@ -11,7 +11,6 @@ from pipeline_cases import Feed, PipelineModel, Plain, models, steps
 from pipeline_oracle import simulated
 
 from bench.papers.data_sets import Microbatch
-from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.orders import OrderLimits
@@ -68,19 +67,3 @@ def test_constant_bytes_above_a_limit_are_refused_also_on_a_rank_that_keeps_noth
     limit_bytes = max(plan_step(request, microbatches, options=FEW).graph.base_bytes)
     with pytest.raises(InfeasibleError, match="no order and no strategy that was tried fits"):
         plan_step(request, microbatches, space=RankSpace(limit_bytes=limit_bytes), options=FEW)
-
-
-def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot_run():
-    known = find_known_model("vlm-s")
-    microbatches = (Microbatch(text_tokens=8192),) * 4
-    request = Request(model=known.model(), num_ranks=4, microbatches=microbatches)
-    (free,) = contend(request, microbatches, names=("gpipe",))
-    assert free.plan is not None
-    assert free.plan.strategies == "keep"
-    limit = max(free.plan.timed.peak_bytes) - 10**9
-    (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
-    assert tight.plan is not None
-    assert tight.plan.strategies == "recompute"
-    (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
-    assert none.makespan_ns is None
-    assert "memory does not hold" in none.reason

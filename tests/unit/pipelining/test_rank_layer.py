@@ -13,16 +13,6 @@ from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
 
-
-def machine(**degrees: int) -> RankHardware:
-    return RankHardware(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
-
-
-def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
-    whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
-    assert machine(tensor=4).gather_ns(2**26, "tensor") == round(whole * 1e6 / 2)
-
-
 CAUSAL = TransformerShape(layers=3, hidden=1024, ffn=4096, heads=16, groups=8, causal=True)
 
 
