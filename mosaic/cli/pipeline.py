@@ -107,9 +107,9 @@ class PipelineCommand:
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
-        for contender in contenders:
-            simulated_ms = contender.plan.makespan_ns / 1e6 if contender.plan is not None else None
-            rows.append({"schedule": contender.name, "simulated_ms": simulated_ms, "reason": contender.reason})
+        for name, plan in contenders.items():
+            simulated_ms, reason = (None, plan) if isinstance(plan, str) else (plan.makespan_ns / 1e6, "")
+            rows.append({"schedule": name, "simulated_ms": simulated_ms, "reason": reason})
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
@@ -125,7 +125,7 @@ class PipelineCommand:
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(contender.name, contender.plan) for contender in contenders if contender.plan is not None]
+            others = [(name, plan) for name, plan in contenders.items() if not isinstance(plan, str)]
             if others:
                 name, best = min(others, key=lambda pair: pair[1].makespan_ns)
                 runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from mosaic.errors import InfeasibleError, unknown
 from mosaic.pipelining.baselines import BASELINES, Baseline
@@ -88,23 +89,6 @@ class PlannedStep:
         return lower(self.partition, self.graph, self.orders, strategies=self.strategies, training=self.training)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A baseline's result for a step."""
-
-    name: str
-    """Name in ``BASELINES``."""
-    plan: PlannedStep | None = None
-    """None if it cannot run the step."""
-    reason: str = ""
-    """Reason why it cannot; otherwise empty."""
-
-    @property
-    def makespan_ns(self) -> int | None:
-        """End of the last task; None if it cannot run."""
-        return None if self.plan is None else self.plan.makespan_ns
-
-
 def plan_step(
     request: Request,
     microbatches: Sequence[Microbatch],
@@ -112,7 +96,7 @@ def plan_step(
     space: RankSpace | None = None,
     options: PlannerOptions | None = None,
     partition: Partition | None = None,
-    contenders: Sequence[Contender] = (),
+    contenders: Mapping[str, PlannedStep | str] = MappingProxyType({}),
 ) -> PlannedStep:
     """Plans one step.
 
@@ -122,7 +106,8 @@ def plan_step(
         space: The ranks.
         options: Options of the planner.
         partition: A fixed partition; None: made by ``options``.
-        contenders: Baselines of the same step; a shorter one that ranks can run is the result.
+        contenders: Baselines of the same step, as ``contend`` returns them; a shorter one that ranks can run is the
+            result.
 
     Raises:
         InfeasibleError: No tried plan fits in memory; the message has rank, time, shortage and remedies.
@@ -130,7 +115,7 @@ def plan_step(
     """
     job = _Job(request, microbatches, space or RankSpace(), options or PlannerOptions())
     limits = job.options.limits
-    plans = [contender.plan for contender in contenders if contender.plan is not None]
+    plans = [plan for plan in contenders.values() if not isinstance(plan, str)]
     plans = [plan for plan in plans if all(task.kind is not ActionKind.WEIGHTS for task in plan.graph.tasks)]
     cuts = sorted(job.cuts(partition), key=lambda cut: cut.natural_ns)
     shortage = None
@@ -207,20 +192,19 @@ def contend(
     space: RankSpace | None = None,
     names: Sequence[str] = tuple(BASELINES),
     table: Mapping[str, Baseline] = BASELINES,
-) -> tuple[Contender, ...]:
-    """Returns each baseline's step, in the order of ``names``.
+) -> dict[str, PlannedStep | str]:
+    """Returns each baseline's step by name, or the reason why it cannot run.
 
     Raises:
         ValueError: A name is not in ``table``.
     """
-    contenders = []
+    results: dict[str, PlannedStep | str] = {}
     for name in names:
         try:
-            plan = plan_baseline(name, request, microbatches, space=space, table=table)
-            contenders.append(Contender(name=name, plan=plan))
+            results[name] = plan_baseline(name, request, microbatches, space=space, table=table)
         except InfeasibleError as error:
-            contenders.append(Contender(name=name, reason=error.reasons[0]))
-    return tuple(contenders)
+            results[name] = error.reasons[0]
+    return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
