@@ -313,7 +313,7 @@ class ChunkWork:
         sums: dict[tuple[str, int], Tensor] = {}
         for reader, own in gradients.items():
             names = self._data.carried(Edge(forward, reader.forward))
-            places = [(name, at) for name in names for at, one in enumerate(outputs[name]) if one.is_floating_point()]
+            places = [(name, at) for name in names for at, out in enumerate(outputs[name]) if out.is_floating_point()]
             for place, gradient in zip(places, own, strict=True):
                 sums[place] = sums[place] + gradient if place in sums else gradient
         due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}

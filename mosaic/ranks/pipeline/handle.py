@@ -76,7 +76,7 @@ class Pipeline(Checkpointer):
         self.active = True
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(setup.model.parameters())
-        self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
+        self._counted_here = {id(each): not each.is_meta and id(each) not in elsewhere for each in parameters}
         is_divided = self._runner.grid.num_copies < self.world.size
         self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
@@ -184,7 +184,7 @@ class Pipeline(Checkpointer):
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
         seen = self._planner.request.microbatches
-        if self._counted.split.encoders and any(isinstance(one, CountedMicrobatch) and one.draws for one in seen):
+        if self._counted.split.encoders and any(isinstance(each, CountedMicrobatch) and each.draws for each in seen):
             lines.append("encoders take whole microbatches, since these draw random numbers: pieces would draw others")
         if self._planner.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
             lines.append("no lanes: each rank has one slot")
@@ -256,7 +256,7 @@ class Pipeline(Checkpointer):
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
+        trained = [f"{name} of microbatch {at}" for at, each in enumerate(microbatches) for name in _trained_in(each)]
         if trained and torch.is_grad_enabled():
             raise ValueError(
                 f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
@@ -267,11 +267,11 @@ class Pipeline(Checkpointer):
             check_model(self._model)
             self._checked_modes = modes
         own, counted = self._cut(microbatches), []
-        for at, one in enumerate(own):
+        for at, microbatch in enumerate(own):
             try:
-                counted.append(self._counted.microbatch(one))
+                counted.append(self._counted.microbatch(microbatch))
             except Exception as error:  # of any kind: the model's own
-                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
+                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(microbatch)}")
                 raise
         kind = self.world.device.type
         precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
@@ -281,7 +281,7 @@ class Pipeline(Checkpointer):
 
     def _cut(self, microbatches: Step) -> Step:
         """Returns the model's arguments on this rank: its own tokens of shared sequences."""
-        return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
+        return microbatches if self._sequences is None else list(map(self._sequences.cut, microbatches))
 
     def _announce(self) -> None:
         """Starts planning the next step while this one runs."""
@@ -292,7 +292,7 @@ class Pipeline(Checkpointer):
             self._sequences.look_ahead(following)
 
         def count() -> list[CountedMicrobatch]:
-            return [self._counted.microbatch(one) for one in self._cut(following)]
+            return list(map(self._counted.microbatch, self._cut(following)))
 
         self._schedules.announce(self._number + 1, count, last_s=self._last_s)
 
@@ -311,8 +311,8 @@ class Pipeline(Checkpointer):
 
 def _text(microbatch: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
-        for name, one in microbatch.items()
+        f"{name} {TensorSpec.of(value) if isinstance(value, Tensor) else type(value).__name__}"
+        for name, value in microbatch.items()
     )
 
 

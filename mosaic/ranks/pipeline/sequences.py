@@ -110,7 +110,7 @@ class Sequences:
 
     def look_ahead(self, microbatches: Sequence[Microbatch]) -> None:
         """Plans the attention of microbatches to come in a thread, while a step runs."""
-        self._ahead = {id(one): (one, self._thread.submit(self._attend, one)) for one in microbatches}
+        self._ahead = {id(each): (each, self._thread.submit(self._attend, each)) for each in microbatches}
 
     def _attend(self, microbatch: Microbatch) -> Attend:
         """Plans the attention of a microbatch; sends nothing."""
@@ -198,7 +198,7 @@ class Sequences:
             if value is not None and (name in _TOKENS or name.endswith("token_type_ids")):
                 cut[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
         others = {name: value for name, value in kwargs.items() if name not in cut}
-        strange = [name for name, value in others.items() if any(tokens in one.shape for one in _tensors(value))]
+        strange = [name for name, value in others.items() if any(tokens in tensor.shape for tensor in _tensors(value))]
         if strange:
             raise UnsplittableError(
                 f"{type(text).__name__} is given {', '.join(strange)} of all {tokens} tokens, which context ranks "
@@ -216,7 +216,7 @@ class Sequences:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _features_of(kwargs: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class SharedItems:
         if rows is None or len(rows) < self._ranks:
             return None
         share = share_items(rows, self._ranks)
-        fits = all(_rows_in(one, share) is not None for one in self._leaving(kwargs, module))
+        fits = all(_rows_in(like, share) is not None for like in self._leaving(kwargs, module))
         return share if fits else None
 
     def own(self, kwargs: Mapping[str, Any], module: str, share: ItemShare) -> Mapping[str, Any]:
@@ -289,7 +289,8 @@ class SharedItems:
     ) -> tuple[Tensor, ...]:
         """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them."""
         return tuple(
-            self._gathered(one, like, share) for one, like in zip(tensors, self._leaving(kwargs, module), strict=True)
+            self._gathered(tensor, like, share)
+            for tensor, like in zip(tensors, self._leaving(kwargs, module), strict=True)
         )
 
     def _gathered(self, tensor: Tensor, like: Tensor, share: ItemShare) -> Tensor:

@@ -169,7 +169,7 @@ class PipelineSetup:
 
     def shapes(self, step: Microbatches) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
-        return tuple(self.counted.microbatch(one).key for one in step)
+        return tuple(self.counted.microbatch(microbatch).key for microbatch in step)
 
     def drop_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -248,7 +248,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
 
 
 def _request(counted: CountedModel, step: Microbatches, num_ranks: int, slots: int) -> Request:
-    microbatches = [counted.microbatch(one) for one in step]
+    microbatches = list(map(counted.microbatch, step))
     return Request(model=counted.model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=slots)
 
 
@@ -313,7 +313,8 @@ def degrees_of(
 def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())
-    values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
+    there = [tensor.detach() for tensor in tensors if tensor.numel() and not tensor.is_meta]
+    values = [torch.hash_tensor(tensor).view(torch.int64) for tensor in there]
     _check_same(
         world,
         fingerprint(torch.stack(values).tolist() if values else [])[:8],
@@ -364,5 +365,5 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _is_same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+def _is_same(tensor: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return tensor is not None and tensor.shape == other.shape and torch.equal(tensor.nan_to_num(), other.nan_to_num())

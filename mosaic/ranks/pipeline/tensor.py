@@ -181,11 +181,11 @@ def _floats(output: Any) -> list[Tensor]:
 
 def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> str:
     """Returns by how much outputs differ; an empty text where roundings explain it."""
-    for one, other in zip(before, after, strict=True):
-        if one.shape != other.shape:  # keys and values of a cache: each rank has its heads'
+    for whole, split in zip(before, after, strict=True):
+        if whole.shape != split.shape:  # keys and values of a cache: each rank has its heads'
             continue
-        limit = min(MAX_DIFFERENCE, MAX_ROUNDINGS * torch.finfo(one.dtype).eps)
-        differs = float((one - other).norm()) / max(float(one.norm()), 1e-30)
+        limit = min(MAX_DIFFERENCE, MAX_ROUNDINGS * torch.finfo(whole.dtype).eps)
+        differs = float((whole - split).norm()) / max(float(whole.norm()), 1e-30)
         if not differs <= limit:  # also catches NaN
             return f"outputs differ by {differs:.2g}"
     return ""
@@ -205,8 +205,8 @@ def _divided(model: nn.Module, counted: CountedModel, slices: WeightSlices, degr
             cut = degree * sum(named[name].numel() for name in names if name in slices.names)
             whole = sum(named[name].numel() for name in names if name not in slices.names)
             scaled.append(scaled_layer(layer, (cut / degree + whole) / max(1, cut + whole) if cut else 1.0))
-            kept = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
-            resident.append(round(module.resident_bytes[index] * kept))
+            share = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
+            resident.append(round(module.resident_bytes[index] * share))
         layers[module.name] = tuple(scaled)
         modules.append(replace(module, resident_bytes=tuple(resident)))
     return replace(counted, layers=layers, model=replace(counted.model, modules=tuple(modules)))
