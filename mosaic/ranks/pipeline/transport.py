@@ -79,9 +79,9 @@ class Message:
         actual = tuple(map(TensorSpec.of, tensors))
         if actual == self.specs:
             return
-        outputs, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
+        sent, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
         raise ModuleContractError(
-            f"{self.name} is planned to carry {planned}, and {outputs} was made; both ranks have to know shapes and types "
+            f"{self.name} is planned to carry {planned}, and {sent} was made; both ranks have to know shapes and types "
             "beforehand: plan the step with the microbatches that it has"
         )
 
