@@ -1,14 +1,10 @@
-"""Mosaic's own cost: of calls, and of steps.
+"""The cost of placed calls of empty modules: ``python -m bench.colocate [--quick] [--json FILE]``.
 
-``python -m bench.colocate [--quick] [--json FILE]``
-
-Calls of empty modules; steps of the zoo's models under the sequential plan, which can gain nothing, against the plain
-loop. What the trial in the first steps makes of a loop is ``bench.never_slower``.
+``bench.never_slower`` has the steps of models.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +15,9 @@ from torch import nn
 
 import mosaic
 from bench.harness import PartedStudy, StudyPart
-from bench.loops import Loop, Workload, in_turn, ratios
 from bench.record import Figure, median_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.microbench import Budget
-from mosaic.models import PAPER_MODELS, build, make_batch
 from mosaic.plan import plan_from_quotas
 
 CALLS = 10_000
@@ -44,22 +37,11 @@ class Nothing(nn.Module):
 
 
 class Pair(nn.Module):
-    """Two of them; neither depends on the other."""
+    """Two modules; the result of the first goes through a chain of small operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 0) -> None:
         super().__init__()
-        self.left, self.right = Nothing(), Nothing()
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.left(x), self.right(x)
-
-
-class Chain(nn.Module):
-    """Two modules, of which the result of one goes through a chain of small operations."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.left, self.right, self.length = nn.Linear(8, 8), nn.Linear(8, 8), length
+        self.left, self.right, self.length = Nothing(), Nothing(), length
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.left(x)
@@ -68,7 +50,7 @@ class Chain(nn.Module):
         return y + self.right(x)
 
 
-def _alone(calls: int) -> list[Figure]:
+def alone(calls: int) -> Iterator[Figure]:
     """Measures one module after the other, each on all cores: the cost where nothing is gained."""
     model, x = Pair(), torch.ones(1)
     slots = HostBackend().device.num_slots
@@ -80,15 +62,13 @@ def _alone(calls: int) -> list[Figure]:
             with handle.disabled():
                 plain += [_us(lambda: model.left(x)) for _ in range(BLOCK)]
     extra = [ours - theirs for ours, theirs in zip(placed, plain, strict=True)]
-    return [
-        median_figure("plain call of an empty module, us", plain),
-        median_figure("placed call of an empty module, sequential plan, us", placed),
-        median_figure("placed call of an empty module, sequential plan, over a plain call, us", extra),
-    ]
+    yield median_figure("plain call of an empty module, us", plain)
+    yield median_figure("placed call of an empty module, sequential plan, us", placed)
+    yield median_figure("placed call of an empty module, sequential plan, over a plain call, us", extra)
 
 
-def _on_lanes(calls: int) -> list[Figure]:
-    """Measures calls side by side: each goes to a lane's thread, and its result is waited for at the end."""
+def on_lanes(calls: int) -> Iterator[Figure]:
+    """Measures calls side by side: each goes to a lane's thread, and the caller waits for its result at the end."""
     model, x = Pair(), torch.ones(1)
     launched, waited = [], []
     with _colocated(model, x, [{"left": 1, "right": 1}]), torch.no_grad():
@@ -98,35 +78,18 @@ def _on_lanes(calls: int) -> list[Figure]:
             waited.append(_us(lambda: model(x)) / 2)
             launched.append(_us(lambda: model.left(x)))
             model(x)  # lets the lanes come to rest
-    return [
-        median_figure("placed call of an empty module on a lane, launched, us", launched),
-        median_figure("placed call of an empty module on a lane, waited for, us", waited),
-    ]
+    yield median_figure("placed call of an empty module on a lane, launched, us", launched)
+    yield median_figure("placed call of an empty module on a lane, waited for, us", waited)
 
 
-def _between(calls: int, length: int = 20) -> list[Figure]:
-    model, x = Chain(length), torch.ones(4, 8)
+def between(calls: int, length: int = 20) -> Iterator[Figure]:
+    model, x = Pair(length), torch.ones(1)
     with _colocated(model, x, [{"left": 1, "right": 1}]):
         for _ in range(10):
             model(x)
-        samples = [_us(lambda: model(x)) / length for _ in range(calls)]
-    return [median_figure("operation between modules on a lane, us", samples)]
-
-
-def _sequential(seconds: float, *, name: str, rounds: int) -> Iterator[Figure]:
-    work = Workload(model=build(name, "tiny"), batch=make_batch(name, "tiny"))
-    loops = {"ours": Loop(work.model, work), "plain": Loop(copy.deepcopy(work.model), work)}
-    slots = torch.get_num_threads()
-    stages = [{part: slots} for part in find_modules(work.model, work.batch).graph.topological_order()]
-    with _colocated(work.model, work.batch, stages):
-        for loop in loops.values():
-            loop.step_ms()
-        steps_ms = in_turn(loops, rounds, Budget(seconds))
-    yield median_figure(f"{name}, tiny: plain step, ms", steps_ms["plain"])
-    yield median_figure(
-        f"{name}, tiny: step under the sequential plan over the plain step, ratio",
-        ratios(steps_ms["ours"], steps_ms["plain"]),
-    )
+        yield median_figure(
+            "operation between modules on a lane, us", [_us(lambda: model(x)) / length for _ in range(calls)]
+        )
 
 
 @contextmanager
@@ -149,25 +112,16 @@ def _us(call: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _calls(_: float, *, calls: int) -> Iterator[Figure]:
-    yield from (*_alone(calls), *_on_lanes(max(50, calls // 10)), *_between(max(50, calls // 200)))
-
-
-def parts(*, calls: int, rounds: int, seconds: float) -> tuple[StudyPart, ...]:
-    """Returns the parts of a study whose models have so many seconds each."""
-    models = (
-        StudyPart(name=name, make=partial(_sequential, name=name, rounds=rounds), seconds=seconds)
-        for name in PAPER_MODELS
-    )
-    return (StudyPart(name="calls", make=partial(_calls, calls=calls), seconds=60.0), *models)
+def calls(count: int) -> Iterator[Figure]:
+    yield from (*alone(count), *on_lanes(max(50, count // 10)), *between(max(50, count // 200)))
 
 
 STUDY = PartedStudy(
     name="bench_colocate",
-    quick=lambda: parts(calls=CALLS, rounds=6, seconds=6.0),
+    quick=lambda: (StudyPart.alone("calls", 60.0, lambda: calls(CALLS // 10)),),
     quick_seconds=60.0,
-    full=lambda: parts(calls=CALLS, rounds=30, seconds=300.0),
+    full=lambda: (StudyPart.alone("calls", 120.0, lambda: calls(CALLS)),),
 )
 
 if __name__ == "__main__":
-    STUDY.main(__doc__, "few rounds; within a minute on two cores")
+    STUDY.main(__doc__, "few calls; within a minute on two cores")

@@ -27,7 +27,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"placed call of an empty module, sequential plan, over a plain call, us",
             r"placed call of an empty module on a lane, .*",
             r"operation between modules on a lane, us",
-            r"clip, tiny: step under the sequential plan over the plain step, ratio",
         ),
         "bench_cost": (
             r"error on other groups of the fitted modules, all sizes, (unaware|Eq\. 8 as|pairwise \(2).*",
@@ -74,8 +73,8 @@ def study_table(study: str, results: Path) -> str:
 
 def newest_study(study: str, results: Path) -> Study | None:
     """Returns the newest full result of a study; the newest quick one where there is no other."""
-    found = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
-    return max(found, key=lambda one: ("--quick" not in one.command, one.created), default=None)
+    studies = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
+    return max(studies, key=lambda study: ("--quick" not in study.command, study.created), default=None)
 
 
 def source_of(study: Study) -> str:
@@ -86,8 +85,8 @@ def source_of(study: Study) -> str:
 
 def methods_table() -> str:
     rows = [
-        (f"`{one.name}`", one.description, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
-        for one in METHODS.values()
+        (f"`{name}`", method.description, "yes" if method.gives_bound else "", "yes" if method.is_compared else "")
+        for name, method in METHODS.items()
     ]
     return table(("method", "plans", "gives a bound", "in `--compare`"), rows)
 
@@ -116,7 +115,7 @@ def choices_table() -> str:
 
 
 def _matching(study: Study, pattern: str) -> Iterator[Figure]:
-    return (one for one in study.figures if one.value is not None and re.fullmatch(pattern, one.name))
+    return (own for own in study.figures if own.value is not None and re.fullmatch(pattern, own.name))
 
 
 def shown(figure: Figure | None, digits: int = 3) -> str:

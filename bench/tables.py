@@ -43,13 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
-    asked = parser.parse_args()
-    if asked.keep is not None:
-        print(f"kept {keep(asked.keep)}")
-    made = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
-    made[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
-    if asked.check:
-        sys.exit(any(before != after for before, after in made.values()))
+    options = parser.parse_args()
+    if options.keep is not None:
+        print(f"kept {keep(options.keep)}")
+    texts = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
+    texts[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
+    if options.check:
+        sys.exit(any(before != after for before, after in texts.values()))
     write_text(sm_targets(), SM_TARGETS)
     for page in PAGES:
         write_text(with_tables(page), page)
@@ -80,7 +80,7 @@ def slug(machine: Device) -> str:
 
 
 def with_tables(page: Path) -> str:
-    """Returns a page's text with its tables made anew; a table that it has no markers for is left out."""
+    """Returns a page's text with its tables texts anew; a table that it has no markers for is left out."""
     text = page.read_text(encoding="utf-8")
     up = "../" * (len(page.relative_to(TOP).parts) - 1)
     for name, table in TABLES.items():
@@ -94,9 +94,9 @@ def with_tables(page: Path) -> str:
 
 def gpu_results() -> list[Study]:
     """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
-    found = [load(Study, path) for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
-    found = [study for study in found if study.study == "gpu" and not study.dry_run]
-    return sorted(found, key=lambda study: study.created, reverse=True)
+    studies = [load(Study, path) for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
+    studies = [study for study in studies if study.study == "gpu" and not study.dry_run]
+    return sorted(studies, key=lambda study: study.created, reverse=True)
 
 
 def gpu_table(part: str, make: Callable[[Study], str]) -> str:
@@ -123,7 +123,7 @@ def demo_table() -> str:
     records = {path: load(RunRecord, path) for path in (RESULTS / "host").glob("*-demo.json")}
     if not records:
         return "not measured yet\n"
-    path, record = max(records.items(), key=lambda found: found[1].created)
+    path, record = max(records.items(), key=lambda pair: pair[1].created)
     about = f"{record.machine.name}, torch {record.torch_version}, {record.created[:10]}"
     rows = pages.table((about, "predicted", "measured"), summary_rows(record))
     return f"{rows}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")

@@ -33,25 +33,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Device": "mosaic.device",
-    "Edge": "mosaic.graph",
-    "Handle": "mosaic.engine",
-    "ModuleGraph": "mosaic.graph",
-    "ModuleNode": "mosaic.graph",
-    "MosaicError": "mosaic.errors",
-    "Options": "mosaic.engine",
-    "Plan": "mosaic.plan",
-    "PlannerOptions": "mosaic.pipelining.planner",
-    "Profile": "mosaic.profile",
-    "RankSettings": "mosaic.engine",
-    "TrialSettings": "mosaic.take_turns",
-    "colocate": "mosaic.colocate",
-    "load": "mosaic.files",
-    "parallel": "mosaic.engine",
-    "pipeline": "mosaic.pipeline",
-    "plan_from_quotas": "mosaic.plan",
+_NAMES = {
+    "mosaic.colocate": ("colocate",),
+    "mosaic.device": ("Device",),
+    "mosaic.engine": ("Handle", "Options", "RankSettings", "parallel"),
+    "mosaic.errors": ("MosaicError",),
+    "mosaic.files": ("load",),
+    "mosaic.graph": ("Edge", "ModuleGraph", "ModuleNode"),
+    "mosaic.pipeline": ("pipeline",),
+    "mosaic.pipelining.planner": ("PlannerOptions",),
+    "mosaic.plan": ("Plan", "plan_from_quotas"),
+    "mosaic.profile": ("Profile",),
+    "mosaic.take_turns": ("TrialSettings",),
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = sorted(["__version__", *_HOME])
 

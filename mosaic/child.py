@@ -13,8 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,9 +82,11 @@ class Child:
         self._process.stdout.close()
 
 
-def faster_of(times_ms: Sequence[Sequence[float]]) -> int:
-    """Returns which of the plain loops has the lower median step."""
-    return min(range(len(times_ms)), key=lambda index: median(times_ms[index]))
+@contextlib.contextmanager
+def plain_loops(factory: str, argument: str) -> Iterator[dict[str, Callable[..., Any]]]:
+    """Yields how to call a plain loop in each of two processes, by their threads' way of waiting."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(Child(factory, argument, passive=name == WAITING[1])).call for name in WAITING}
 
 
 def _serve(factory: str, argument: str) -> None:

@@ -47,8 +47,8 @@ def colocate(
     plans take turns, a few steps each. The fastest runs from then on, and the plain loop if none beats it beyond the
     noise. A plan whose losses or gradients on the sample are not those of the plain loop is not tried. A trial takes at
     most 120 steps, and loses at most as much time as 20 steps of the plain loop take (``TrialSettings``). It is
-    repeated when the loop has become slower, has other shapes, or another process has come to the GPU. Nothing is
-    tried where no plan is predicted to gain 2 %. A plan that is given runs as it is.
+    repeated when the loop has become slower or has other shapes. Nothing is tried where no plan is predicted to gain
+    2 %. A plan that is given runs as it is.
 
     On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
     bit only with ``trial=None`` and one plan, or at one thread.

@@ -169,10 +169,6 @@ class ModuleGraph(_Derived, StrictFile):
         """Returns the modules that feed ``name`` directly."""
         return tuple(edge.source for edge in self.edges if edge.target == name)
 
-    def successors(self, name: str) -> tuple[str, ...]:
-        """Returns the modules that ``name`` feeds directly."""
-        return tuple(edge.target for edge in self.edges if edge.source == name)
-
     def topological_order(self) -> tuple[str, ...]:
         """Returns the names so that producers come first; call order where there is a choice."""
         try:

@@ -19,30 +19,10 @@ from mosaic.graph import ModuleGraph, Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(StrictFile):
-    """Ranks as an array with the axes ``data``, ``context`` and ``tensor``, of which the last changes fastest.
-
-    Raises:
-        InvalidPlanError: The ranks do not fill the array.
-    """
+    """The ranks of a placement."""
 
     ranks: tuple[int, ...] = (0,)
-    """In the array's order; rank i is on device i."""
-    context: Annotated[int, Ge(1)] = 1
-    """Ranks that share each sample's sequence."""
-    tensor: Annotated[int, Ge(1)] = 1
-    """Ranks that share each layer."""
-
-    def __post_init__(self) -> None:
-        if self.context * self.tensor > 1 and len(self.ranks) % (self.context * self.tensor):
-            raise InvalidPlanError(
-                f"{len(self.ranks)} ranks do not fill a grid of context={self.context} and tensor={self.tensor}; "
-                f"give a multiple of {self.context * self.tensor}"
-            )
-
-    @property
-    def data(self) -> int:
-        """Ranks along ``data``, which share the batch: the data-parallel degree."""
-        return len(self.ranks) // (self.context * self.tensor)
+    """They share the batch; rank i is on device i."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +54,7 @@ class Placement(StrictFile):
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Device indices, one for each of its ranks, in the grid's order."""
+        """Device indices, one for each of its ranks."""
         return self.grid.ranks
 
     @property
@@ -85,7 +65,7 @@ class Placement(StrictFile):
     @property
     def degree(self) -> int:
         """Data-parallel degree."""
-        return self.grid.data
+        return len(self.grid.ranks)
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
@@ -154,9 +134,9 @@ class Plan(StrictFile):
             stage share a slot of one device.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
 
-    schema_version: int = 2
+    schema_version: int = 3
     device: Device
     """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
@@ -244,14 +224,6 @@ class Plan(StrictFile):
         return self.sequential_ms / self.predicted_ms if self.predicted_ms > 0 else 1.0
 
     @property
-    def gap(self) -> float | None:
-        """Gap to the bound, as a share of the bound; 0 if proven best, None without a bound."""
-        if self.search.status == "optimal":
-            return 0.0
-        bound_ms = self.search.bound_ms
-        return max(0.0, self.predicted_ms / bound_ms - 1) if bound_ms > 0 else None
-
-    @property
     def sliced(self) -> tuple[str, ...]:
         """Modules that are placed in several parts, sorted."""
         return tuple(sorted({placement.module for placement in self.placements if not placement.part.is_whole}))
@@ -291,7 +263,7 @@ class Plan(StrictFile):
         )
 
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
-        """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``: whole modules, each on one axis."""
+        """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``, in whole modules."""
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
             raise InvalidPlanError(
                 f"the plan is for {self.device.name} with {self.device.num_slots} slots; this device is "
@@ -308,12 +280,6 @@ class Plan(StrictFile):
                 f"the plan of {self.search.method} cuts {', '.join(self.sliced)} into parts, and whole modules are "
                 "run; plan without slices, or place layers as modules"
             )
-        for placement in self.placements:
-            if placement.grid.context * placement.grid.tensor > 1:
-                raise InvalidPlanError(
-                    f"{placement.module!r} has context={placement.grid.context} and tensor={placement.grid.tensor}; "
-                    "modules are run with data parallelism only: use 1 for both"
-                )
 
     def check_covers(self, graph: ModuleGraph) -> None:
         """Raises InvalidPlanError unless each module is placed once, after everything that it depends on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,19 @@ def import_file(path: Path) -> Any:
     except Exception as error:
         raise MosaicError(f"importing {path} raised {type(error).__name__}: {error}") from error
     return module
+
+
+def import_function(where: str, *, otherwise: str) -> Callable[..., Any]:
+    """Returns the function of ``FILE:FUNCTION``.
+
+    Raises:
+        ValueError: The text names no function; the message has the other choice, ``otherwise``.
+        MosaicError: There is no such file or function, or the file raises.
+    """
+    path, _, name = where.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"{where!r} is not FILE:FUNCTION; write it as train.py:make, or {otherwise}")
+    function: Callable[..., Any] | None = getattr(import_file(Path(path)), name, None)
+    if not callable(function):
+        raise MosaicError(f"{path} has no function {name!r}; define it, or name another")
+    return function

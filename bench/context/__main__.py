@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from bench.context import balance, on_ranks, planning
+from bench.context import balance, on_ranks
 from bench.harness import PartedStudy, StudyPart
 from bench.papers.masks import DRAWN, embedded, multimodal_packed
 from mosaic.context.tiles import MaskBlocks
@@ -43,13 +43,13 @@ def received(tokens: int, ranks: tuple[int, ...], masks: int) -> StudyPart:
 
 
 QUICK = (
-    StudyPart.alone("planning", 20, lambda: chain(*(planning.planning(kind, 1 << 17, (8,)) for kind in DRAWN))),
+    StudyPart.alone("planning", 20, lambda: chain(*(balance.planning(kind, 1 << 17, (8,)) for kind in DRAWN))),
     StudyPart.alone("balance", 20, lambda: chain(*(balance.balance(kind, 1 << 14, 8, 3) for kind in MIXED))),
     received(1 << 16, (8,), 1),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(2048, (0,), 3, left), seconds=30),
 )
 FULL = (
-    StudyPart.alone("planning", 90, lambda: chain(*(planning.planning(kind, MILLION, (8, 64)) for kind in DRAWN))),
+    StudyPart.alone("planning", 90, lambda: chain(*(balance.planning(kind, MILLION, (8, 64)) for kind in DRAWN))),
     StudyPart.alone(
         "balance",
         120,

@@ -1,14 +1,16 @@
-"""Balance of ranks by each method and by other rules, and a rank's received bytes against gathering everything."""
+"""Time of planning a sequence, balance of ranks by each method, and received bytes against gathering everything."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from bench.papers.masks import DRAWN
-from bench.record import Figure
+from bench.record import Figure, median_figure
+from mosaic.context.attention.kernels import block_mask
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
@@ -83,3 +85,29 @@ def _spread(name: str, values: list[float]) -> Figure:
         samples=tuple(values),
         labels={"worst": f"{max(values):.6g}", "masks": str(len(values))},
     )
+
+
+def planning(kind: str, tokens: int, ranks: tuple[int, ...]) -> Iterator[Figure]:
+    """Counting, sharing out, and one rank's tiles with FlexAttention's mask of them, for one drawn mask."""
+    mask, of = DRAWN[kind](tokens, 0), f"{kind}, {tokens} tokens"
+    blocks = MaskBlocks(mask=mask)
+    work = blocks.work()
+    yield _timed(f"{of}: runs and work of all blocks, ms", lambda: MaskBlocks(mask=mask).work())
+    for count in ranks:
+        name = f"{of}, {count} ranks: whole distribution with its chunk, ms"
+        yield _timed(name, lambda count=count: distribute(work, count))
+    plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=distribute(work, ranks[0]))
+    columns, fetched = plan.column_of(), ranks[0] * plan.distribution.slots
+    at = f"{of}, one of {ranks[0]} ranks"
+    yield _timed(f"{at}: tiles, ms", lambda: plan.tiles(0), rounds=3)
+    yield _timed(f"{at}: BlockMask, ms", lambda: block_mask(plan, 0, columns, fetched, torch.device("cpu")), rounds=3)
+
+
+def _timed(name: str, make: Callable[[], object], rounds: int = 9) -> Figure:
+    make()
+    times_ms = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        make()
+        times_ms.append(1e3 * (time.perf_counter() - began))
+    return median_figure(name, times_ms)

@@ -81,10 +81,10 @@ def make(kind: str) -> nn.Module:
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     sizes |= {"sliding_window": None, "use_sliding_window": False, "attn_temperature_tuning": False}
     sizes |= {name: 0.0 for name in vars(known) if name.endswith(DRAWN)}
-    given = {name: size for name, size in sizes.items() if hasattr(known, name)} | {"vocab_size": VOCABULARY}
+    chosen = {name: size for name, size in sizes.items() if hasattr(known, name)} | {"vocab_size": VOCABULARY}
     if getattr(known, "layer_types", None):
-        given["layer_types"] = ["full_attention"] * 2
-    cls, settings = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]), config(**given)
+        chosen["layer_types"] = ["full_attention"] * 2
+    cls, settings = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]), config(**chosen)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in cls(settings).parameters())
     if count > MAX_NUMBERS:

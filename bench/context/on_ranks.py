@@ -34,26 +34,26 @@ def attention(tokens: int, seeds: tuple[int, ...], rounds: int, seconds: float) 
 
 def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iterator[Figure]:
     mask = multimodal_packed(tokens, seed)
-    made = {}
+    ways = {}
     for way, (method, exchange) in WAYS.items():
         plan = plan_context(mask, size, method=method)
         draw = torch.Generator().manual_seed(rank)
         shapes = [(1, heads, plan.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
-        made[way] = Attend(plan, exchange=exchange), [torch.randn(shape, generator=draw) for shape in shapes]
-    times: dict[str, list[float]] = {way: [] for way in made}
-    cores: dict[str, list[float]] = {way: [] for way in made}
+        ways[way] = Attend(plan, exchange=exchange), [torch.randn(shape, generator=draw) for shape in shapes]
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    cores: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(rounds + 1):
-        for way, (attend, given) in made.items():
-            took, core = _step_ms(attend, given)
+        for way, (attend, inputs) in ways.items():
+            took, core = _step_ms(attend, inputs)
             if number:  # the first round warms up
                 times[way].append(took)
                 cores[way].append(core)
-    for way, (attend, _) in made.items():
+    for way, (attend, _) in ways.items():
         of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"
         yield median_figure(f"{of}: attention forward and backward, ms", times[way])
         yield median_figure(f"{of}: the slower rank's core, ms", cores[way])
         yield Figure(name=f"{of}: most tiles over mean", source="predicted", value=attend.plan.imbalance)
-    for way in list(made)[1:]:
+    for way in list(ways)[1:]:
         for what, by in (("", times), (" in the slower rank's core", cores)):
             ratios = [theirs / own for theirs, own in zip(by["headtail, all gathered"], by[way], strict=True)]
             yield median_figure(
@@ -61,9 +61,9 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
             )
 
 
-def _step_ms(attend: Attend, given: list[torch.Tensor]) -> tuple[float, float]:
+def _step_ms(attend: Attend, inputs: list[torch.Tensor]) -> tuple[float, float]:
     """The time of the slower rank, and of its core."""
-    leaves = [one.clone().requires_grad_() for one in given]
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     dist.barrier()
     began, busy = time.perf_counter(), time.thread_time()
     attend(*leaves).sum().backward()

@@ -38,7 +38,9 @@ def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
             times_ms = [_rank_ms(bench, plan, rank) for rank in range(ranks)]
             labels = {"mask": kind, "tokens": str(tokens), "ranks": str(ranks), "method": method}
             for phase, index in (("forward", 0), ("forward and backward", 1)):
-                slowest = max((one[index] for one in times_ms), key=lambda samples: sorted(samples)[len(samples) // 2])
+                slowest = max(
+                    (times[index] for times in times_ms), key=lambda samples: sorted(samples)[len(samples) // 2]
+                )
                 yield median_figure(f"slowest rank's attention, {phase}, ms", slowest, labels=labels)
             yield Figure(name="most tiles over mean", source="predicted", value=plan.imbalance, labels=labels)
 
@@ -47,8 +49,8 @@ def _against_dense(bench: Bench, block: int) -> Iterator[Figure]:
     mask = DRAWN["mp"](512 if bench.dry_run else 2048, 1)
     plan = plan_context(mask, 1, block=block)
     local = _Local(bench, plan, 0, dtype=torch.float32)
-    found = local.step(backward=True)
-    q, k, v = (one.detach().clone().requires_grad_() for one in local.whole())
+    results = local.step(backward=True)
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in local.whole())
     order = torch.from_numpy(plan.order_of(0)).to(q.device)
     there = order >= 0
     seen = torch.from_numpy(mask.dense()).to(q.device)[order.clamp_min(0)][:, order.clamp_min(0)]
@@ -58,7 +60,7 @@ def _against_dense(bench: Bench, block: int) -> Iterator[Figure]:
     out = out * there[:, None]
     out.backward(local.gradient)
     expected = (out, q.grad, torch.cat([k.grad, v.grad], -1))
-    for name, own, other in zip(("out", "dq", "dk and dv"), found, expected, strict=True):
+    for name, own, other in zip(("out", "dq", "dk and dv"), results, expected, strict=True):
         other = other if name != "dk and dv" else other.unflatten(2, (-1, block)).permute(2, 0, 1, 3, 4)
         difference = float((own.detach() - other.detach()).norm() / other.detach().norm())
         yield Figure(name=f"{name}: difference from dense attention, ratio", source="measured", value=difference)
@@ -108,7 +110,7 @@ class _Local:
 
     def step(self, *, backward: bool) -> tuple[torch.Tensor, ...]:
         scale = WIDTH**-0.5
-        out, kept = self.kernel.forward(self.q, self.kv, scale)
+        out, saved = self.kernel.forward(self.q, self.kv, scale)
         if not backward:
             return (out,)
-        return (out, *self.kernel.backward(kept, self.q, self.kv, out, self.gradient, scale))
+        return (out, *self.kernel.backward(saved, self.q, self.kv, out, self.gradient, scale))

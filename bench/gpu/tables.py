@@ -120,17 +120,17 @@ def models_table(study: Study) -> str:
 
 
 def _step_cell(study: Study, part: str, variant: str) -> str:
-    found = [f for f in study.of(part, "step_ms") if f.labels["variant"] == variant and f.value is not None]
-    if not found:
+    figures = [f for f in study.of(part, "step_ms") if f.labels["variant"] == variant and f.value is not None]
+    if not figures:
         return "-"
-    text = _median(found[0])
-    speedup = _same(study, part, "speedup", found[0], ("variant", "plan"))
+    text = _median(figures[0])
+    speedup = _same(study, part, "speedup", figures[0], ("variant", "plan"))
     if speedup is not None:
         text += f" ({number(speedup.value)}x, {number(speedup.low)} to {number(speedup.high)})"
-    far = _differs_by(study, found[0])
+    far = _differs_by(study, figures[0])
     if far:
         text += f" LOSSES DIFFER by {number(far)}"
-    plan, launching = found[0].labels.get("plan", ""), found[0].labels.get("launching", "")
+    plan, launching = figures[0].labels.get("plan", ""), figures[0].labels.get("launching", "")
     return ", ".join(filter(None, (text, launching, plan if "hand" in plan else "")))
 
 
@@ -156,9 +156,9 @@ def _table(
 ) -> str:
     notes = list(more)
     notes += [
-        f"{found.name} {found.status}: {found.reason or ', '.join(found.left_out[:3])}"
-        for found in study.parts
-        if (found.name == part or found.name.startswith(f"{part}/")) and found.status != "done"
+        f"{own.name} {own.status}: {own.reason or ', '.join(own.left_out[:3])}"
+        for own in study.parts
+        if (own.name == part or own.name.startswith(f"{part}/")) and own.status != "done"
     ]
     text = f"{head_line(study)}; medians.\n\n{table(heads, rows)}"
     return text + ("\n" + "".join(f"* {note}\n" for note in notes) if notes else "")

@@ -15,7 +15,6 @@ without which QWen-VAL fits on no device.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,21 +25,19 @@ from torch import nn
 
 from bench.harness import PartedStudy, StudyPart
 from bench.papers.printed import printed
+from bench.ranks.simulated import planned_steps
 from bench.record import Figure, Source, missing_figure
 from mosaic.cli.counting import Counted, count_workload
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import ModuleTraffic, RankedCost
 from mosaic.cost.counts import ModuleCounts
-from mosaic.errors import MosaicError
 from mosaic.graph import Edge, ModuleGraph
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.models import find_model
 from mosaic.models.rows import CLIP_TASKS
-from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.task import PlannerSettings
 
 METHODS = ("megatron", "distmm", "spindle", "exact", "auto")
@@ -168,17 +165,17 @@ def speed_ups(
         tasks = workload(model, TASKS[model][:count], scale)
         for gpus in num_devices:
             of = f"{model} ({scale.size}), {count} tasks, {gpus} GPUs"
-            steps_ms = {}
-            for method in METHODS:
-                began = time.perf_counter()
-                try:
-                    steps_ms[method] = _step_ms(tasks, method, gpus, seconds)
-                except (MosaicError, ValueError) as error:  # too many modules for the exact search, among others
-                    yield missing_figure(f"Fig. 8: {method}: step, {of}, ms", error, source="simulated")
-                    continue
-                took_s = time.perf_counter() - began
-                yield _figure(f"Fig. 8: {method}: step, {of}, ms", steps_ms[method])
-                yield _figure(f"Fig. 12: {method}: planning, {of}, s", took_s, "measured")
+            cost, cluster = tasks.on(gpus)
+            device = replace(cluster.hardware.device(), memory_bytes=0)
+            search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, planners=tasks.settings)
+            planned = planned_steps(METHODS, tasks.graph, cost, device, num_devices=gpus, search=search)
+            steps_ms = {method: step for method, (step, _) in planned.items() if isinstance(step, float)}
+            for method, (step, took_s) in planned.items():
+                if isinstance(step, str):
+                    yield missing_figure(f"Fig. 8: {method}: step, {of}, ms", step, source="simulated")
+                else:
+                    yield _figure(f"Fig. 8: {method}: step, {of}, ms", step)
+                    yield _figure(f"Fig. 12: {method}: planning, {of}, s", took_s, "measured")
             for method, step_ms in steps_ms.items():
                 if BASE in steps_ms and method != BASE:
                     ratio = steps_ms[BASE] / step_ms
@@ -190,14 +187,6 @@ def speed_ups(
         name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, {where}"
         claimed = paper.get(method if where == "any GPUs" else f"{method}, {model}, {where}", "")
         yield _figure(name, ratio, paper=claimed)
-
-
-def _step_ms(tasks: Workload, method: str, num_devices: int, seconds: float) -> float:
-    cost, cluster = tasks.on(num_devices)
-    device = replace(cluster.hardware.device(), memory_bytes=0)
-    search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, planners=tasks.settings)
-    plan = plan_to_run(method, tasks.graph, cost, device, num_devices=num_devices, search=search)
-    return simulate(plan, tasks.graph, sums=cost.summed).makespan_ms
 
 
 def _figure(name: str, value: float, source: Source = "simulated", *, paper: str = "") -> Figure:

@@ -106,8 +106,8 @@ def ten_modules(*, seeds: int, seconds: float, disturbed: bool) -> Iterator[Figu
     ]
     of = TEN + (", with interference" if disturbed else "")
     name = f"{of}: proven optimal within {seconds:g} s, share of instances"
-    yield figure(name, [float(one.is_proven) for one in searches], "measured", statistic=statistics.fmean)
-    times = [one.seconds for one in searches]
+    yield figure(name, [float(search.is_proven) for search in searches], "measured", statistic=statistics.fmean)
+    times = [search.seconds for search in searches]
     yield figure(f"{of}: search time, median, s", times, "measured")
     yield figure(f"{of}: search time, worst, s", times, "measured", statistic=max)
 
@@ -136,15 +136,15 @@ def search_times(*, sizes: Sequence[int], seeds: int, seconds: float) -> Iterato
     paper = printed("mosaic", "Fig. 13b")
     for size in sizes:
         drawn = [ofasys(size, seed=seed) for seed in range(seeds)]
-        exact = [search(one, seconds=seconds) for one in drawn]
+        exact = [search(instance, seconds=seconds) for instance in drawn]
         greedy, times = [], []
-        for one in drawn:
+        for instance in drawn:
             began = time.perf_counter()
-            greedy.append(plan_of(one, method="gahc", seconds=seconds).predicted_ms)
+            greedy.append(plan_of(instance, method="gahc", seconds=seconds).predicted_ms)
             times.append(time.perf_counter() - began)
         yield figure(f"Fig. 13a: Mosaic mapping-solver, {size} modules, median, s", times, "measured")
-        yield figure(f"Fig. 13a: exact, {size} modules, median, s", [one.seconds for one in exact], "measured")
-        shares = [100 * one.cost_ms / ms for one, ms in zip(exact, greedy, strict=True) if one.is_proven]
+        yield figure(f"Fig. 13a: exact, {size} modules, median, s", [each.seconds for each in exact], "measured")
+        shares = [100 * each.cost_ms / ms for each, ms in zip(exact, greedy, strict=True) if each.is_proven]
         name = f"Fig. 13b: optimality of the Mosaic mapping-solver, {size} modules, median, %"
         yield figure(name, shares, "simulated", paper=paper.get(str(size), ""))
 

@@ -746,17 +746,17 @@ def train_model(session: Session, make: Make, steps: int = 4) -> None:
         session.note(loss.item())
 
 
-def _loss_of(made: Any) -> Tensor:
+def _loss_of(output: Any) -> Tensor:
     """Returns the loss of a model; of one that has none, the mean squares of its results together."""
-    if getattr(made, "loss", None) is not None:
-        return made.loss
-    return torch.stack([tensor.square().mean() for tensor in _trained_tensors(made)]).sum()
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    return torch.stack([tensor.square().mean() for tensor in _trained_tensors(output)]).sum()
 
 
-def _trained_tensors(made: Any) -> Iterator[Tensor]:
-    if isinstance(made, Tensor):
-        if made.requires_grad and made.is_floating_point():
-            yield made
-    elif isinstance(made, Mapping | list | tuple):
-        for part in made.values() if isinstance(made, Mapping) else made:
+def _trained_tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.requires_grad and output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
             yield from _trained_tensors(part)

@@ -75,8 +75,8 @@ class Between(nn.Module):
         results = self.operator(self.a(*first), self.b(*second))
         leaves, spec = pytree.tree_flatten(results)
         plain = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
-        for index, made in zip(plain, self.c(*[leaves[i] for i in plain]) if plain else [], strict=True):
-            leaves[index] = made
+        for index, leaf in zip(plain, self.c(*[leaves[i] for i in plain]) if plain else [], strict=True):
+            leaves[index] = leaf
         return pytree.tree_unflatten(leaves, spec)
 
 
@@ -86,11 +86,11 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME", default="*", help="the operators of this name or pattern")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th operator, from the I-th")
     parser.add_argument("--out", type=Path, help="write the result here")
-    asked = parser.parse_args()
-    index, count = map(int, asked.part.split("/"))
-    names = [name for name in dict.fromkeys(map(_name, op_db)) if fnmatchcase(name, asked.only)]
-    made = sweep(names[index - 1 :: count], path=asked.out)
-    sys.exit(any(figure.labels["outcome"] in FAULTS for figure in made.figures))
+    options = parser.parse_args()
+    index, count = map(int, options.part.split("/"))
+    names = [name for name in dict.fromkeys(map(_name, op_db)) if fnmatchcase(name, options.only)]
+    result = sweep(names[index - 1 :: count], path=options.out)
+    sys.exit(any(figure.labels["outcome"] in FAULTS for figure in result.figures))
 
 
 def sweep(names: Sequence[str], *, path: Path | None) -> Study:
@@ -99,9 +99,9 @@ def sweep(names: Sequence[str], *, path: Path | None) -> Study:
     figures = list(load(Study, path).figures) if path is not None and path.exists() else []
     left = [name for name in names if name not in {figure.labels["operator"] for figure in figures}]
     while True:
-        made = study_of(OPERATORS_STUDY, figures, foreign)
+        study = study_of(OPERATORS_STUDY, figures, foreign)
         if path is not None:
-            save(made, path)
+            save(study, path)
         if not left:
             break
         chunk = left[:CHUNK]
@@ -112,7 +112,7 @@ def sweep(names: Sequence[str], *, path: Path | None) -> Study:
                 print(f"{figure.labels['outcome']:15} {figure.labels['operator']}: {figure.reason}", flush=True)
     counted = Counter(figure.labels["outcome"] for figure in figures)
     print(", ".join(f"{counted[outcome]} {outcome}" for outcome in OUTCOMES if counted[outcome]))
-    return made
+    return study
 
 
 def _chunk(names: Sequence[str]) -> Iterator[Figure]:
@@ -141,7 +141,7 @@ def _judged(names: Sequence[str]) -> Iterator[Figure]:
 
 
 def _judge(name: str, plain: Between, model: Between, handle: Handle) -> Figure:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     reason, launched = "", 0
     for sample, inputs in _samples(name):
         for both in (False, True) if len(inputs) > 1 else (False,):
@@ -150,10 +150,10 @@ def _judge(name: str, plain: Between, model: Between, handle: Handle) -> Figure:
                 first, second = (inputs[:1], inputs[1:]) if both else (inputs, [])
                 outcome, said = _compare(plain, model, handle, first, second, grad)
                 launched += int(outcome == ON_LANES)
-                found[outcome] += 1
+                counts[outcome] += 1
                 if outcome != ON_LANES and (not reason or outcome in FAULTS):
                     reason = f"{'two lanes' if both else 'one lane'}, {'' if grad else 'no '}gradients: {said}"
-    return _figure(name, found, reason, launched)
+    return _figure(name, counts, reason, launched)
 
 
 def _compare(
@@ -226,15 +226,15 @@ def _calling(operator: Any, leaves: list[Any], spec: pytree.TreeSpec, at: list[i
     return call
 
 
-def _figure(name: str, found: Counter[str], reason: str, launched: int) -> Figure:
-    judged = [outcome for outcome in OUTCOMES[:-1] if found[outcome]]
+def _figure(name: str, counts: Counter[str], reason: str, launched: int) -> Figure:
+    judged = [outcome for outcome in OUTCOMES[:-1] if counts[outcome]]
     outcome = judged[-1] if judged else NO_PLAIN
     return Figure(
         name=f"{name}: samples equal on lanes",
         source="measured",
         value=float(launched),
         reason=reason if outcome != ON_LANES else "",
-        labels={"operator": name, "outcome": outcome, "samples": str(found.total())},
+        labels={"operator": name, "outcome": outcome, "samples": str(counts.total())},
     )
 
 

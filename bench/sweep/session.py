@@ -191,17 +191,17 @@ def difference(plain: Session, ours: Session, *, share: float = 0.0) -> str:
     return f"{first}{more} of {len(plain.noted)}"
 
 
-def _same(one: Any, other: Any, share: float) -> bool:
-    if share and isinstance(one, float) and isinstance(other, float):
-        one, other = torch.tensor(one), torch.tensor(other)
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other) and repr(one) == repr(other)  # the shortest text that gives a float's bits
-    if one.dtype != other.dtype or one.shape != other.shape:
+def _same(plain: Any, ours: Any, share: float) -> bool:
+    if share and isinstance(plain, float) and isinstance(ours, float):
+        plain, ours = torch.tensor(plain), torch.tensor(ours)
+    if not isinstance(plain, torch.Tensor) or not isinstance(ours, torch.Tensor):
+        return type(plain) is type(ours) and repr(plain) == repr(ours)  # the shortest text that gives a float's bits
+    if plain.dtype != ours.dtype or plain.shape != ours.shape:
         return False
-    if share and one.is_floating_point() and one.numel():
-        largest = float(one.nan_to_num().abs().max())
-        return torch.allclose(other, one, rtol=share, atol=share * max(largest, 1e-3), equal_nan=True)
-    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+    if share and plain.is_floating_point() and plain.numel():
+        largest = float(plain.nan_to_num().abs().max())
+        return torch.allclose(ours, plain, rtol=share, atol=share * max(largest, 1e-3), equal_nan=True)
+    return torch.equal(plain.contiguous().flatten().view(torch.uint8), ours.contiguous().flatten().view(torch.uint8))
 
 
 def _shown(value: Any) -> str:
@@ -210,7 +210,7 @@ def _shown(value: Any) -> str:
     return f"{value.item():.9g}" if value.numel() == 1 else f"{tuple(value.shape)} {value.dtype}"
 
 
-def _distance(one: Any, other: Any) -> str:
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
+def _distance(ours: Any, plain: Any) -> str:
+    if not (isinstance(ours, torch.Tensor) and isinstance(plain, torch.Tensor)) or ours.shape != plain.shape:
         return ""
-    return f", by up to {(one.double() - other.double()).abs().max():.3g}" if one.numel() else ""
+    return f", by up to {(ours.double() - plain.double()).abs().max():.3g}" if ours.numel() else ""

@@ -209,10 +209,6 @@ class Backend(Protocol):
             "what work runs on cannot be read", found=f"the {self.name} backend", needed="a GPU, or Linux"
         )
 
-    def other_processes(self) -> frozenset[int]:
-        """Returns the known processes besides this one that compute on the device."""
-        return frozenset()
-
 
 def checked_partitions(device: Device, partitions: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Returns the distinct partitions, each with its slots in order.

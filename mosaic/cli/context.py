@@ -7,15 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, plan_context
+from mosaic.context import CONTEXT_METHODS, MaskWords, causal, plan_context
 from mosaic.errors import MosaicError
 from mosaic.report.context_picture import context_table, draw_context
-from mosaic.user_file import import_file
+from mosaic.user_file import import_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ class ContextCommand:
     def execute(self) -> int:
         mask = mask_function(self.mask)(self.tokens, self.seed)
         names = dict.fromkeys([self.method, *CONTEXT_METHODS])
-        plans = [self._plan(mask, name) for name in names]
+        options: dict[str, Any] = {"block": self.block, "chunk": self.chunk, "seed": self.seed}
+        plans = [plan_context(mask, self.context, method=name, **options) for name in names]
         console_beside(self.json).print(context_table(plans))
         rows = [
             {"method": plan.distribution.method, "imbalance": plan.imbalance, "visible_pairs": plan.pairs.tolist()}
@@ -59,18 +60,12 @@ class ContextCommand:
             draw_context([usual, plans[0]], self.picture)
         return 0
 
-    def _plan(self, mask: MaskWords, method: str) -> ContextPlan:
-        return plan_context(mask, self.context, block=self.block, method=method, chunk=self.chunk, seed=self.seed)
-
 
 def mask_function(text: str) -> Callable[[int, int], MaskWords]:
     """Returns a function from a number of tokens and a seed to a mask: ``causal``, or FILE:FUNCTION."""
     if text == "causal":
         return lambda num_tokens, seed: causal(num_tokens)
-    path, colon, name = text.rpartition(":")
-    function = getattr(import_file(Path(path)), name, None) if colon else None
-    if function is None:
-        raise ValueError(f"mask={text} names no function; write causal, or FILE:FUNCTION")
+    function = import_function(text, otherwise="causal")
     takes_arguments = bool(inspect.signature(function).parameters)
 
     def make(num_tokens: int, seed: int) -> MaskWords:

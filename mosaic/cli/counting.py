@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cli.workload import ZOO, Workload, load_workload, mean_square, moved
+from mosaic.cli.workload import ZOO, load_workload, mean_square, moved
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.cost.counting import CudaFunctions, LayerCounts, count_degrees
 from mosaic.cost.counts import ModuleCounts, main_dtype
@@ -64,7 +64,42 @@ def count_workload(
     """
     if dtype is None and model.startswith(ZOO):
         dtype = usual_dtype(kind)
-    return count_modules(load_workload(model, device=torch.device("meta")), degrees, kind=kind, dtype=dtype)
+    meta = torch.device("meta")
+    workload = load_workload(model, device=meta)
+    model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
+    if dtype is not None:
+        model_there, sample = model_there.float(), _in_float32(sample)
+    low = _LOW if dtype == "bfloat16" else None
+    # Over several ranks, modules may share parameters.
+    run, may_share = _run(model_there, sample, low), max(degrees) > 1
+    finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
+    counts, traffic, unknown = {}, {}, []
+    layers: LayerCounts = {}
+    for subject in finding.subjects:
+        counts[subject.name] = count_degrees(
+            subject.module,
+            subject.args,
+            subject.kwargs,
+            degrees=tuple(degrees),
+            target=kind,
+            settings=subject.settings,
+            autocast=low,
+            layers=layers,
+        )
+        try:
+            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1], low)
+        except UnsupportedModelError:
+            traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
+            unknown.append(subject.name)
+    most = main_dtype(by_degree[min(by_degree)] for by_degree in counts.values())
+    return Counted(
+        graph=finding.graph,
+        counts=counts,
+        traffic=traffic,
+        unknown=tuple(unknown),
+        dtype=most,
+        description=PRECISIONS[dtype] if dtype is not None else f"the model's own: {most} in most of its arithmetic",
+    )
 
 
 def count_layers(where: str, machine: RankHardware, sharing: ContextSharing) -> tuple[PipelineModel, CountedMicrobatch]:
@@ -102,47 +137,6 @@ def _own_loss(output: Any) -> Any:
     """Returns the loss in a model's output, the default of pipelines; the whole output if it has none."""
     loss = getattr(output, "loss", None)
     return output if loss is None else loss
-
-
-def count_modules(
-    workload: Workload, degrees: Sequence[int], *, kind: Literal["cuda", "host"], dtype: Dtype | None
-) -> Counted:
-    """Counts the modules of a workload, as ``count_workload`` does; moves its model to the meta device."""
-    meta = torch.device("meta")
-    model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
-    if dtype is not None:
-        model_there, sample = model_there.float(), _in_float32(sample)
-    low = _LOW if dtype == "bfloat16" else None
-    # Over several ranks, modules may share parameters.
-    run, may_share = _run(model_there, sample, low), max(degrees) > 1
-    finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
-    counts, traffic, unknown = {}, {}, []
-    layers: LayerCounts = {}
-    for subject in finding.subjects:
-        counts[subject.name] = count_degrees(
-            subject.module,
-            subject.args,
-            subject.kwargs,
-            degrees=tuple(degrees),
-            target=kind,
-            settings=subject.settings,
-            autocast=low,
-            layers=layers,
-        )
-        try:
-            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1], low)
-        except UnsupportedModelError:
-            traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
-            unknown.append(subject.name)
-    most = main_dtype(by_degree[min(by_degree)] for by_degree in counts.values())
-    return Counted(
-        graph=finding.graph,
-        counts=counts,
-        traffic=traffic,
-        unknown=tuple(unknown),
-        dtype=most,
-        description=PRECISIONS[dtype] if dtype is not None else f"the model's own: {most} in most of its arithmetic",
-    )
 
 
 def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts, low: torch.dtype | None) -> ModuleTraffic:

@@ -179,7 +179,7 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         diagnosis.find("note", f"measurements are not kept from run to run: {error}", remedy)
         facts["cache"] = None
     facts["works"] = _works(facts)
-    diagnosis.blocks.append(make_table(f"Mosaic {facts['mosaic']}", ("", ""), _overview(facts)))
+    diagnosis.blocks.append(make_table(f"Mosaic {facts['mosaic']}", ("part", "state"), _overview(facts)))
     diagnosis.blocks.append(
         make_table("GPUs", ("", "name", *_DEVICE_COLUMNS, ">fine slots"), map(_device_row, facts["devices"]))
         if facts["devices"]
@@ -328,7 +328,7 @@ def _works(facts: Mapping[str, Any]) -> list[str]:
 def _overview(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     host, torch, driver, nvml, cache = (facts[name] for name in ("host", "torch", "driver", "nvml", "cache"))
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
-    kept = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
+    files = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
     yield "machine", f"{host['platform']}, Python {host['python']}"
     yield "CPU cores", f"{host['num_cores']} available of {host['num_cores_installed']}"
     yield "OMP_WAIT_POLICY", host["omp_wait_policy"] or "not set"
@@ -337,7 +337,7 @@ def _overview(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "driver", f"CUDA {driver['version']}" if driver else "none"
     yield "NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none"
     yield "SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled"
-    yield "profile cache", kept
+    yield "profile cache", files
 
 
 _DEVICE_COLUMNS = (">CC", ">memory (GiB)", ">SMs", ">slots", ">SMs a slot", ">left over")

@@ -24,7 +24,7 @@ from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns
 from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
-from mosaic.user_file import import_file
+from mosaic.user_file import import_function
 
 _ZOO = "zoo:"
 
@@ -177,10 +177,7 @@ class PipelineCommand:
         return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
     def _from_factory(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
-        path, colon, name = self.model.rpartition(":")
-        factory = getattr(import_file(Path(path)), name, None) if colon else None
-        if factory is None:
-            raise ValueError(f"{self.model} names no function; write zoo:NAME-SIZE, or FILE:FACTORY")
+        factory = import_function(self.model, otherwise="zoo:NAME-SIZE")
         if not inspect.signature(factory).parameters:
             return self._counted(machine)
         result = factory(machine.cluster, machine.degrees)

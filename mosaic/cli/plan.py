@@ -31,7 +31,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.report.plan_view import draw_plan, plan_bars, plan_table
+from mosaic.report.plan_view import draw_plan, plan_table
 from mosaic.report.table import comparison_table
 from mosaic.solver.methods import method_of
 
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from mosaic.solver import SearchOptions
 
-MAX_BARS = 120
-"""Columns of a plan's bars."""
 INTERRUPTED = 130
 """Exit code."""
 
@@ -122,7 +120,6 @@ class PlanCommand:
     def _show(self, plan: Plan, basis: Basis, search: SearchOptions) -> None:
         console = console_beside(self.json)
         console.print(basis.titled(plan_table(plan, basis.graph)))
-        console.print(plan_bars(plan, min(console.width, MAX_BARS)))
         for note in (proof_of(plan), *basis.notes):
             console.print(note, highlight=False, markup=False)
         if search.limits.is_stopped:

@@ -90,7 +90,8 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
     on_gpu = first is not None and first.device.type == "cuda"
     name = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
     backend = open_named_backend(command.backend or name)
-    quotas, degrees = parse_quotas(command.quotas), _numbers("--degrees", command.degrees)
+    quotas = parse_quotas(command.quotas)
+    degrees = _numbers(command.degrees, f"--degrees {command.degrees} is not a list of numbers such as 1,2,4")
     network: Network | None = None
     notes: tuple[str, ...] = ()
     if links is not None:
@@ -128,25 +129,17 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
-    """Returns a choice of quotas or numbers of slots.
-
-    Raises:
-        ValueError: The text is neither.
-    """
     choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all"}
-    if text in choices:
-        return choices[text]
+    otherwise = f"{unknown('choice of quotas', text, choices)}, or numbers of slots such as 1,2,4"
+    return choices[text] if text in choices else _numbers(text, otherwise)
+
+
+def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
+    """Returns the numbers of a list; raises ValueError with the message ``otherwise``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{unknown('choice of quotas', text, choices)}, or numbers of slots such as 1,2,4") from None
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
+        raise ValueError(otherwise) from None
 
 
 def measure_links(backend: str | None, cluster: str | None) -> Launched | None:

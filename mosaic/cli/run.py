@@ -120,7 +120,7 @@ def run_in_turn(
         UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict.
     """
     import mosaic
-    from mosaic.child import WAITING, Child, faster_of
+    from mosaic.child import plain_loops
     from mosaic.cli.workload import Loop, load_workload
     from mosaic.profiler import Retries
     from mosaic.take_turns import take_turns
@@ -137,21 +137,20 @@ def run_in_turn(
     retries = Retries(settings, handle.plan.device)
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
-        plain_loop = partial(Child, "mosaic.cli.workload:plain_loop", command.model)
-        runs = {name: stack.enter_context(plain_loop(passive=name == WAITING[1])).call for name in WAITING}
+        runs = stack.enter_context(plain_loops("mosaic.cli.workload:plain_loop", command.model))
 
         def run_round(steps: int) -> dict[str, list[list[float]]]:
             plain = {name: partial(call, "steps", steps) for name, call in runs.items()}
             return take_turns({**plain, "colocated": partial(loop.steps, steps)}, 1)
 
         run_round(_WARM_STEPS)
-        times_ms: dict[str, list[float]] = {name: [] for name in (*WAITING, "colocated")}
+        times_ms: dict[str, list[float]] = {name: [] for name in (*runs, "colocated")}
         for _ in range(_ROUNDS):
             turns = retries.quietest(lambda: run_round(max(1, round(command.steps / _ROUNDS))))[0]
             for name, visits in turns.items():
                 times_ms[name] += chain(*visits)
             progress.advance()
-    waiting = WAITING[faster_of([times_ms[name] for name in WAITING])]
+    waiting = min(runs, key=lambda name: statistics.median(times_ms[name]))
     plain_ms, colocated_ms = statistics.median(times_ms[waiting]), statistics.median(times_ms["colocated"])
     if command.output is not None:
         from mosaic.report.timeline import draw_timelines

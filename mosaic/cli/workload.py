@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import MosaicError
-from mosaic.user_file import import_file
+from mosaic.user_file import import_function
 
 ZOO = "zoo:"
 """Prefix of the zoo's models."""
@@ -92,12 +91,7 @@ def load_workload(
     if where.startswith(ZOO):
         device = device or torch.device("cpu")
         return _from_zoo(where, device, sample_device or device)
-    path, colon, name = where.rpartition(":")
-    if not colon or not path or not name:
-        raise ValueError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
-    factory = getattr(import_file(Path(path)), name, None)
-    if not callable(factory):
-        raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
+    factory = import_function(where, otherwise="zoo:clip-tiny")
     try:
         result = factory()
     except Exception as error:
@@ -145,8 +139,6 @@ def moved(sample: Any, device: torch.device) -> Any:
 
 def mean_square(output: Any) -> torch.Tensor:
     """Returns the mean square of all differentiable outputs: a loss for timing."""
-    from torch.utils import _pytree as pytree
-
     tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not tensors:
         raise MosaicError("the model returns no tensor with a gradient; let the factory return a loss as well")

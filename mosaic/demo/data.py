@@ -9,7 +9,7 @@ keeps the scans in the order of collection, so testing uses the last ones, not r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,39 +18,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosaic.demo.speech import MAX_FRAMES, NUM_MELS, WORDS, speak
+from mosaic.demo.speech import NUM_MELS, WORDS, speak
 from mosaic.errors import MosaicError
 
 NUM_TEST_STRINGS, NUM_TEST_SCANS, NUM_TEST_VOICES, NUM_VOICES = 200, 397, 4, 24
 SPEEDS = (0.85, 1.0, 1.2)
 NUM_FRAMES = 96
 TEMPLATES = ("{} {} {}", "the digits {} {} {}", "{}, {} and then {}", "someone wrote {} {} {}")
+MAX_LETTERS = max(len(template.format("three", "three", "three")) for template in TEMPLATES)
 ALPHABET = " ,abcdefghijklmnopqrstuvwxyz"
 """A character's token is its index here plus one; token 0 is padding."""
 
 Batch: TypeAlias = dict[str, Tensor]
 """``image`` (B, 1, 8, 24) and ``audio`` (B, 40, 96) float, ``text`` (B, length) int64; a row's digits are the same."""
+_Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """One side of the set: the material of its samples."""
 
-    strings: Tensor
-    """(num_strings, 3) int64, digits 0 to 9; no two rows are equal."""
-    scans: Tensor
-    """(num_scans, 8, 8) float, zero mean and unit variance over the whole set, sorted by digit."""
-    scan_starts: Tensor
-    """(11,) int64: the scans of digit d are ``scan_starts[d]`` to ``scan_starts[d + 1]``."""
-    speech: Tensor
-    """(num_voices, num_speeds, 10, frames, 40) float log-mel, zero mean and unit variance over the whole set."""
-    speech_frames: Tensor
-    """(num_voices, num_speeds, 10) int64: frames of each word before its padding."""
-    captions: Tensor
-    """(num_templates, num_strings, length) int64 tokens, padded with 0."""
-    scan_ids: Tensor
-    """(num_scans,) int64: indices of scikit-learn's scans."""
-    voices: tuple[int, ...]
+    strings: NDArray[np.int64]
+    """(num_strings, 3) digits 0 to 9; no two rows are equal."""
+    scans: Sequence[_Floats]
+    """For each digit its scans (num_scans, 8, 8), of zero mean and unit variance over the whole set."""
+    speech: Sequence[Sequence[_Floats]]
+    """For each pair of a voice and a speed the log-mel spectra of the ten words, (frames, 40), as standard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,49 +78,28 @@ def load_scans() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 def load(seed: int = 0) -> DigitTriples:
     """Makes the set in a second; the seed selects the held-out strings and voices."""
     scans, scan_digits = load_scans()
-    shape = (NUM_VOICES, len(SPEEDS), len(WORDS))
-    speech, frames = np.zeros((*shape, MAX_FRAMES, NUM_MELS)), np.zeros(shape, dtype=np.int64)
-    for place in np.ndindex(shape):
-        voice, speed, digit = place
-        word = speak(digit, voice, speed=SPEEDS[speed])
-        speech[place][: len(word)], frames[place] = word, len(word)
+    scans = (scans - scans.mean()) / scans.std()
+    words = [
+        [[speak(digit, voice, speed=speed).astype(np.float32) for digit in range(10)] for speed in SPEEDS]
+        for voice in range(NUM_VOICES)
+    ]
+    levels = np.concatenate([word for speeds in words for ten in speeds for word in ten])
+    mean, deviation = levels.mean(), levels.std()
     random = np.random.default_rng(seed)
-    strings, voices, ids = random.permutation(1000), random.permutation(NUM_VOICES), np.arange(len(scans))
-    standard_scans, standard_speech = _standard(scans), _standard(speech)
+    strings, voices = random.permutation(1000), random.permutation(NUM_VOICES)
 
-    def split(numbers: NDArray[np.int64], own_ids: NDArray[np.int64], own_voices: NDArray[np.int64]) -> Split:
-        digits = np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1)
-        order = own_ids[np.argsort(scan_digits[own_ids], kind="stable")]
+    def split(numbers: NDArray[np.int64], part: slice, own_voices: NDArray[np.int64]) -> Split:
+        own, digits = scans[part].astype(np.float32), scan_digits[part]
         return Split(
-            strings=torch.from_numpy(digits),
-            scans=standard_scans[order],
-            scan_starts=torch.from_numpy(np.searchsorted(scan_digits[order], np.arange(11))),
-            speech=standard_speech[own_voices],
-            speech_frames=torch.from_numpy(frames[own_voices]),
-            captions=_captions(digits),
-            scan_ids=torch.from_numpy(order),
-            voices=tuple(own_voices.tolist()),
+            strings=np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1),
+            scans=[own[digits == digit] for digit in range(10)],
+            speech=[[(word - mean) / deviation for word in ten] for voice in own_voices for ten in words[voice]],
         )
 
     return DigitTriples(
-        train=split(strings[NUM_TEST_STRINGS:], ids[:-NUM_TEST_SCANS], voices[NUM_TEST_VOICES:]),
-        test=split(strings[:NUM_TEST_STRINGS], ids[-NUM_TEST_SCANS:], voices[:NUM_TEST_VOICES]),
+        train=split(strings[NUM_TEST_STRINGS:], slice(-NUM_TEST_SCANS), voices[NUM_TEST_VOICES:]),
+        test=split(strings[:NUM_TEST_STRINGS], slice(-NUM_TEST_SCANS, None), voices[:NUM_TEST_VOICES]),
     )
-
-
-def _standard(levels: NDArray[np.float64]) -> Tensor:
-    values = torch.from_numpy(levels).float()
-    return (values - values.mean()) / values.std()
-
-
-def _captions(strings: NDArray[np.int64]) -> Tensor:
-    length = max(len(template.format(*["three"] * 3)) for template in TEMPLATES)
-    tokens = np.zeros((len(TEMPLATES), len(strings), length), dtype=np.int64)
-    for row, template in enumerate(TEMPLATES):
-        for column, string in enumerate(strings):
-            caption = template.format(*(WORDS[digit] for digit in string))
-            tokens[row, column, : len(caption)] = [ALPHABET.index(letter) + 1 for letter in caption]
-    return torch.from_numpy(tokens)
 
 
 def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Batch]:
@@ -144,39 +116,32 @@ def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Ba
     """
     if not 1 <= batch_size <= len(split.strings):
         raise ValueError(f"batch_size={batch_size} needs as many different strings; use 1 to {len(split.strings)}")
-    random = torch.Generator().manual_seed(seed)
-    return (
-        _draw(split, torch.randperm(len(split.strings), generator=random)[:batch_size], random) for _ in range(steps)
-    )
+    random = np.random.default_rng(seed)
+    return (_draw(split, random.permutation(split.strings)[:batch_size], random) for _ in range(steps))
 
 
 def whole(split: Split, seed: int = 0) -> Batch:
     """Draws every string of a split once, for evaluation; the same seed gives the same samples."""
-    return _draw(split, torch.arange(len(split.strings)), torch.Generator().manual_seed(seed))
+    return _draw(split, split.strings, np.random.default_rng(seed))
 
 
-def _draw(split: Split, rows: Tensor, random: torch.Generator) -> Batch:
-    """Draws one sample for each of ``rows``, indices into ``split.strings``."""
-    digits = split.strings[rows]
-    starts, ends = split.scan_starts[digits], split.scan_starts[digits + 1]
-    # In double precision, because rounding must not reach the first scan of the next digit.
-    scans = starts + (torch.rand(digits.shape, generator=random, dtype=torch.float64) * (ends - starts)).long()
-    image = split.scans[scans].transpose(1, 2).reshape(len(rows), 1, 8, 24)
-    template = torch.randint(len(split.captions), (len(rows),), generator=random)
-    return {"image": image, "audio": _draw_speech(split, digits, random), "text": split.captions[template, rows]}
-
-
-def _draw_speech(split: Split, digits: Tensor, random: torch.Generator) -> Tensor:
-    """Speaks each row's three words one after the other, in one voice and at one speed; then silence."""
-    num_voices, num_speeds, _, most_frames, num_mels = split.speech.shape
-    voice = torch.randint(num_voices, (len(digits), 1), generator=random)
-    speed = torch.randint(num_speeds, (len(digits), 1), generator=random)
-    ends = split.speech_frames[voice, speed, digits].cumsum(dim=1)
-    time = torch.arange(NUM_FRAMES)
-    word = (time >= ends[:, :2, None]).sum(dim=1)
-    begin = torch.nn.functional.pad(ends, (1, 0)).gather(1, word)
-    clip = (voice * num_speeds + speed) * 10 + digits.gather(1, word)
-    frame = (time - begin).clamp(max=most_frames - 1)
-    # A word's last stored frame is silence, and so is what follows the last word.
-    speech = split.speech.reshape(-1, num_mels)[clip * most_frames + frame]
-    return speech.transpose(1, 2).contiguous()
+def _draw(split: Split, strings: NDArray[np.int64], random: np.random.Generator) -> Batch:
+    """Draws for each string three scans, three words in one voice and at one speed, then silence, and a caption."""
+    count = len(strings)
+    image = np.zeros((count, 1, 8, 24), dtype=np.float32)
+    # A word's last frame is silence, and so is what follows the last word.
+    audio = np.zeros((count, NUM_FRAMES, NUM_MELS), dtype=np.float32)
+    text = np.zeros((count, MAX_LETTERS), dtype=np.int64)
+    for row, string in enumerate(strings.tolist()):
+        image[row, 0] = np.hstack([split.scans[digit][random.integers(len(split.scans[digit]))] for digit in string])
+        voice = split.speech[int(random.integers(len(split.speech)))]
+        spoken = np.concatenate([voice[digit] for digit in string])
+        audio[row] = spoken[-1]
+        audio[row, : len(spoken)] = spoken
+        caption = TEMPLATES[int(random.integers(len(TEMPLATES)))].format(*(WORDS[digit] for digit in string))
+        text[row, : len(caption)] = [ALPHABET.index(letter) + 1 for letter in caption]
+    return {
+        "image": torch.from_numpy(image),
+        "audio": torch.from_numpy(audio).transpose(1, 2).contiguous(),
+        "text": torch.from_numpy(text),
+    }

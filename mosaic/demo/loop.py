@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from mosaic.demo.model import SIZES, Size, TriModal, contrastive_loss
 from mosaic.timeline import Span, Timeline
 
 WARM_STEPS = 3
+_Phase: TypeAlias = Literal["forward", "backward"]
 _DIRECTIONS = (("image", "text"), ("text", "image"), ("image", "audio"), ("audio", "image"), ("audio", "text"))
 
 
@@ -118,10 +119,11 @@ class Loop:
                 self._recorder.end_step()
         return times
 
-    def clear_timeline(self) -> None:
-        """Drops the steps recorded so far."""
-        assert self._recorder is not None
-        self._recorder.spans.clear()
+    def warm_up(self) -> None:
+        """Takes the first steps, unrecorded."""
+        self.train(WARM_STEPS)
+        if self._recorder is not None:
+            self._recorder.spans.clear()
 
     def timeline_json(self) -> str:
         """Returns the recorded steps as JSON, as from a process of its own."""
@@ -143,37 +145,36 @@ def plain_loop(settings: str) -> Loop:
 class Recorder:
     """Start and end of every forward and backward of a model's children, until ``remove``.
 
-    A backward lasts from the gradient of the module's output to the last gradient of its parameters. Times are the
+    A backward lasts from the gradient of the module's output to the gradient of its first layer. Times are the
     device's with ``api``, else the process's.
     """
 
     def __init__(self, model: nn.Module, num_slots: int, *, title: str = "plain", api: StreamApi | None = None) -> None:
-        self.spans: list[tuple[str, str, int, Any, Any]] = []
-        self._slots, self._title, self._api = tuple(range(num_slots)), title, api
+        self.spans: list[tuple[str, _Phase, int, Any, Any]] = []
+        self._slots, self._title, self._api, self._step = tuple(range(num_slots)), title, api, 0
         self._clock = None if api is None else StreamClock(api)
-        self._backward: dict[str, list[tuple[Any, Any]]] = {}
-        self._ends: dict[str, list[tuple[Tensor, Any]]] = {}
+        self._starts: dict[tuple[str, str], Any] = {}
         self._hooks: list[Any] = []
-        self._step = 0
         for name, module in model.named_children():
             self._watch(name, module)
 
     def _watch(self, name: str, module: nn.Module) -> None:
-        start: list[Any] = []
+        def begin(phase: _Phase) -> None:
+            self._starts[name, phase] = self._now()
 
-        def after(_module: Any, _args: Any, output: Tensor) -> None:
-            self.spans.append((name, "forward", self._step, start.pop(), self._now()))
+        def end(phase: _Phase) -> None:
+            self.spans.append((name, phase, self._step, self._starts.pop((name, phase)), self._now()))
+
+        def after_forward(_module: Any, _args: Any, output: Tensor) -> None:
+            end("forward")
             if output.grad_fn is not None:
-                output.grad_fn.register_prehook(tick)
+                output.grad_fn.register_prehook(lambda _: begin("backward"))
 
-        def tick(parameter: Any) -> None:
-            self._backward.setdefault(name, []).append((self._now(), parameter))
-
-        self._ends[name] = [(each, each.register_post_accumulate_grad_hook(tick)) for each in module.parameters()]
+        first_layer = next(module.children())
         self._hooks += [
-            module.register_forward_pre_hook(lambda *_: start.append(self._now())),
-            module.register_forward_hook(after),
-            *(hook for _, hook in self._ends[name]),
+            module.register_forward_pre_hook(lambda *_: begin("forward")),
+            module.register_forward_hook(after_forward),
+            next(first_layer.parameters()).register_post_accumulate_grad_hook(lambda _: end("backward")),
         ]
 
     def remove(self) -> None:
@@ -183,13 +184,6 @@ class Recorder:
 
     def end_step(self) -> None:
         """Ends a training step; calls from now on belong to the next."""
-        for name, times in self._backward.items():
-            (start, _), (end, last) = times[0], times[-1]
-            self.spans.append((name, "backward", self._step, start, end))
-            for parameter, hook in self._ends.pop(name, ()):
-                if parameter is not last:  # one parameter suffices from now on, and costs less
-                    hook.remove()
-        self._backward.clear()
         self._step += 1
         if self._clock is not None:
             self._clock.start_step()
@@ -198,16 +192,10 @@ class Recorder:
         """Returns the recorded spans, in milliseconds since the first start."""
         times = [(*span[:3], _at_ms(span[3]), _at_ms(span[4])) for span in self.spans]
         origin = min((start for *_, start, _ in times), default=0.0)
+        times.sort(key=lambda span: span[3])
         spans = (
-            Span(
-                module=name,
-                phase=phase,  # type: ignore[arg-type]
-                slots=self._slots,
-                step=step,
-                start_ms=start - origin,
-                end_ms=end - origin,
-            )
-            for name, phase, step, start, end in sorted(times, key=lambda span: span[3])
+            Span(module=name, phase=phase, slots=self._slots, step=step, start_ms=start - origin, end_ms=end - origin)
+            for name, phase, step, start, end in times
         )
         return Timeline(title=self._title, num_slots=len(self._slots), spans=tuple(spans))
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +19,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Size of the model and of its batches."""
+    """Channels and blocks of the image encoder, channels of a recurrent encoder's direction, and training."""
 
     width: int
-    """Channels of the image encoder."""
     depth: int
-    """Blocks of the image encoder."""
     hidden: int
-    """Channels of each direction of the recurrent encoders."""
     batch_size: int
-    """Samples in a batch."""
     learning_rate: float
-    """Of AdamW."""
 
 
 SIZES: Mapping[str, Size] = MappingProxyType(
@@ -63,8 +59,7 @@ class ImageEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Embeds (batch, 1, 8, 24) to (batch, embedding)."""
         x = self.blocks(self.stem(image).flatten(2).transpose(1, 2) + self.position)
-        embedding: Tensor = self.projection(self.norm(x.flatten(1)))
-        return embedding
+        return cast(Tensor, self.projection(self.norm(x.flatten(1))))
 
 
 class AudioEncoder(nn.Module):
@@ -87,8 +82,7 @@ class AudioEncoder(nn.Module):
         """Embeds (batch, 40, 96) to (batch, embedding)."""
         x, _ = self.recurrent(self.norm(self.stem(audio).transpose(1, 2)))
         thirds = x.unflatten(1, (3, -1)).mean(2).flatten(1)  # three words, one after the other
-        embedding: Tensor = self.projection(self.dropout(thirds))
-        return embedding
+        return cast(Tensor, self.projection(self.dropout(thirds)))
 
 
 class TextEncoder(nn.Module):
@@ -104,8 +98,7 @@ class TextEncoder(nn.Module):
         """Embeds (batch, characters) to (batch, embedding)."""
         real = (text != 0).unsqueeze(2)
         x, _ = self.recurrent(self.embedding(text) * real)
-        embedding: Tensor = self.projection((x * real).sum(1) / real.sum(1))
-        return embedding
+        return cast(Tensor, self.projection((x * real).sum(1) / real.sum(1)))
 
 
 class TriModal(nn.Module):

@@ -29,10 +29,8 @@ class RunRecord(StrictFile):
     torch_version: str
     python_version: str
     driver: str = ""
-    """The GPU's driver; empty on the host."""
     machine: Device
     seed: int
-    """Seed of model, batches and dropout."""
     bitwise_equal: bool
     """True if plain and colocated training had bitwise equal losses and parameters; on the host at one thread each."""
     max_abs_difference: float
@@ -40,7 +38,6 @@ class RunRecord(StrictFile):
     equality_tolerance: float = 0.0
     """Largest such difference that counts as equal: 0 on the host."""
     equality_steps: int
-    """Steps of that comparison."""
     equality_overlap: float
     """Overlap of the colocated run in that comparison; above 0, or the comparison would prove nothing."""
     equality_of_timed_plan: bool | None = None
@@ -50,9 +47,7 @@ class RunRecord(StrictFile):
     retrieval_plain: dict[str, float]
     """The same for the plain loop, with equal steps and batches and other thread counts."""
     chance: float
-    """R@1 of guessing."""
     train_steps: int
-    """Steps of each loop."""
     step_ms_plain: float
     """Median step of the plain loop at its best: on the host in a process of its own, with all cores and torch's own
     threads, which wait in the faster way."""
@@ -63,17 +58,12 @@ class RunRecord(StrictFile):
     speedup: float
     """Median over rounds of plain over colocated, rounds taken in turn (A B A B)."""
     round_speedups: tuple[float, ...]
-    """The same ratio, round by round."""
     step_times_ms_plain: tuple[float, ...]
-    """Every step of the plain loop that was measured."""
     step_times_ms_colocated: tuple[float, ...]
-    """Every step of the colocated loop that was measured."""
     predicted_ms_plain: float | None = None
-    """Predicted: the modules one after the other, each at its best; loss and optimizer not counted."""
+    """Predicted: the modules one after the other, each at its best, then by the plan; no loss and optimizer."""
     predicted_ms_colocated: float | None = None
-    """Predicted: the modules by the plan; loss and optimizer not counted."""
     predicted_speedup: float
-    """Predicted: the first of these over the second."""
     colocated: bool
     """True if the solved plan ran on lanes; False if its predicted gain was too small and the plain loop ran."""
     overlap: float
@@ -81,7 +71,6 @@ class RunRecord(StrictFile):
     foreign_cpu_share: float | None
     """Share of the CPU time of other processes during timed steps; None if unknown."""
     notes: tuple[str, ...]
-    """Remarks about the numbers."""
 
 
 def summary_table(record: RunRecord) -> Table:

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,9 +17,9 @@ from rich.console import Console
 import mosaic
 from mosaic.artifact import check_writable, parse, save, to_json
 from mosaic.backends.base import Backend
-from mosaic.child import WAITING, Child, faster_of
-from mosaic.demo.data import Batch, DigitTriples, load
-from mosaic.demo.equality import Equality, compare
+from mosaic.child import plain_loops
+from mosaic.demo.data import DigitTriples, load
+from mosaic.demo.equality import compare
 from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord, agreement
@@ -41,19 +40,6 @@ _MAX_ROUNDS_S = 90.0
 """Seconds after which no further round of timed training begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """Measurements of both loops, by round."""
-
-    plain_ms: list[list[float]]
-    plain_waiting: str
-    colocated_ms: list[list[float]]
-    timelines: tuple[Timeline, Timeline]
-    retrieval_plain: dict[str, float]
-    retrieval: dict[str, float]
-    foreign_share: float | None
-
-
 def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: Progress, console: Console) -> RunRecord:
     """Runs the demo and writes its files to ``output``.
 
@@ -66,35 +52,6 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     data = load(settings.seed)
     model = settings.make_model(backend.torch_device)
     (batch,) = settings.draw(data, 1, backend.torch_device)
-    handle = _colocate_and_show(model, batch, settings, output, backend, progress, console)
-    progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
-    equality = compare(settings, data, handle, backend, progress.advance)
-    plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
-    console.print(
-        f"plain and colocated training are {agreement(equality.max_abs_difference, equality.tolerance)} after "
-        f"{equality.steps} steps by {plan}, with {equality.overlap:.0%} of lane time overlapping"
-    )
-    training = _train_in_turn(model, handle, data, settings, backend, progress)
-    record = _record(settings, provenance, handle, equality, training)
-    save(record, output / "run.json")
-    subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes))
-    picture = output / "timeline.png"
-    draw_timelines(training.timelines, picture, plan=handle.plan, subtitle=subtitle)
-    write_trace(training.timelines, output / "trace.json")
-    handle.remove()
-    return record
-
-
-def _colocate_and_show(
-    model: TriModal,
-    batch: Batch,
-    settings: DemoSettings,
-    output: Path,
-    backend: Backend,
-    progress: Progress,
-    console: Console,
-) -> Handle:
-    """Adds the one line, prints its results, and saves profile and plan."""
     handle = mosaic.colocate(
         model,
         sample=batch,
@@ -112,7 +69,44 @@ def _colocate_and_show(
     for table in (graph_table(handle.graph), profile_table(handle.profile), plan_table(handle.plan)):
         console.print(table)
     console.print(handle.describe(), highlight=False)
-    return handle
+
+    progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
+    equality = compare(settings, data, handle, backend, progress.advance)
+    plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
+    console.print(
+        f"plain and colocated training are {agreement(equality.max_abs_difference, equality.tolerance)} after "
+        f"{equality.steps} steps by {plan}, with {equality.overlap:.0%} of lane time overlapping"
+    )
+
+    measured, timelines = _train_in_turn(model, handle, data, settings, backend, progress)
+    record = RunRecord(
+        command=provenance.command,
+        created=provenance.created,
+        commit=provenance.commit,
+        mosaic_version=mosaic.__version__,
+        torch_version=torch.__version__,
+        python_version=provenance.python_version,
+        driver=handle.profile.environment.driver,
+        machine=handle.plan.device,
+        seed=settings.seed,
+        bitwise_equal=equality.max_abs_difference == 0,
+        max_abs_difference=equality.max_abs_difference,
+        equality_tolerance=equality.tolerance,
+        equality_steps=equality.steps,
+        equality_overlap=equality.overlap,
+        equality_of_timed_plan=equality.is_of_timed_plan,
+        predicted_ms_plain=handle.plan.sequential_ms,
+        predicted_ms_colocated=handle.plan.predicted_ms,
+        predicted_speedup=handle.plan.predicted_speedup,
+        colocated=handle.active,
+        **measured,
+    )
+    save(record, output / "run.json")
+    subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes))
+    draw_timelines(timelines, output / "timeline.png", plan=handle.plan, subtitle=subtitle)
+    write_trace(timelines, output / "trace.json")
+    handle.remove()
+    return record
 
 
 def _train_in_turn(
@@ -122,8 +116,8 @@ def _train_in_turn(
     settings: DemoSettings,
     backend: Backend,
     progress: Progress,
-) -> _Training:
-    """Trains plain and colocated, a round each in turn, on the same batches.
+) -> tuple[dict[str, Any], tuple[Timeline, Timeline]]:
+    """Trains plain and colocated, a round each in turn, on the same batches; returns measured fields and timelines.
 
     On the host the plain loop runs in two processes, which differ in how threads wait, and the faster one counts. On a
     GPU one process runs both.
@@ -133,23 +127,22 @@ def _train_in_turn(
     model.load_state_dict(twin.state_dict())
     progress.phase("training plain and colocated in turn", total=settings.rounds)
     with ExitStack() as stack:
-        plains: dict[str, Callable[..., Any]] = {}
+        plains: dict[str, Callable[..., Any]]
         if backend.api is None:
-            for waiting in WAITING:
-                child = Child("mosaic.demo.loop:plain_loop", to_json(settings), passive=waiting == WAITING[1])
-                plains[waiting] = stack.enter_context(child).call
+            plains = stack.enter_context(plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)))
         else:
-            plains[""] = partial(_call, Loop(twin, data, settings, Recorder(twin, num_slots, api=backend.api)))
+            twin_loop = Loop(twin, data, settings, Recorder(twin, num_slots, api=backend.api))
+            plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
         recorder = None
         if not handle.active:
             recorder = Recorder(model, num_slots, title="colocate() left the loop as it was", api=backend.api)
             stack.callback(recorder.remove)
         ours = Loop(model, data, settings, recorder)
-        ours.train(WARM_STEPS)
+        ours.warm_up()
         for call in plains.values():
-            call("train", WARM_STEPS)
-            call("clear_timeline")
-        (handle if recorder is None else ours).clear_timeline()
+            call("warm_up")
+        if recorder is None:
+            handle.clear_timeline()
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
         num_rounds = 0
 
@@ -164,73 +157,36 @@ def _train_in_turn(
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}
         samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, settings.rounds, more=more)
         foreign_share = load_of_others.share
-        waiting = list(plains)[faster_of([list(chain(*samples[waiting])) for waiting in plains])]
+        waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
         plain = plains[waiting]
-        timeline = handle.timeline() if recorder is None else recorder.timeline()
+        timelines = (
+            parse(Timeline, plain("timeline_json"), source="the plain loop"),
+            handle.timeline() if recorder is None else recorder.timeline(),
+        )
         with handle.disabled():
-            return _Training(
-                plain_ms=samples[waiting],
-                plain_waiting=waiting,
-                colocated_ms=samples["colocated"],
-                timelines=(parse(Timeline, plain("timeline_json"), source="the plain loop"), timeline),
-                retrieval_plain=plain("retrieval"),
-                retrieval=ours.retrieval(),
-                foreign_share=foreign_share,
-            )
-
-
-def _call(loop: Loop, method: str, *arguments: Any) -> Any:
-    return getattr(loop, method)(*arguments)
-
-
-def _record(
-    settings: DemoSettings, provenance: Provenance, handle: Handle, equality: Equality, training: _Training
-) -> RunRecord:
-    chance = training.retrieval.pop("chance")
-    training.retrieval_plain.pop("chance")
-    plain, ours = (tuple(chain(*rounds)) for rounds in (training.plain_ms, training.colocated_ms))
-    ratios = tuple(
-        statistics.median(plain) / statistics.median(ours)
-        for plain, ours in zip(training.plain_ms, training.colocated_ms, strict=True)
-    )
-    note = note_of_others(training.foreign_share, handle.plan.device, strict=settings.strict)
+            retrieval_plain, retrieval = plain("retrieval"), ours.retrieval()
+    pairs = zip(samples[waiting], samples["colocated"], strict=True)
+    ratios = [statistics.median(plain_times) / statistics.median(times) for plain_times, times in pairs]
+    note = note_of_others(foreign_share, handle.plan.device, strict=settings.strict)
     notes = [f"while steps were timed, {note}"] if note else []
     if len(ratios) < settings.rounds:
         notes.append(f"{len(ratios)} of {settings.rounds} rounds were timed in {_MAX_ROUNDS_S:.0f} s")
     if not handle.active:
         notes.append("the predicted gain was too small: the loop ran as it was, and the two are the same loop")
-    return RunRecord(
-        command=provenance.command,
-        created=provenance.created,
-        commit=provenance.commit,
-        mosaic_version=mosaic.__version__,
-        torch_version=torch.__version__,
-        python_version=provenance.python_version,
-        driver=handle.profile.environment.driver if handle.profile is not None else "",
-        machine=handle.plan.device,
-        seed=settings.seed,
-        bitwise_equal=equality.max_abs_difference == 0,
-        max_abs_difference=equality.max_abs_difference,
-        equality_tolerance=equality.tolerance,
-        equality_steps=equality.steps,
-        equality_overlap=equality.overlap,
-        equality_of_timed_plan=equality.is_of_timed_plan,
-        retrieval=training.retrieval,
-        retrieval_plain=training.retrieval_plain,
-        chance=chance,
-        train_steps=WARM_STEPS + len(ours),
-        step_ms_plain=statistics.median(plain),
-        plain_waiting=training.plain_waiting,
-        step_ms_colocated=statistics.median(ours),
-        speedup=statistics.median(ratios),
-        round_speedups=ratios,
-        step_times_ms_plain=plain,
-        step_times_ms_colocated=ours,
-        predicted_ms_plain=handle.plan.sequential_ms,
-        predicted_ms_colocated=handle.plan.predicted_ms,
-        predicted_speedup=handle.plan.predicted_speedup,
-        colocated=handle.active,
-        overlap=training.timelines[1].overlap if handle.active else 0.0,
-        foreign_cpu_share=training.foreign_share,
-        notes=tuple(notes),
-    )
+    plain_ms, colocated_ms = tuple(chain(*samples[waiting])), tuple(chain(*samples["colocated"]))
+    return {
+        "chance": retrieval.pop("chance"),
+        "retrieval": retrieval,
+        "retrieval_plain": {name: share for name, share in retrieval_plain.items() if name != "chance"},
+        "train_steps": WARM_STEPS + len(colocated_ms),
+        "step_ms_plain": statistics.median(plain_ms),
+        "plain_waiting": waiting,
+        "step_ms_colocated": statistics.median(colocated_ms),
+        "speedup": statistics.median(ratios),
+        "round_speedups": tuple(ratios),
+        "step_times_ms_plain": plain_ms,
+        "step_times_ms_colocated": colocated_ms,
+        "overlap": timelines[1].overlap if handle.active else 0.0,
+        "foreign_cpu_share": foreign_share,
+        "notes": tuple(notes),
+    }, timelines

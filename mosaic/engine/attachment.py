@@ -28,26 +28,13 @@ from mosaic.errors import ModuleContractError, UnforeseenError
 
 
 class Attachment:
-    """Intercepts the calls of a model and its placed modules; belongs to a handle.
-
-    Args:
-        model: The model.
-        finding: Its modules.
-        before_call: Called before each call of the whole model.
-
-    Attributes:
-        placed: The active plan; None while the model runs as it was.
-        trial: The trial of plans; None where nothing is tried.
-        enabled: Whether lanes may be used: not inside of ``disabled()``.
-        stepped: All optimizers that have taken a step.
-        num_steps: Steps of the optimizer that holds the model's parameters.
-    """
+    """Intercepts the calls of a model and its placed modules; belongs to a handle."""
 
     def __init__(self, model: nn.Module, finding: Finding, *, before_call: Callable[[], None]) -> None:
-        self.placed: PlacedPlan | None = None
+        self.placed: PlacedPlan | None = None  # the active plan; None while the model runs as it was
         self.trial: Trial | None = None
-        self.enabled = True
-        self.num_steps = 0
+        self.enabled = True  # whether lanes may be used: not inside of ``disabled()``
+        self.num_steps = 0  # steps of the optimizer that holds the model's parameters
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._model = model
         self._finding = finding
@@ -68,11 +55,8 @@ class Attachment:
     ) -> None:
         """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is.
 
-        Args:
-            placed: The plan to run.
-            trial: The session whose candidates are tried.
-            measure_again: Called before the first call of the whole model in each step; returns whether the model was
-                planned anew, which ends this attachment.
+        ``measure_again`` is called before the first call of each step. If it returns True the model was planned anew,
+        which ends this attachment.
         """
         self.placed, self._measure_again = placed, measure_again
         if placed is None and trial is None and measure_again is None:
@@ -117,9 +101,6 @@ class Attachment:
 
     def take_modules(self, *, track: bool) -> None:
         """Takes the calls of placed modules, if that is not done.
-
-        Args:
-            track: Whether to follow plain calls until their backward.
 
         Raises:
             ValueError: Another handle has them.

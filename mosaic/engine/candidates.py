@@ -114,12 +114,6 @@ class SampleComparison:
 
     The plain loop runs twice, on the host the second time with half of the threads, which shows the rounding error
     of the model. A candidate may differ by ten times as much.
-
-    Args:
-        model: The model.
-        run: Runs it on the sample.
-        sample: The sample.
-        subjects: Its placed modules.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[], Any], sample: Any, subjects: Sequence[Subject]) -> None:

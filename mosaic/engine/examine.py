@@ -21,14 +21,7 @@ from mosaic.find.restore import preserved
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The modules of a model and the obstacles to placing them.
-
-    Attributes:
-        modules: The modules that would be placed, each with what it depends on.
-        refused: Why the model cannot be colocated, one remark a reason; empty if it can.
-        in_place: Modules that run where they are called, with the reason.
-        to_know: What else its user should know.
-    """
+    """The modules of a model and the obstacles to placing them."""
 
     modules: dict[str, tuple[str, ...]]
     refused: tuple[Remark, ...]
@@ -37,13 +30,7 @@ class Examination:
 
 
 def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
-    """Runs a model a few times on ``sample`` and says what colocating would find; the model is left as it was.
-
-    Args:
-        model: Any module tree.
-        sample: As for ``colocate``.
-        origin: Where the model is made, for what has no line of its own.
-    """
+    """Runs a model a few times on ``sample`` and says what colocating would find; the model is left as it was."""
     refused = [
         Remark(module=name or "the model", what=f"is a {kind}, applied already", where=origin, todo=todo)
         for name, kind, todo in wrapped_parts(model)

@@ -20,7 +20,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from traceback import clear_frames
 from typing import Any
 
@@ -36,6 +35,7 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import Surroundings, read_settings
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
@@ -59,32 +59,12 @@ class RefusalError(Exception):
     """A call cannot be captured; the message is the end of a sentence that starts with the module's name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphCall:
-    """One call of a placed module. The current stream is that of its lane."""
-
-    name: str
-    module: nn.Module
-    lane: StreamLane
-    run: Callable[..., Any]
-    """Makes the call."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 class ModuleGraphs:
-    """The captured calls of the modules on one device.
-
-    Attributes:
-        refused: The reason of each module of which a call could not be captured.
-        eager_calls: How often each module ran eagerly, by name and reason.
-        num_captures: Kinds of calls captured so far.
-        num_replays: Forwards by replay so far.
-    """
+    """The captured calls of the modules on one device."""
 
     def __init__(self, api: StreamApi) -> None:
-        self.refused: dict[str, str] = {}
-        self.eager_calls: Counter[tuple[str, str]] = Counter()
+        self.refused: dict[str, str] = {}  # the reason of each module of which a call could not be captured
+        self.eager_calls: Counter[tuple[str, str]] = Counter()  # by module and reason
         self.num_captures = 0
         self.num_replays = 0
         self._api = api
@@ -96,23 +76,26 @@ class ModuleGraphs:
         # It runs before the finalizer of the lanes.
         self._finalizer = weakref.finalize(self, _end, api, self._graphs, self._side, os.getpid())
 
-    def call(self, call: GraphCall) -> Any:
-        """Makes a call by replay, captures it first where that was not done, or launches it in the plain way."""
+    def call(self, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call by replay, captures it first where that was not done, or launches it in the plain way.
+
+        The current stream is that of the module's lane.
+        """
         if self._closed:
             raise MosaicError("these graphs are closed; colocate the model again to make new ones")
         reason = self._interception()
         if reason is None:
             try:
-                arguments = Arguments.take(call.args, call.kwargs)
+                arguments = Arguments.take(args, kwargs)
                 tensors = _distinct_tensors(arguments, self._api.device)
-                graph = self._graph_of(call, arguments, tensors)
+                graph = self._graph_of(site, run, arguments, tensors)
             except RefusalError as refusal:
                 reason = str(refusal)
             else:
                 self.num_replays += 1
                 return graph.replay(tensors)
-        self.eager_calls[call.name, reason] += 1
-        return call.run(*call.args, **call.kwargs)
+        self.eager_calls[site.name, reason] += 1
+        return run(*args, **kwargs)
 
     @property
     def is_in_flight(self) -> bool:
@@ -131,14 +114,16 @@ class ModuleGraphs:
             return "another torch mode is active"
         return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
-    def _graph_of(self, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]) -> ModuleGraph:
+    def _graph_of(
+        self, site: PlacedModule, run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]
+    ) -> ModuleGraph:
         """Returns the graph of a call, which may be captured here; raises RefusalError if there is none."""
         devices = [str(mode.device) for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
         values = [
             (of, value if isinstance(value, PLAIN_TYPES) else id(value)) for of, value in arguments.context.items()
         ]
         settings = repr((read_settings(), devices))
-        key = (call.name, id(call.lane), id(call.module), arguments.key(settings, *values))
+        key = (site.name, id(site.lane), id(site.module), arguments.key(settings, *values))
         for graph in [graph for graph in self._graphs if graph.key == key]:
             if graph.is_differentiated_twice:
                 self._drop(graph)
@@ -155,16 +140,16 @@ class ModuleGraphs:
         failures = self._failures[key]
         if len(failures) >= _MAX_ATTEMPTS:
             raise RefusalError(failures[-1])
-        if self._captured[call.name] >= _MAX_CAPTURES:
+        if self._captured[site.name] >= _MAX_CAPTURES:
             raise RefusalError(f"{_MAX_CAPTURES} kinds of its calls are captured, and this is another")
         try:
-            graph = ModuleGraph(key, call, arguments, tensors, self._api, self._side)
+            graph = ModuleGraph(key, site, run, arguments, tensors, self._api, self._side)
         except RefusalError as refusal:
             failures.append(str(refusal))
-            self.refused[call.name] = str(refusal)
+            self.refused[site.name] = str(refusal)
             raise
-        self.refused.pop(call.name, None)
-        self._captured[call.name] += 1
+        self.refused.pop(site.name, None)
+        self._captured[site.name] += 1
         self.num_captures += 1
         self._graphs.append(graph)
         return graph
@@ -216,14 +201,6 @@ class ModuleGraph:
     it neither runs hooks of the parameters, which run outside, nor waits for the streams of gradient accumulators that
     others made and keep, such as DDP.
 
-    Args:
-        key: Equal for calls that it can replay, while the module is unchanged.
-        call: The call that is captured.
-        arguments: Its arguments.
-        tensors: The distinct tensors among them.
-        api: The runtime.
-        side: The stream of trial runs.
-
     Raises:
         RefusalError: The call cannot be captured.
     """
@@ -231,24 +208,27 @@ class ModuleGraph:
     def __init__(
         self,
         key: Hashable,
-        call: GraphCall,
+        site: PlacedModule,
+        run: Callable[..., Any],
         arguments: Arguments,
         tensors: Sequence[torch.Tensor],
         api: StreamApi,
         side: Any,
     ) -> None:
         self.key = key
-        self.name = call.name
+        assert site.module is not None
+        assert isinstance(site.lane, StreamLane)
+        self.name = site.name
         self.is_differentiated_twice = False
         self._api = api
-        self._lane = call.lane
-        self._module = call.module
-        self._run = call.run
+        self._lane = site.lane
+        self._module = module = site.module
+        self._run = run
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._leaves = [numbers.get(id(leaf), (leaf,)) for leaf in arguments.leaves]
         self._nesting = arguments.nesting
-        self._surroundings = Surroundings(call.module)
-        self._parameters = {id(parameter): parameter for parameter in call.module.parameters()}
+        self._surroundings = Surroundings(module)
+        self._parameters = {id(parameter): parameter for parameter in module.parameters()}
         self._held = {id(tensor): tensor for tensor in self._surroundings.tensors if id(tensor) not in self._parameters}
         self._places = self._places_now()
         self._trained = [parameter.requires_grad for parameter in self._parameters.values()]
@@ -273,7 +253,7 @@ class ModuleGraph:
         self._graphs: list[Any] = []
         self._latest: weakref.ref[_Pass] | None = None
         self._closed = False
-        with _refusing("trying"), preserved(call.module):
+        with _refusing("trying"), preserved(module):
             api.synchronize()  # copies and restoring are on the lane's stream, trial runs on another
             try:
                 with api.use_stream(side):
@@ -633,14 +613,7 @@ def _has_global_hooks() -> bool:
 def _check_result(
     result: Any, known: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    """Refuses results of which a replay cannot return copies that behave alike, such as views of each other.
-
-    Args:
-        result: What a call returned.
-        known: Its inputs and parameters.
-        own: These, and other tensors of its module.
-        device: Their device.
-    """
+    """Refuses results of which a replay cannot return copies that behave alike, such as views of each other."""
     for leaf in flatten(result)[0]:
         if is_opaque(leaf):
             raise RefusalError(f"it returns a {type(leaf).__name__}, which may hide tensors")
@@ -670,16 +643,7 @@ _COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 class _CaptureWatch(TorchDispatchMode):
-    """Finds, operator by operator, why a call could not be replayed.
-
-    Args:
-        device: The device of its tensors.
-        inputs: Tensors that it is called with; not to be written to.
-        own: These, and parameters, buffers and other tensors of its module.
-
-    Attributes:
-        obstacle: The first reason, or None.
-    """
+    """Finds, operator by operator, why a call could not be replayed."""
 
     def __init__(self, device: torch.device, inputs: Iterable[torch.Tensor], own: Iterable[torch.Tensor]) -> None:
         super().__init__()

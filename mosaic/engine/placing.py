@@ -15,16 +15,7 @@ from mosaic.timeline import Span
 
 
 class Executor(Protocol):
-    """Runs placed calls on the host's threads, on streams, or on several ranks.
-
-    Attributes:
-        lanes: The lanes of the plan.
-        in_place: For each module and reason, how many of its calls ran where they were made.
-        places: For each module and reason, the line of the first such call.
-        in_order: Modules that keep to the order of the caller's work, and why.
-        calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
-        closed: Whether the lanes were given back.
-    """
+    """Runs placed calls on the host's threads, on streams, or on several ranks."""
 
     lanes: Lanes
     in_place: Counter[tuple[str, str]]
@@ -94,20 +85,7 @@ class Executor(Protocol):
 
 
 class PlacedPlan:
-    """The lanes of one plan and the sites of its modules.
-
-    Args:
-        plan: What to run.
-        finding: The model's modules.
-        executor: Executor their calls on the plan's lanes.
-        adopts_shapes: Take each module's first shapes as those that the plan is for, not those of the sample.
-
-    Attributes:
-        plan: The same.
-        executor: The same.
-        on_streams: True if the caller's thread launches on streams.
-        sites: By the name of the module.
-    """
+    """The lanes of one plan and the sites of its modules."""
 
     def __init__(self, plan: Plan, finding: Finding, executor: Executor, *, adopts_shapes: bool = False) -> None:
         self.plan = plan

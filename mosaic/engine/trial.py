@@ -28,7 +28,6 @@ _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
 """Step boundaries in a row with a pending backward, after which a candidate is given up."""
 _MAX_ERRORS = 2
-_TENANT_STEPS = 2000
 _MAX_REFUSALS = 200
 _CALLS_WITHOUT_OPTIMIZER = 8
 _STEPS_OF_ANOTHER = 8
@@ -44,9 +43,6 @@ class StepUnit:
     A step lies between two steps of an optimizer that holds the model's parameters; with accumulation that is the
     whole cycle. Of several optimizers the first one counts, until others step and it does not. A loop without an
     optimizer, which calls the model without gradients, is counted in calls.
-
-    Attributes:
-        has_counted_calls: Whether calls of the model were counted, before the first optimizer step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +50,7 @@ class StepUnit:
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._chosen: weakref.ref[Optimizer] | None = None
         self._num_others = self._num_calls = 0
-        self.has_counted_calls = False
+        self.has_counted_calls = False  # whether calls of the model were counted, before the first optimizer step
         self._is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
 
     def begins_at_step(self, optimizer: Optimizer) -> bool:
@@ -105,13 +101,8 @@ class DriftWatch:
     """Watches the steps after a trial; each method returns a sentence once the loop has changed.
 
     A loop has drifted when the medians of windows that make up ``drift_steps`` steps in a row are all above what nine
-    of ten steps took in the trial, and above its median by 10 % at least; when as many steps in a row had one same
-    other shape; or when another process has come to the device.
-
-    Args:
-        samples: Milliseconds of the trial's steps of the candidate that runs; without any, the first window.
-        shapes: The shapes of the trial's batches.
-        settings: Bounds.
+    of ten steps took in the trial, and above its median by 10 % at least; or when as many steps in a row had one same
+    other shape.
     """
 
     def __init__(self, samples: Sequence[float], shapes: Hashable, settings: TrialSettings) -> None:
@@ -120,7 +111,6 @@ class DriftWatch:
         self._window: list[float] = []
         self._num_slow = self._num_others = 0
         self._other: Hashable = None
-        self._tenants: frozenset[int] | None = None
         self._limit_ms = _limit(samples) if samples else None
 
     def note_time(self, step_ms: float) -> str | None:
@@ -147,11 +137,6 @@ class DriftWatch:
         if self._num_others < self._drift_steps:
             return None
         return f"the last {self._num_others} batches had other shapes than those of the trial"
-
-    def note_tenants(self, processes: frozenset[int]) -> str | None:
-        known, self._tenants = self._tenants, processes
-        added = processes - known if known is not None else frozenset()
-        return f"another process uses the device now (id {', '.join(map(str, sorted(added)))})" if added else None
 
 
 def _limit(samples: Sequence[float]) -> float:
@@ -191,20 +176,10 @@ def _lock_of_process() -> TrialLock:
 
 
 class Trial:
-    """The trials of one colocated model, from its first step to its last.
-
-    Args:
-        attachment: The ``Attachment`` of the model, which sends its calls to the plan whose turn it is.
-        session: The model's candidates, their lanes, and the plain loop's numbers on the sample.
-        settings: Bounds.
-
-    Attributes:
-        decision: The end of the last trial; None before.
-        num_trials: Trials begun.
-    """
+    """The trials of one colocated model, from its first step to its last."""
 
     def __init__(self, attachment: Any, session: Session, settings: TrialSettings) -> None:
-        self.decision: Decision | None = None
+        self.decision: Decision | None = None  # the end of the last trial; None before
         self.num_trials = 0
         self._attachment = attachment
         self._session = session
@@ -443,7 +418,7 @@ class Trial:
     # After the decision.
 
     def _watch_step(self, key: Hashable) -> None:
-        clock, watch, tenants = self._clock, self._watch, self._session.request.backend.other_processes
+        clock, watch = self._clock, self._watch
         assert watch is not None
         self._steps_since += 1
         self._marks.append((clock.mark(), key))
@@ -453,8 +428,6 @@ class Trial:
             later, measured_key = self._marks[0]
             if measured_key == watch.shapes:
                 changed = watch.note_time(clock.ms_between(earlier, later)) or changed
-        if tenants is not None and self._steps_since % _TENANT_STEPS == 0:
-            changed = watch.note_tenants(tenants()) or changed
         enough = self._steps_since >= self._settings.retrial_steps << (self.num_trials - 1)
         if changed is not None and enough and not self._is_busy():
             _LOG.info("plans are tried again: %s", changed)

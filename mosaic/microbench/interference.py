@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations_with_replacement, product
+from typing import Any
 
 from mosaic.microbench.kernels import Kernel, gb_per_s, kernel_set
-from mosaic.microbench.pictures import Picture
+from mosaic.microbench.pictures import cells_figure
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
 from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
@@ -82,7 +83,7 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result) -> Picture:
+def _picture(result: Result, subtitle: str) -> Any:
     def place(row: Row) -> tuple[str, int]:
         return str(row.labels["kernel"]), int(str(row.labels["quotas"]).split("+")[0])
 
@@ -91,11 +92,8 @@ def _picture(result: Result) -> Picture:
         for row in sorted(result.of("points"), key=place)
         for kernel, quota in [place(row)]
     }
-    return Picture(
-        title="Slow-down beside a neighbour that has the other slots, measured",
-        y_axis="each row: a kernel and its share of the slots; 1 is undisturbed, blank was not measured",
-        cells=cells,
-    )
+    title = "Slow-down beside a neighbour that has the other slots, measured"
+    return cells_figure(title, subtitle, "each row: a kernel and its share of the slots; 1 is undisturbed", cells)
 
 
 INTERFERENCE = Question(

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Backend, Lane
-from mosaic.errors import BackendUnavailableError, MosaicError
+from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type, kernel_set
-from mosaic.microbench.pictures import Picture
+from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
 from mosaic.microbench.settings import Spread, measure_beside, time_alone
-from mosaic.microbench.variants import UNAVAILABLE, open_variant
+from mosaic.microbench.variants import UNAVAILABLE, open_variant, parts_of
 from mosaic.report.plan_view import slots_text
 
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
@@ -52,42 +52,28 @@ def _layouts(num_slots: int) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(quotas for quotas in layouts if min(quotas) > 0))
 
 
-def slots_in_turn(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns neighbouring partitions of these sizes, from slot 0 on."""
-    starts = [sum(quotas[:index]) for index in range(len(quotas))]
-    return tuple(tuple(range(start, start + quota)) for start, quota in zip(starts, quotas, strict=True))
-
-
 def _partitions(setup: Setup, name: str) -> Iterator[Item]:
     """Yields a row for each partition of each layout: its units, those of a backward, and those it shares."""
     backend = setup.backend
     for quotas in _layouts(backend.device.num_slots):
         layout = "+".join(map(str, quotas))
-        what = f"SM ids of {layout} slots, {name}"
-        if not setup.budget.allows(what):
+        if not setup.budget.allows(f"SM ids of {layout} slots, {name}"):
             continue
-        partitions = slots_in_turn(quotas)
+        partitions = parts_of(quotas)
         try:
             with backend.open_lanes(partitions) as lanes:
                 units = [set(lanes.lane(slots).submit(backend.read_units).wait()) for slots in partitions]
                 backward = [_units_of_backward(backend, lanes.lane(slots)) for slots in partitions]
                 num_sms = [lanes.lane(slots).num_sms for slots in partitions]
-        except BackendUnavailableError as error:
-            yield not_measured(f"SM ids, {name}", error)
-            return  # the next layout would fail too
         except MosaicError as error:
-            yield not_measured(what, error)
+            yield not_measured(f"SM ids, {name}", error)
             continue
         for index, slots in enumerate(partitions):
             others = set().union(*(units[at] | backward[at] for at in range(len(partitions)) if at != index))
+            ran_on = slots_text(sorted(units[index]))
             yield Row(
                 of="partitions",
-                labels={
-                    "slots_are": name,
-                    "layout": layout,
-                    "slots": slots_text(slots),
-                    "ran_on": slots_text(sorted(units[index])),
-                },
+                labels={"slots_are": name, "layout": layout, "slots": slots_text(slots), "ran_on": ran_on},
                 values={
                     "num_units": len(units[index]),
                     "num_sms": num_sms[index],
@@ -199,16 +185,16 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result) -> Picture:
-    bars: list[tuple[str, str, Spread | float | None, str]] = []
+def _picture(result: Result, subtitle: str) -> Any:
+    bars: list[tuple[str, str, Spread | float, str]] = []
     for row in result.of("delays"):
         beside = f"beside {row.labels['long_kernel']}"
         for label, key in (("alone", "alone_ms"), (beside, "beside_ms")):
             number = row.number(key)
             text = "never met" if number is None else f"{number * 1e3:.1f} us"
-            bars.append((f"{row.labels['variant']}, {label}", label, row.values[key], text))
+            bars.append((f"{row.labels['variant']}, {label}", label, row.values[key] or 0.0, text))
     title = "A short kernel alone and beside a long one, measured"
-    return Picture(title=title, x_axis="milliseconds a call", bars=bars)
+    return bars_figure(title, subtitle, "milliseconds a call", bars)
 
 
 ISOLATION = Question(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
-from mosaic.microbench.pictures import Picture
+from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Item, NotMeasured, Question, Result, Row, Setup, not_measured, number_text
 from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, Variant, open_variant
@@ -97,7 +98,11 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
         for name, (variant, _) in running.items():
             if samples[name]:
                 quotas = {} if variant.quotas is None else {"quotas": f"{variant.quotas[0]}+{variant.quotas[1]}"}
-                step = {"modules": modules.names, "passes": passes, "launching": launching}
+                step = {
+                    "modules": f"{modules.first.name} and {modules.second.name}",
+                    "passes": passes,
+                    "launching": launching,
+                }
                 labels = {"variant": name, "kind": variant.kind, **quotas, **step}
                 yield Row(of="times", labels=labels, values={"step_ms": Spread.of(samples[name])}, note=variant.note)
     yield from failures
@@ -156,17 +161,14 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result) -> Picture:
-    bars: list[tuple[str, str, Spread | float | None, str]] = []
+def _picture(result: Result, subtitle: str) -> Any:
+    bars = []
     for row in result.of("times"):
         step = f"{row.labels['passes']}, {row.labels['launching']}"
         text = f"{row.number('step_ms'):.2f} ms  ({number_text(row.number('speedup'))}×)"
-        bars.append((f"{row.labels['variant']}, {step}", step, row.values["step_ms"], text))
-    return Picture(
-        title="Two modules side by side: a step of both, measured",
-        x_axis="milliseconds a step; (×) against one after the other",
-        bars=bars,
-    )
+        bars.append((f"{row.labels['variant']}, {step}", step, row.values["step_ms"] or 0.0, text))
+    title = "Two modules side by side: a step of both, measured"
+    return bars_figure(title, subtitle, "milliseconds a step; (×) against one after the other", bars)
 
 
 OVERLAP = Question(

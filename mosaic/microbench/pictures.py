@@ -1,57 +1,48 @@
-"""The pictures of a question: bars, lines or a shaded table of measured numbers."""
+"""The pictures of questions: bars, lines or a shaded table of measured numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mosaic.microbench.settings import Spread
-from mosaic.report.figure import FAINT, GRID, INK, colors_of, ink_on, lighter, new_figure, save_figure, shorten
+from mosaic.report.figure import FAINT, GRID, INK, colors_of, ink_on, lighter, new_figure, shorten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """Bars, lines or cells under a title."""
-
-    title: str
-    x_axis: str = ""
-    """Below the horizontal axis, unit included."""
-    y_axis: str = ""
-    """Above the vertical axis, unit included."""
-    bars: Sequence[tuple[str, str, Spread | float | None, str]] = ()
-    """Name, group with a common colour, length, and the text behind the bar."""
-    lines: Mapping[str, Sequence[tuple[float, float, float, float]]] | None = None
-    """By name: horizontal places with median, first and third quartile; a level of 1 is drawn across."""
-    cells: Mapping[tuple[str, str], float | None] | None = None
-    """Numbers by row and column, 1 white; None leaves a cell empty."""
-
-
-def draw_picture(picture: Picture, path: Path, *, subtitle: str, absent: Sequence[tuple[str, str]] = ()) -> None:
-    """Writes the picture as .png or .svg; ``absent`` bars have a reason in the place of a length."""
-    bars = [*picture.bars, *((name, "", None, reason) for name, reason in absent)]
-    rows = list(dict.fromkeys(row for row, _ in picture.cells or ()))
-    height = 3.8
-    if picture.lines is None:
-        height = 0.3 * max(1, len(rows)) + 0.4 if picture.cells is not None else 0.34 * max(1, len(bars)) + 0.3
-    figure = new_figure([height], title=picture.title, subtitle=subtitle, width=9.0)
-    axes = figure.axes[0]
-    axes.set_title(picture.y_axis, loc="left", fontsize=9.5, color=INK)
-    axes.set_xlabel(picture.x_axis, color=INK)
-    if picture.lines is not None:
-        _draw_lines(figure, axes, picture.lines)
-    elif picture.cells is not None:
-        _draw_cells(axes, {key: value for key, value in picture.cells.items() if value is not None}, picture.cells)
-    else:
-        _draw_bars(axes, bars)
-    if not (bars if picture.lines is None and picture.cells is None else picture.lines or picture.cells):
+def _axes_of(height: float, title: str, subtitle: str, *, x_axis: str = "", y_axis: str = "", empty: bool) -> Any:
+    axes = new_figure([height], title=title, subtitle=subtitle, width=9.0).axes[0]
+    axes.set_title(y_axis, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(x_axis, color=INK)
+    if empty:
         style = {"ha": "center", "va": "center", "color": FAINT}
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, **style)
-    save_figure(figure, path)
+    return axes
 
 
-def _draw_lines(figure: Any, axes: Any, lines: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> None:
+def bars_figure(title: str, subtitle: str, x_axis: str, bars: Sequence[tuple[str, str, Spread | float, str]]) -> Any:
+    """Draws a bar with quartiles for each name, group with a common colour, length, and text behind the bar."""
+    axes = _axes_of(0.34 * max(1, len(bars)) + 0.3, title, subtitle, x_axis=x_axis, empty=not bars)
+    colors = colors_of(group for _, group, _, _ in bars)
+    spreads = [value if isinstance(value, Spread) else Spread.of([value]) for _, _, value, _ in bars]
+    longest = max((spread.third_quartile for spread in spreads), default=0) or 1.0
+    axes.set(xlim=(0, longest * 1.03), ylim=(max(1, len(bars)) - 0.5, -0.5))
+    axes.set_yticks(range(len(bars)), [shorten(name, 4.0) for name, *_ in bars])
+    for row, ((_, group, _, text), spread) in enumerate(zip(bars, spreads, strict=True)):
+        axes.barh(row, spread.median, height=0.6, color=colors[group])
+        axes.plot((spread.first_quartile, spread.third_quartile), (row, row), color=INK, linewidth=1.2)
+        axes.text(longest * 1.04, row, shorten(text, 6.0), va="center", fontsize=9, color=INK, parse_math=False)
+    return axes.figure
+
+
+def lines_figure(
+    title: str,
+    subtitle: str,
+    x_axis: str,
+    y_axis: str,
+    lines: Mapping[str, Sequence[tuple[float, float, float, float]]],
+) -> Any:
+    """Draws a line for each name through places with median, first and third quartile; a level of 1 is dashed."""
+    axes = _axes_of(3.8, title, subtitle, x_axis=x_axis, y_axis=y_axis, empty=not lines)
     axes.grid(color=GRID, linewidth=0.6)
     for name, color in colors_of(lines).items():
         places, middles, lows, highs = zip(*lines[name], strict=True)
@@ -61,40 +52,25 @@ def _draw_lines(figure: Any, axes: Any, lines: Mapping[str, Sequence[tuple[float
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     if lines:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+        axes.figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    return axes.figure
 
 
-def _draw_bars(axes: Any, bars: Sequence[tuple[str, str, Spread | float | None, str]]) -> None:
-    colors = colors_of(group for _, group, _, _ in bars)
-    spreads = [
-        None if value is None else (value,) * 3 if isinstance(value, float)
-        else (value.first_quartile, value.median, value.third_quartile)
-        for _, _, value, _ in bars
-    ]  # fmt: skip
-    longest = max((spread[2] for spread in spreads if spread), default=0) or 1.0
-    axes.set(xlim=(0, longest * 1.03), ylim=(max(1, len(bars)) - 0.5, -0.5))
-    axes.set_yticks(range(len(bars)), [shorten(name, 4.0) for name, *_ in bars])
-    for row, ((_, group, _, text), spread) in enumerate(zip(bars, spreads, strict=True)):
-        color, x = FAINT, longest * 0.01
-        if spread is not None:
-            first, middle, third = spread
-            axes.barh(row, middle, height=0.6, color=colors[group])
-            axes.plot((first, third), (row, row), color=INK, linewidth=1.2)
-            color, x = INK, longest * 1.04
-        axes.text(x, row, shorten(text, 6.0), va="center", fontsize=9, color=color, parse_math=False)
-
-
-def _draw_cells(axes: Any, values: Mapping[tuple[str, str], float], keys: Mapping[tuple[str, str], object]) -> None:
-    rows, columns = (list(dict.fromkeys(key[index] for key in keys)) for index in (0, 1))
+def cells_figure(title: str, subtitle: str, y_axis: str, cells: Mapping[tuple[str, str], float | None]) -> Any:
+    """Draws numbers by row and column, 1 white; None leaves a cell empty."""
+    rows, columns = (list(dict.fromkeys(key[index] for key in cells)) for index in (0, 1))
+    axes = _axes_of(0.3 * max(1, len(rows)) + 0.4, title, subtitle, y_axis=y_axis, empty=not cells)
     axes.set(xlim=(0, max(1, len(columns))), ylim=(max(1, len(rows)), 0))
     axes.set_xticks([x + 0.5 for x in range(len(columns))], columns, fontsize=9)
     axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines["bottom"].set_visible(False)
+    values = {key: value for key, value in cells.items() if value is not None}
     worst = max((abs(value - 1) for value in values.values()), default=0) or 1.0
     for (row, column), value in values.items():
         x, y = columns.index(column), rows.index(row)
         color = lighter("#d55e00" if value > 1 else "#0072b2", 1 - 0.85 * abs(value - 1) / worst)
         axes.axvspan(x, x + 1, 1 - (y + 1) / len(rows), 1 - y / len(rows), facecolor=color, edgecolor="white")
         axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center", fontsize=9, color=ink_on(color))
+    return axes.figure

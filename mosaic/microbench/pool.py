@@ -11,15 +11,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
-
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.pool import Slots
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.pictures import Picture
+from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
 from mosaic.microbench.settings import Spread
+from mosaic.microbench.variants import torch_contexts
 
 PAPER_CREATE_MS, PAPER_LEND_MS = 37.0, 0.013
 """On-demand creation, and from the pool: paper Fig. 11(a)."""
@@ -68,16 +67,8 @@ def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
 
 
 def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
-    from torch.cuda import green_contexts
-
-    kind: Any = green_contexts.GreenContext
+    kind = torch_contexts().GreenContext
     create = getattr(kind, "create", kind)
-    if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(kind, "Stream"):
-        raise BackendUnavailableError(
-            "torch's green contexts cannot be had",
-            found=f"torch {torch.__version__}",
-            needed="torch 2.11 built with CUDA 12.8 or newer",
-        )
 
     def make(slots: Slots) -> Callable[[], object]:
         context = create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
@@ -198,16 +189,16 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result) -> Picture:
-    bars: list[tuple[str, str, Spread | float | None, str]] = []
+def _picture(result: Result, subtitle: str) -> Any:
+    bars: list[tuple[str, str, Spread | float, str]] = []
     for row in result.of("creations"):
         name = f"{row.labels['way']}, {row.labels['quota']} slots"
-        bars.append((name, str(row.labels["way"]), row.values["create_ms"], f"{row.number('create_ms'):.3f} ms"))
+        create_ms = row.values["create_ms"] or 0.0
+        bars.append((name, str(row.labels["way"]), create_ms, f"{row.number('create_ms'):.3f} ms"))
     for row in result.of("lending"):
         time_ns = row.number("time_ns") or 0.0
         bars.append((str(row.labels["way"]), "lend", time_ns / 1e6, f"{time_ns:.0f} ns"))
-    title = "Creation of a partition's resources, against lending, measured"
-    return Picture(title=title, x_axis="milliseconds", bars=bars)
+    return bars_figure("Creation of a partition's resources, against lending", subtitle, "milliseconds", bars)
 
 
 POOL = Question(

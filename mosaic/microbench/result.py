@@ -15,13 +15,14 @@ import torch
 
 from mosaic.artifact import save
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda.driver import describe_driver
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.microbench.pictures import Picture, draw_picture
 from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, Subject
 from mosaic.provenance import Provenance
+from mosaic.report.figure import save_figure
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Measurement:
             backend=backend.name,
             device=backend.device,
             torch_version=torch.__version__,
-            driver_version="" if backend.torch_device.type != "cuda" else _driver_version(),
+            driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
             provenance=Provenance.here(),
             notes=tuple(notes),
             foreign_cpu_share=self._load.share,
@@ -152,12 +153,6 @@ class Measurement:
             absent=tuple(item for item in self._items if isinstance(item, NotMeasured)),
             left_out=budget.left_out[self._left_out :],
         )
-
-
-def _driver_version() -> str:
-    from mosaic.backends.cuda.driver import describe_driver
-
-    return describe_driver().version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +175,8 @@ class Question:
     """The table shows the first column once for equal neighbours."""
     summary: Callable[[Result], Sequence[str]]
     """Lines below the table."""
-    picture: Callable[[Result], Picture]
+    picture: Callable[[Result, str], Any]
+    """The figure of a result, with a line about the machine."""
     takes_subjects: bool = False
     """It measures a user's modules."""
 
@@ -206,8 +202,7 @@ class Question:
         """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
         record, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
         save(result.content(), record)
-        absent = [(each.what, f"not measured: {each.reason}") for each in result.absent]
-        draw_picture(self.picture(result), picture, subtitle=_where(result), absent=absent)
+        save_figure(self.picture(result, _where(result)), picture)
         return record, picture
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from mosaic.microbench.kernels import gb_per_s, kernel_of_module, kernel_set
-from mosaic.microbench.pictures import Picture
+from mosaic.microbench.pictures import lines_figure
 from mosaic.microbench.result import Item, Question, Result, Row, Setup
 from mosaic.microbench.settings import Spread, time_alone
 
@@ -48,7 +49,7 @@ def _rows(work: str, flops: float, moved_bytes: float, times: dict[int, tuple[in
         )
 
 
-def _picture(result: Result) -> Picture:
+def _picture(result: Result, subtitle: str) -> Any:
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in result.of("points"):
         time_ms, speed = row.values["time_ms"], row.number("speed") or 0.0
@@ -61,12 +62,8 @@ def _picture(result: Result) -> Picture:
                 speed * time_ms.median / time_ms.first_quartile,
             )
         )
-    return Picture(
-        title="Speed by quota, measured",
-        x_axis="share of the slots",
-        y_axis="speed, relative to the largest quota",
-        lines=lines,
-    )
+    axes = ("share of the slots", "speed, relative to the largest quota")
+    return lines_figure("Speed by quota, measured", subtitle, *axes, lines)
 
 
 def _summary(result: Result) -> Sequence[str]:

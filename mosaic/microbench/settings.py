@@ -151,25 +151,6 @@ def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torc
     return run_alone(lane, call, calls=calls, pieces=min(settings.repeats, few), held_on=held_on)
 
 
-def time_beside(
-    lanes: Lanes, both: Sequence[tuple[Lane, Call, float]], settings: BenchSettings, device: torch.device
-) -> tuple[Pieces, ...]:
-    """Runs lanes side by side for about ``settings.together_ms``.
-
-    Args:
-        lanes: Owner of the lanes.
-        both: Each lane, its work, and the milliseconds of a call alone, which set the number of calls.
-        settings: Bounds.
-        device: Device of the lanes.
-    """
-    parts = []
-    for lane, call, call_ms in both:
-        calls = _calls_in_piece(call_ms, settings.piece_ms)
-        pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (call_ms * calls))))
-        parts.append(TimedWork(lane, call, calls, pieces, call_ms))
-    return run_together(parts, inline=lanes.launches_inline, device=device)
-
-
 @dataclass(frozen=True, slots=True)
 class LaneTimes:
     """Times of one of two lanes, in milliseconds a call."""
@@ -185,15 +166,19 @@ class LaneTimes:
 def measure_beside(
     lanes: Lanes, both: Sequence[tuple[Lane, Call]], settings: BenchSettings, device: torch.device
 ) -> tuple[LaneTimes, ...]:
-    """Times lanes alone, then side by side."""
+    """Times lanes alone, then side by side for about ``settings.together_ms``."""
     alone = [time_alone(lane, call, settings, held_on=device).all_ms for lane, call in both]
-    middle = [max(1e-4, sorted(times)[len(times) // 2]) for times in alone]
-    works = [(*work, call_ms) for work, call_ms in zip(both, middle, strict=True)]
-    pieces = time_beside(lanes, works, settings, device)
-    start, end = window_ms(pieces)
+    parts = []
+    for (lane, call), times in zip(both, alone, strict=True):
+        call_ms = max(1e-4, sorted(times)[len(times) // 2])
+        calls = _calls_in_piece(call_ms, settings.piece_ms)
+        pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (call_ms * calls))))
+        parts.append(TimedWork(lane, call, calls, pieces, call_ms))
+    beside = run_together(parts, inline=lanes.launches_inline, device=device)
+    start, end = window_ms(beside)
     return tuple(
         LaneTimes(times, piece.within(start, end), max(0.0, end - start))
-        for times, piece in zip(alone, pieces, strict=True)
+        for times, piece in zip(alone, beside, strict=True)
     )
 
 

@@ -28,7 +28,6 @@ class Variant:
     """Two lanes of one kind, open."""
 
     name: str
-    """Kind, with its quotas if any."""
     kind: str
     lanes: Lanes
     """Owner of the lanes; close it."""
@@ -37,12 +36,12 @@ class Variant:
     quotas: QuotaPair | None = None
     """Slots of each; None without a limit."""
     note: str = ""
-    """Remark about it."""
 
 
-def parts_of(split: QuotaPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the slots of two neighbouring partitions."""
-    return tuple(range(split[0])), tuple(range(split[0], sum(split)))
+def parts_of(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the slots of neighbouring partitions of these sizes, from slot 0 on."""
+    ends = itertools.accumulate(quotas)
+    return tuple(tuple(range(end - quota, end)) for quota, end in zip(quotas, ends, strict=True))
 
 
 def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
@@ -90,30 +89,30 @@ def _open_torch_contexts(backend: Backend, split: QuotaPair) -> tuple[Lanes, str
     return StreamLanes(StreamApi(ordinal), streams, lambda: None), note
 
 
+def torch_contexts() -> Any:
+    """Returns ``torch.cuda.green_contexts``; raises BackendUnavailableError if it has no contexts with streams."""
+    from torch.cuda import green_contexts
+
+    if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(green_contexts.GreenContext, "Stream"):
+        found, needed = f"torch {torch.__version__}", "torch 2.11 built with CUDA 12.8 or newer"
+        raise BackendUnavailableError("torch has no green contexts with streams", found=found, needed=needed)
+    return green_contexts
+
+
 @cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
 def _torch_streams(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], tuple[Any, ...], str]:
     """Returns contexts, a stream of each, and a note on their overlap."""
-    from torch.cuda import green_contexts
-
-    if not getattr(green_contexts, "SUPPORTED", True):
-        raise BackendUnavailableError(
-            "this torch has no green contexts", found=f"torch {torch.__version__}", needed="CUDA 12.8 or newer"
-        )
-    contexts, note = _split_by_torch(green_contexts, sms, ordinal)
-    if not all(hasattr(context, "Stream") for context in contexts):
-        raise BackendUnavailableError(
-            "torch's green contexts have no streams", found=f"torch {torch.__version__}", needed="torch 2.11"
-        )
+    contexts, note = _split_by_torch(torch_contexts(), sms, ordinal)
     return tuple(contexts), tuple(context.Stream() for context in contexts), note
 
 
-def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
+def _split_by_torch(module: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
     """Creates a context of each size; the second value describes their overlap."""
-    make = torch_contexts.GreenContext
+    make = module.GreenContext
     reason = f"torch {torch.__version__} cannot split"
-    if hasattr(torch_contexts, "SMPartition"):
+    if hasattr(module, "SMPartition"):
         try:
-            parts, _ = torch_contexts.SMPartition.from_device(ordinal).split(num_sms=list(sms))
+            parts, _ = module.SMPartition.from_device(ordinal).split(num_sms=list(sms))
             return [make(sm_partition=part) for part in parts], "disjoint, by torch's SMPartition.split"
         except RuntimeError as error:
             reason = f"SMPartition.split failed ({error})"
@@ -135,21 +134,13 @@ class TwoModules:
     """Two independent modules."""
 
     first: Subject
-    """Runs on the first lane."""
     second: Subject
-    """Runs on the second lane."""
     backward: bool
     """A step includes backward."""
 
     @property
     def both(self) -> tuple[Subject, Subject]:
-        """Both, in order."""
         return self.first, self.second
-
-    @property
-    def names(self) -> str:
-        """Their names."""
-        return f"{self.first.name} and {self.second.name}"
 
 
 class EagerSteps:

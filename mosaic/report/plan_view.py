@@ -1,4 +1,4 @@
-"""A plan for people: its table, and its predicted step as bars in the terminal and as a picture.
+"""A plan for people: its table, and a picture of its predicted step.
 
 In the picture a module is as tall as its share of the device and as long as its predicted time.
 """
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan
 from mosaic.profile import note_of_others
-from mosaic.report.figure import SHADES, Bar, Panel, colors_of, ink_on, lane_figure, lighter, save_figure
+from mosaic.report.figure import SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
 _MARGIN = 0.05
 """Free share of a device's height above and below its modules."""
@@ -128,69 +127,6 @@ def _pieces(plan: Plan) -> list[_Piece]:
                     pieces.append(_Piece(index, placement, phase, now, now + length))
             now = max((piece.end_ms for piece in pieces), default=0.0)
     return pieces
-
-
-def plan_bars(plan: Plan, width: int) -> Text:
-    """Returns a plan's predicted step as bars: a row per slot, a column per piece of time.
-
-    Bars are ``image━━━│`` in forward and ``image╌╌╌│`` in backward, which differ without colour; blank is
-    idle. Above 16 rows, neighbouring slots that do the same share one.
-
-    Args:
-        plan: What to show.
-        width: Columns to fill, at least 40.
-    """
-    from rich.text import Text
-
-    pieces = _pieces(plan)
-    colors = colors_of(placement.module for placement in plan.placements)
-    rows = _rows_of_slots(plan, pieces)
-    margin = max((len(name) for name, _ in rows), default=0) + 1
-    columns = max(width, 40) - margin - 1
-    total_ms = max((piece.end_ms for piece in pieces), default=0.0)
-    scale = columns / (total_ms or 1.0)
-    text = Text(no_wrap=True, overflow="crop")
-    for name, slot_pieces in rows:
-        text.append(f"{name:>{margin - 1}} ")
-        at = 0
-        for piece in slot_pieces:
-            start, end = round(piece.start_ms * scale), round(piece.end_ms * scale)
-            text.append(" " * (start - at))
-            color, fill = colors[piece.placement.module], "━"
-            if piece.phase == "backward":
-                color, fill = lighter(color), "╌"
-            shown = piece.placement.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
-            text.append(shown[: end - start], style=f"{ink_on(color)} on {color}")
-            at = max(at, end)
-        text.append(" " * (columns - at) + "\n")
-    end_of_axis = f"{ms_text(total_ms)} ms predicted" if plan.predicted_ms > 0 else "no times predicted"
-    text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
-    return text
-
-
-def _rows_of_slots(plan: Plan, pieces: Sequence[_Piece]) -> list[tuple[str, Sequence[_Piece]]]:
-    """Returns a name and the pieces of each slot; devices that do the same share their rows."""
-    merge = plan.num_devices * plan.device.num_slots > 16
-    devices_of: dict[tuple[tuple[tuple[int, ...], tuple[_Piece, ...]], ...], list[int]] = {}
-    for device in range(plan.num_devices):
-        rows: list[tuple[tuple[int, ...], tuple[_Piece, ...]]] = []
-        own = [piece for piece in pieces if device in piece.placement.devices]
-        for slot in plan.device.slots:
-            slot_pieces = tuple(piece for piece in own if slot in piece.placement.slots_on(device))
-            if merge and rows and rows[-1][1] == slot_pieces:
-                rows[-1] = ((*rows[-1][0], slot), slot_pieces)
-            else:
-                rows.append(((slot,), slot_pieces))
-        devices_of.setdefault(tuple(rows), []).append(device)
-
-    def numbered(noun: str, numbers: Sequence[int]) -> str:
-        return f"{noun}{'s' if len(numbers) > 1 else ''} {slots_text(numbers)}"
-
-    return [
-        (f"{numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{numbered('slot', slots)}", slot_pieces)
-        for rows_of_device, devices in devices_of.items()
-        for slots, slot_pieces in rows_of_device
-    ]
 
 
 def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitle: str = "") -> None:

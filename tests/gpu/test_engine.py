@@ -133,14 +133,3 @@ def test_spans_of_forward_and_backward_are_in_the_device_s_time(backend: Backend
         }
         assert all(span.end_ms > span.start_ms for span in spans)
         assert "SMs)" in handle.describe()
-
-
-def test_a_model_can_be_used_after_its_lanes_are_gone(backend: Backend):
-    model = Three().to(backend.torch_device)
-    x, _ = batch(backend.torch_device, 0)
-    with colocated(model, backend) as handle:
-        kept = model.left(x)
-        handle.remove()
-        (kept * 2).sum().backward()
-    train(model, backend.torch_device, 2)
-    assert bool(torch.isfinite(next(model.parameters())).all())

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.streams.lanes import run_aside
 
 pytestmark = pytest.mark.gpu
 
@@ -116,21 +114,6 @@ def test_tensors_and_graphs_may_outlive_their_lanes(cuda_backend: CudaBackend, h
     del loss
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
-
-
-def test_first_calls_of_libraries_are_warmed_up_aside(cuda_backend: CudaBackend, halves: Halves):
-    network = nn.Conv2d(8, 16, 3).to(cuda_backend.torch_device)
-    given = torch.randn(4, 8, 32, 32, device=cuda_backend.torch_device, requires_grad=True)
-    run_aside(cuda_backend.api, lambda: network(given).sum().backward())
-    with cuda_backend.open_lanes(halves) as lanes:
-        loss = lanes.lane(halves[0]).submit(lambda: network(given).sum()).wait()
-        loss.backward()
-        assert torch.isfinite(loss).item()
-
-
-def test_what_a_lane_costs_in_memory_is_measured(cuda_backend: CudaBackend, halves: Halves):
-    with cuda_backend.open_lanes(halves) as lanes:
-        assert all(num_bytes > 0 for num_bytes in lanes.measure_memory())
 
 
 def test_plain_and_prioritised_streams_are_lanes_of_the_whole_device(cuda_backend: CudaBackend, halves: Halves):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import torch
 
@@ -35,17 +33,6 @@ def test_each_partition_uses_as_many_sms_as_it_was_granted(cuda_backend: CudaBac
     for record in records(cuda_backend, [slots[:1], slots[1:], slots[: len(slots) // 2], slots]):
         assert record.sm_ids is not None
         assert len(record.sm_ids) == record.granted_sms
-
-
-def test_partitions_without_a_common_slot_have_no_common_sm(cuda_backend: CudaBackend):
-    slots = cuda_backend.device.slots
-    half, third = len(slots) // 2, len(slots) // 3
-    found = records(cuda_backend, [slots[:half], slots[half:], slots[:third], slots[third:], slots[-1:], slots[:1]])
-    for one, other in combinations(found, 2):
-        assert one.sm_ids is not None
-        assert other.sm_ids is not None
-        if set(one.slots).isdisjoint(other.slots):
-            assert set(one.sm_ids).isdisjoint(other.sm_ids)
 
 
 def test_single_slots_together_are_the_device_without_its_remainder(cuda_backend: CudaBackend):

@@ -15,7 +15,8 @@ from bench.gpu.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.graphs import GraphCall, ModuleGraphs
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.graphs import ModuleGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -55,8 +56,8 @@ def by_graphs(graphs: ModuleGraphs, lanes: StreamLanes) -> Call:
 
     def made(name: str, module: nn.Module, x: torch.Tensor) -> Any:
         lane = other if name == "right" else one
-        call = GraphCall(name=name, module=module, lane=lane, run=module, args=(x,), kwargs={})
-        return lane.launch(lambda: graphs.call(call), timed=False).wait()
+        site = PlacedModule(name, module, lane)
+        return lane.launch(lambda: graphs.call(site, module, x), timed=False).wait()
 
     return made
 

@@ -30,24 +30,10 @@ def test_a_plan_survives_its_file(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["plan.json"]
 
 
-def test_a_binary_file_is_refused(tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(InvalidFileError, match="it is not text"):
-        artifact.load(Plan, path)
-
-
 @pytest.mark.parametrize("share", [0.1, 0.99])
 def test_a_truncated_file_is_refused_with_the_line(share):
     cut = TEXT.rstrip()[: int(len(TEXT.rstrip()) * share)]
     refused(cut, f"line {cut.count(chr(10)) + 1}", "cut short")
-
-
-@pytest.mark.parametrize("text", [TEXT + "{}", TEXT.replace(",", ";", 1), "\ufeff" + TEXT])
-def test_what_is_wrong_with_a_whole_file_is_not_called_cut_short(text):
-    with pytest.raises(InvalidFileError, match=r"plan\.json: not valid JSON: .* line") as raised:
-        artifact.parse(Plan, text, source="plan.json")
-    assert "cut short" not in str(raised.value)
 
 
 def test_a_wrong_type_is_refused_with_its_place():
@@ -67,7 +53,7 @@ def test_an_unknown_field_is_refused():
 
 
 def test_a_newer_schema_is_refused_with_the_way_out():
-    refused(TEXT.replace('"schema_version": 2', '"schema_version": 7'), "schema_version=7", "upgrade")
+    refused(TEXT.replace('"schema_version": 3', '"schema_version": 7'), "schema_version=7", "upgrade")
 
 
 def test_a_rule_of_the_plan_itself_names_the_file():

@@ -289,12 +289,12 @@ class _DropoutGraph:
         api.synchronize()
         with api.capture(self.graph, stream=stream, pool=api.new_graph_pool()):
             for _ in range(8):  # long enough for the other lane to come between
-                self.kept = nn.functional.dropout(self._ones, 0.5)
+                self.masked = nn.functional.dropout(self._ones, 0.5)
 
     def replay(self, api: Any) -> torch.Tensor:
         with api.use_stream(self.stream):
             self.graph.replay()
-            return self.kept > 0
+            return self.masked > 0
 
 
 def _masks(backend: CudaBackend, graphs: list[_DropoutGraph], replays: int, *, in_turn: bool) -> list[torch.Tensor]:

@@ -33,9 +33,9 @@ from mosaic.backends.streams.libraries import (
     loaded_cublas,
 )
 from mosaic.errors import MosaicError
-from mosaic.microbench.isolation import slots_in_turn
 from mosaic.microbench.kernels import half_type
 from mosaic.microbench.settings import time_alone
+from mosaic.microbench.variants import parts_of
 
 Slots = tuple[int, ...]
 
@@ -330,7 +330,7 @@ def partitions(bench: Bench) -> Iterator[Figure]:
 
 def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the SMs granted and the ids seen, for each partition."""
-    with green_streams(backend, slots_in_turn(quotas)) as loan:
+    with green_streams(backend, parts_of(quotas)) as loan:
         return [(record.granted_sms, record.sm_ids or ()) for record in loan.records.values()]
 
 

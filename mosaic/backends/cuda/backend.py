@@ -16,7 +16,7 @@ import torch
 
 from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
-from mosaic.backends.cuda.environment import find_here, other_processes
+from mosaic.backends.cuda.environment import find_here
 from mosaic.backends.cuda.pool import GreenPool, PartitionRecord, Slots, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.streams.api import StreamApi, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
@@ -187,9 +187,6 @@ class CudaBackend(Backend):
         except BaseException:
             give_back()
             raise
-
-    def other_processes(self) -> frozenset[int]:
-        return frozenset(other_processes(self._info.uuid))
 
     @property
     def sm_settings(self) -> str:

@@ -94,11 +94,6 @@ def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
     )
 
 
-def other_processes(uuid: str) -> tuple[int, ...]:
-    """Returns the ids of the processes besides this one that compute on a device; empty where NVML does not answer."""
-    return _other_processes(Surroundings(environ={}, num_streams=0, nvml=ask_nvml(uuid), own_process=os.getpid()))
-
-
 def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
     """Returns the findings that defeat partitions, worst first."""
     return (*_mps(seen), *_connections(seen), *_nvml(seen))

@@ -33,7 +33,7 @@ class StreamTicket(Generic[T]):
     def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any) -> None:
         self.lane = lane
         self.end = end  # an event
-        self._start = start
+        self.start = start
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -45,11 +45,11 @@ class StreamTicket(Generic[T]):
     @property
     def interval_ns(self) -> tuple[int, int]:
         """Start and end since the lanes were opened, by the device's clock; waits for the end."""
-        if self._start is None:
+        if self.start is None:
             raise MosaicError("this work was launched without times")
         self.end.synchronize()
-        start_ms = self._start.at_ms()
-        return round(start_ms * 1e6), round((start_ms + self._start.event.elapsed_time(self.end)) * 1e6)
+        start_ms = self.start.at_ms()
+        return round(start_ms * 1e6), round((start_ms + self.start.event.elapsed_time(self.end)) * 1e6)
 
     def order(self, stream: Any) -> None:
         """Makes everything given to ``stream`` from now on start after the work."""

@@ -25,7 +25,6 @@ ASIDE = "aside"
 """Subfolder for copies of the folder."""
 PATIENCE_S = 180.0
 """Seconds after which a missing event of a run is an error."""
-_LOOK_S = 0.005
 _RETRAIN = (sys.executable, "-m", "mosaic", "retrain")
 
 Say = Callable[[str], None]
@@ -58,8 +57,8 @@ class Node:
         """Promotes a version by the command line."""
         self.say(f"$ mosaic retrain promote {self.path.name} {version}")
         command = [*_RETRAIN, "promote", str(self.path), version]
-        ended = subprocess.run(command, check=False, capture_output=True, text=True)
-        for line in (ended.stdout + ended.stderr).splitlines():
+        ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in ended.stdout.splitlines():
             self.say(line)
         if ended.returncode:
             raise MosaicError(f"mosaic retrain promote ended with {ended.returncode}; see the lines above")
@@ -87,14 +86,20 @@ class Node:
         path.write_text(text, encoding="utf-8")
 
 
+def with_setting(text: str, table: str, key: str, value: str) -> str:
+    """Returns a recipe's text with a setting of a table; no two of its tables have settings of one name."""
+    text = re.sub(rf"^{key} *=.*\n", "", text, flags=re.MULTILINE)
+    heading = f"\n[{table}]\n"
+    text = text if heading in text else f"{text.rstrip()}\n{heading}"
+    return text.replace(heading, f"{heading}{key} = {value}\n")
+
+
 class Run:
-    """A running ``mosaic retrain run``; its output so far is in ``lines``."""
+    """A running command of ``mosaic retrain``; its output so far is in ``lines``."""
 
     def __init__(self, day: DayFolder, command: list[str], say: Say, environment: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
-        self._is_killed = False
-        self._day = day
-        self._say = say
+        self._day, self._say, self._is_killed = day, say, False
         self._child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
@@ -115,21 +120,16 @@ class Run:
         """Waits for an output line with some text, as ``wait_for_step``."""
         self._wait_for(lambda: any(part in line for line in self.lines), f"a line with {part!r}")
 
-    def kill_workers(self) -> None:
-        """Kills the training processes, like the kernel when memory runs out."""
-        self._kill(*self._workers())
-
-    def kill_launcher(self) -> None:
-        """Kills the launcher, and waits until its workers end by themselves."""
-        self._is_killed = True
-        self._kill(self._child.pid)
-        self.wait()
-
-    def kill_all(self) -> None:
-        """Kills all of its processes at once, like a power failure."""
-        self._is_killed = True
-        self._kill(self._child.pid, *self._workers())
-        self.wait()
+    def kill(self, *, launcher: bool, workers: bool) -> None:
+        """Kills the launcher, whose workers end by themselves; the workers, as without memory; or all at once."""
+        pids = self._workers() if workers else ()
+        if launcher:
+            self._is_killed, pids = True, (self._child.pid, *pids)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if launcher:
+            self.wait()
 
     def limit_files(self, num_bytes: int | None) -> None:
         """Limits the size of its workers' files, like a full disk; None for no limit.
@@ -142,16 +142,11 @@ class Run:
                 prlimit(pid, RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
 
     def _workers(self) -> tuple[int, ...]:
-        children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children")
         try:
-            return tuple(int(pid) for pid in children.read_text(encoding="ascii").split())
+            children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children").read_text(encoding="ascii")
         except OSError:
             return ()
-
-    def _kill(self, *pids: int) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        return tuple(map(int, children.split()))
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -164,22 +159,10 @@ class Run:
     def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
         until = monotonic() + PATIENCE_S
         while not happened():
-            ended = self._child.poll() is not None
-            if ended or monotonic() > until:
-                if ended:
-                    self.wait()  # for its last lines
-                self.kill_all()
-                came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
-                raise MosaicError(f"the run {came} before {what} came; see what it printed above")
-            sleep(_LOOK_S)
-
-
-def with_setting(text: str, table: str, key: str, value: str) -> str:
-    """Returns a recipe's text with a changed or added setting of a table."""
-    line = f"{key} = {value}"
-    head, heading, body = text.partition(f"\n[{table}]\n")
-    if not heading:
-        return f"{text.rstrip()}\n\n[{table}]\n{line}\n"
-    body, following, tail = body.partition("\n[")
-    changed, count = re.subn(rf"^{key} *=.*$", lambda _: line, body, flags=re.MULTILINE)
-    return head + heading + (changed if count else f"{line}\n{body}") + following + tail
+            if self._child.poll() is not None:
+                code = self.wait()  # for its last lines
+                raise MosaicError(f"the run ended with {code} before {what} came; see what it printed above")
+            if monotonic() > until:
+                self.kill(launcher=True, workers=True)
+                raise MosaicError(f"the run took more than {PATIENCE_S:.0f} s before {what} came; see the lines above")
+            sleep(0.005)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from safetensors.numpy import load_file
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.tensors import extract_weights
-from mosaic.demo.days.digits import DayKind, Hand, write_day
+from mosaic.demo.days.digits import DayKind, write_day
 from mosaic.demo.days.node import Node, Say
 from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
@@ -39,14 +40,10 @@ TRAINING_S, JUDGING_S = 15.0, 60.0
 """The short window: least seconds for start and training, and for judging."""
 CLOSES = time(5, 30)
 """``until`` of the recipe."""
-MANY_STEPS = 20_000
-"""More steps than any machine takes in the short window."""
 MODALITIES, MORE = 'MODALITIES = ("image", "audio")', 'MODALITIES = ("image", "audio", "imu")'
-MIX_WITH_MOTION = {"image": 0.25, "audio": 0.25, "image+audio": 0.2, "imu": 0.3}
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A condition of the demo: the actual state in a few words, and True if it is as expected."""
 
     result: str
@@ -66,12 +63,10 @@ class Today:
 
     @property
     def day(self) -> DayFolder:
-        """Files of the day."""
         return self.node.day(self.name)
 
     @property
     def report(self) -> DayReport:
-        """Report of the day."""
         return load(DayReport, self.day.report)
 
     @property
@@ -96,14 +91,14 @@ def three_kills(today: Today) -> Iterator[Check]:
     run = node.begin(today.name)
     run.wait_for_step(today.steps // 4)
     node.say("kill -9 of the process that trains")
-    run.kill_workers()
+    run.kill(launcher=False, workers=True)
     run.wait_for_step(today.steps // 2)
     node.say("kill -9 of the process that was started")
-    run.kill_launcher()
+    run.kill(launcher=True, workers=False)
     run = node.begin(today.name)
     run.wait_for_step(today.steps * 3 // 4)
     node.say("kill -9 of all at once")
-    run.kill_all()
+    run.kill(launcher=True, workers=True)
     yield today.ended(node.run(today.name), "promoted")
     count = len(today.run.restarts)
     yield Check(f"{count} restarts", count == 3)
@@ -188,7 +183,7 @@ def other_ranks(today: Today) -> Iterator[Check]:
     node.say("the first steps of the same day on one rank:")
     run = alone.begin(today.name)
     run.wait_for_step(COMPARED_STEPS + 1)
-    run.kill_all()
+    run.kill(launcher=True, workers=True)
     rows, expected = (steps_in(each.day(today.name).metrics) for each in (node, alone))
     steps = sorted(rows.keys() & expected.keys())[:COMPARED_STEPS]
     pairs = [(rows[step]["loss"], expected[step]["loss"]) for step in steps]
@@ -202,7 +197,7 @@ def short_window(today: Today) -> Iterator[Check]:
     """Sets more steps than fit the window."""
     node, window_s = today.node, math.ceil(max(TRAINING_S, today.quick_s) + JUDGING_S)
     node.set(budget__colocate="false")  # the plan of two ranks does not fit one, and a trial would take the window
-    node.set(budget__steps=str(MANY_STEPS), budget__judging=f'"{JUDGING_S:.0f}s"')
+    node.set(budget__steps="20_000", budget__judging=f'"{JUDGING_S:.0f}s"')
     opens = datetime.combine(today.name, CLOSES) - timedelta(seconds=window_s)
     began = monotonic()
     code = node.begin(today.name, opens.time().isoformat()).wait()
@@ -222,8 +217,7 @@ def _weights(day: DayFolder, *, first: bool) -> dict[str, NDArray[np.generic]]:
         return dict(load_file(path))
 
 
-@dataclass(frozen=True, slots=True)
-class StoryDay:
+class StoryDay(NamedTuple):
     """One day of the demo: its change since the day before, its expected outcome, its rows, and its act."""
 
     change: str
@@ -232,9 +226,9 @@ class StoryDay:
     act: Callable[[Today], Iterator[Check]]
 
 
-_WITH_MOTION = DayKind(mix=MIX_WITH_MOTION)
-_NEW_PEOPLE = DayKind(new_voices=0, hand=Hand(slant=0.2, ink=0.8))
-_DRIFT = replace(_WITH_MOTION, new_voices=1, hand=Hand(slant=0.3, turn=0.2, contrast=0.8), noise=0.5)
+_WITH_MOTION = DayKind(mix={"image": 0.25, "audio": 0.25, "image+audio": 0.2, "imu": 0.3})
+_NEW_PEOPLE = DayKind(new_voices=0, slant=0.2, ink=0.8)
+_DRIFT = replace(_WITH_MOTION, new_voices=1, slant=0.3, turn=0.2, contrast=0.8, noise=0.5)
 STORY = (
     StoryDay("none; three kills", "promoted, bits of an undisturbed run", DayKind(), three_kills),
     StoryDay("new voices and strokes", "promoted", _NEW_PEOPLE, new_people),

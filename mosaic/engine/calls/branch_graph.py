@@ -36,10 +36,6 @@ def find_uses(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
     """Returns the uses of ``inputs`` in the graph behind ``outputs``, in the order in which backward meets them.
 
     The search stops at the inputs, so it sees the module's own graph only.
-
-    Args:
-        outputs: Differentiable results of the module.
-        inputs: Differentiable inputs of the module, any shapes.
     """
     targets = {target_of(tensor): index for index, tensor in enumerate(inputs)}
     uses: list[Use] = []

@@ -90,12 +90,7 @@ class ModuleState(NamedTuple):
         )
 
     def written(self, now: ModuleState, *, writes_buffers: bool) -> str | None:
-        """Says whose tensors were written to since, or None.
-
-        Args:
-            now: The module's state now.
-            writes_buffers: Whether the module itself writes into its buffers.
-        """
+        """Says whose tensors were written to since, or None."""
         if self.versions[0] != now.versions[0]:
             return "a parameter"
         return None if writes_buffers or self.versions[1] == now.versions[1] else "a buffer"
@@ -135,16 +130,12 @@ def _differing(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
 
 
 class Surroundings:
-    """The attributes of a module, what objects among them hold, and what its code names, as they are now.
-
-    Attributes:
-        tensors: Parameters, buffers, and tensors that attributes hold, each once.
-    """
+    """The attributes of a module, what objects among them hold, and what its code names, as they are now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [(place, place.value) for place in places_of(module.modules()) if place.holds_data]
         self._objects = Objects(module)
-        self.tensors = tuple(self._objects.tensors)
+        self.tensors = tuple(self._objects.tensors)  # parameters, buffers, and tensors that attributes hold, each once
         self._objects.note(*(value for _, value in self._places if isinstance(value, _CONTAINERS)))
         attributes = (t for t in self._objects.tensors if not isinstance(t, nn.Parameter))
         self._versions = [(t, version_of(t)) for t in attributes if id(t) not in self._objects.buffers]
@@ -263,9 +254,6 @@ class Rewind:
     """The state that a model's call may change, noted so that a call that came to nothing can be made again.
 
     Noted are random numbers, small buffers, attributes, and lists, dicts and sets among them.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:

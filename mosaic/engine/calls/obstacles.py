@@ -6,13 +6,7 @@ _NOTHING = "nothing; it runs where it is called"
 
 
 class Obstacle(str):
-    """A reason, as the end of a sentence that starts with the module's name.
-
-    Attributes:
-        todo: What its user can do about it.
-        apart: Whether nothing else may run meanwhile.
-        is_of_a_part: Whether it is one of a part of the module, so that the other parts may be placed.
-    """
+    """A reason, as the end of a sentence that starts with the module's name."""
 
     __slots__ = ("apart", "is_of_a_part", "todo")
 

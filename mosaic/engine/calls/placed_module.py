@@ -24,24 +24,7 @@ MAX_VARIANTS = 8
 
 
 class PlacedModule:
-    """The place of one module and the state of its calls.
-
-    Attributes:
-        name: The module's name in the graph.
-        lane: The lane that its plan gives it.
-        signatures: What is known of its calls, by kind.
-        obstacle: Why it never runs on its lane, or None.
-        shapes: The input shapes that the plan was made for; calls with others run in place. None allows any.
-        adopts_shapes: The plan is for the shapes of its next call instead.
-        is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
-        parted: Ids of the module's parameters that only others use; a call that uses one runs in place.
-        anchor: An empty leaf that makes a call's results differentiable where only its parameters are.
-        anchor_node: Its node in the autograd graph.
-        last_forward: The last forward that went to the lane, or None.
-        in_flight: Calls on the lane that wait for their backward.
-        in_place: Calls that ran in place and wait for it.
-        awaited: Why its forward is waited for where it is called, or None.
-    """
+    """The place of one module and the state of its calls."""
 
     def __init__(
         self,
@@ -57,18 +40,19 @@ class PlacedModule:
     ) -> None:
         self.name = name
         self.lane = lane
-        self.signatures: dict[Hashable, Signature] = {}
-        self.obstacle: str | None = None
-        self.shapes = shapes
-        self.adopts_shapes = adopts_shapes
-        self.is_alone = is_alone
-        self.parted = parted
-        self.awaited = awaited
+        self.signatures: dict[Hashable, Signature] = {}  # what is known of its calls, by kind
+        self.obstacle: str | None = None  # why it never runs on its lane, or None
+        self.shapes = shapes  # that the plan was made for; calls with others run in place on the host
+        self.adopts_shapes = adopts_shapes  # the plan is for the shapes of its next call instead
+        self.is_alone = is_alone  # has the device and a stage to itself, so that a lane would gain nothing
+        self.parted = parted  # ids of the module's parameters that only others use; a call that uses one runs in place
+        self.awaited = awaited  # why its forward is waited for where it is called, or None
+        # Makes a call's results differentiable where only its parameters are.
         self.anchor = torch.empty(0, requires_grad=True)
         self.anchor_node = get_gradient_edge(self.anchor).node
-        self.last_forward: Ticket[Any] | None = None
-        self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.in_place = PendingBackwards()
+        self.last_forward: Ticket[Any] | None = None  # the last forward that went to the lane, or None
+        self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()  # calls on the lane that wait for their backward
+        self.in_place = PendingBackwards()  # calls that ran in place and wait for it
         self._has_written = False
         self._variants: list[Reading] = []
         self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None

@@ -126,24 +126,15 @@ class Signature:
 
 
 class Arguments:
-    """A call's arguments and the caller's thread.
-
-    Attributes:
-        leaves: Tensors and other values.
-        nesting: How they nest.
-        state: The caller's thread, as torch keeps it.
-        context: The caller's thread, as Python keeps it; to be entered once.
-        tensors: The tensors among the leaves.
-        differentiable: Distinct tensors that want a gradient, in order of appearance.
-    """
+    """A call's arguments and the caller's thread."""
 
     __slots__ = ("context", "differentiable", "leaves", "nesting", "state", "tensors")
 
     def __init__(self, leaves: list[Any], nesting: Nesting, state: ThreadState) -> None:
         self.leaves = leaves
         self.nesting = nesting
-        self.state = state
-        self.context = copy_context()
+        self.state = state  # the caller's thread, as torch keeps it
+        self.context = copy_context()  # the caller's thread, as Python keeps it; to be entered once
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         wanted = [tensor for tensor in self.tensors if tensor.requires_grad] if state.grad else []
         self.differentiable = list({id(tensor): tensor for tensor in wanted}.values())
@@ -173,13 +164,7 @@ class Arguments:
 
 
 class CallWatch(TorchDispatchMode):
-    """Finds, operator by operator, why a lane cannot make a call as its caller would.
-
-    Attributes:
-        setting: The first of torch's settings of the process that changed, perhaps for a while; None where none did.
-        obstacle: Another reason, such as random numbers that a lane cannot reproduce; or None.
-        parts: The innermost parts of the module whose calls drew random numbers; None for draws outside all parts.
-    """
+    """Finds, operator by operator, why a lane cannot make a call as its caller would."""
 
     def __init__(self, module: torch.nn.Module | None = None) -> None:
         super().__init__()
@@ -242,14 +227,7 @@ def learn(
     module: torch.nn.Module | None,
     parted: frozenset[int] = frozenset(),
 ) -> tuple[Any, list[torch.Tensor], Signature]:
-    """Runs a call where it was made; returns its result, the tensors that it made, and what to expect of the next.
-
-    Args:
-        run: Makes the call.
-        arguments: What it is called with.
-        module: Whose call it is; None for a function.
-        parted: Ids of the module's parameters that only others are known to use.
-    """
+    """Runs a call where it was made; returns its result, the tensors that it made, and what to expect of the next."""
     versions = versions_of(arguments.tensors)
     before, others = torch_state(CPU), python_state()
     buffers = [] if module is None else list(module.buffers())

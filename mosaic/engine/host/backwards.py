@@ -23,12 +23,7 @@ _MAX_SPANS = 20_000
 
 
 class Backwards:
-    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included.
-
-    Attributes:
-        num_failed: How many an error cut short.
-        num_ended: How many have ended; those inside of others are not counted.
-    """
+    """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included."""
 
     def __init__(self, executor: Any) -> None:  # see ``Executor``
         self.num_failed = self.num_ended = 0
@@ -85,7 +80,7 @@ class Backwards:
         """
         several = len(site.in_flight) + len(site.in_place) > 1
         for parameter in parameters:
-            if several or (parameter.grad is not None and not has_hooks(parameter)):
+            if several or (parameter.grad is not None and not has_hooks((parameter,))):
                 self.set_aside(parameter)
 
     def set_aside(self, leaf: torch.Tensor) -> None:
@@ -123,25 +118,23 @@ class Backwards:
 
 
 class RunningBackward:
-    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails.
-
-    Attributes:
-        task: Autograd's number of it.
-        launched: What it handed to lanes.
-    """
+    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails."""
 
     def __init__(self, backwards: Backwards, task: int) -> None:
         self._backwards = backwards
-        self.task = task
-        self.launched: list[Ticket[Any]] = []
+        self.task = task  # autograd's number of it
+        self.launched: list[Ticket[Any]] = []  # what it handed to lanes
 
     def __call__(self) -> None:
         self._backwards.end(self)
 
 
-def has_hooks(leaf: torch.Tensor) -> bool:
+def has_hooks(leaves: Sequence[torch.Tensor]) -> bool:
     """Returns True if a leaf's gradient has hooks."""
-    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+    hooks: Any = None
+    for leaf in leaves:
+        hooks = hooks or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
+    return bool(hooks)
 
 
 class SumTicket:

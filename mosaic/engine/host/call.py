@@ -38,17 +38,6 @@ class Call:
 
     It must not refer to the lane tensors that it returns: they refer to it through the autograd graph, and a
     cycle through that graph is never collected.
-
-    Args:
-        executor: The ``Executor`` that launches it.
-        site: The module, or the branch of a function.
-        run: Makes the call.
-        arguments: What it is called with.
-        signature: What calls of its kind return.
-        generator: What it draws from, and the state in which that must end; None if it draws nothing.
-        origin: The caller's line.
-        state: The module at the time of the call; None of a function.
-        is_glue: Whether it is a function between modules.
     """
 
     def __init__(
@@ -71,7 +60,7 @@ class Call:
         self.is_glue = is_glue
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
-        self._generator = generator
+        self._generator = generator  # and the state in which it must end; None if the call draws nothing
         self._origin = origin
         self._versions = versions_of(arguments.tensors)
         self._state = state
@@ -246,7 +235,7 @@ class Call:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
         only_asked = not torch._C._will_engine_execute_node(site.anchor_node)
-        by_caller = only_asked or any(map(has_hooks, self.parameters))
+        by_caller = only_asked or has_hooks(self.parameters)
         running = executor.backwards.current()
         if not by_caller:
             executor.backwards.reach(site, self.parameters)
@@ -273,10 +262,7 @@ class Call:
     ) -> list[torch.Tensor | None]:
         """Runs on the lane: backward through the module; returns the gradient of each use of an input.
 
-        Args:
-            grads: Gradients of the tensors that the module made.
-            keep: Whether the graph will be used again.
-            by_caller: Leave the parameters' ``grad`` alone and return their gradients behind the others.
+        ``by_caller`` leaves the parameters' ``grad`` alone and returns their gradients behind the others.
         """
         if not self._roots:
             raise RuntimeError(

@@ -55,23 +55,7 @@ _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncod
 
 
 class Executor:
-    """The lanes of one plan and everything in flight on them.
-
-    Attributes:
-        lanes: The lanes.
-        backwards: The caller's backwards.
-        unseen: Work whose end the caller has not seen, and whose errors must not be lost.
-        looks_early: Whether what has failed is raised at the next call already, wherever the program is by then.
-        log: When work ran.
-        num_launched: How many calls of modules went to lanes.
-        way_out: How a module is left out, with its name put in.
-        closed: Whether the lanes were given back.
-        in_place: For each module and reason, how many of its calls ran where they were made.
-        places: For each module and reason, the line of the first such call.
-        in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
-            before lanes begin.
-        calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
-    """
+    """The lanes of one plan and everything in flight on them."""
 
     calls_again = True
     way_out = "colocate(..., exclude=[{!r}])"
@@ -79,14 +63,14 @@ class Executor:
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
         self.backwards = Backwards(self)
-        self.unseen: deque[Ticket[Any]] = deque()
-        self.looks_early = True
+        self.unseen: deque[Ticket[Any]] = deque()  # work whose end the caller has not seen; no error must be lost
+        self.looks_early = True  # what has failed is raised at the next call, wherever the program is by then
         self.log = SpanLog()
-        self.num_launched = 0
+        self.num_launched = 0  # how many calls of modules went to lanes
         self.closed = False
         self.in_place: Counter[tuple[str, str]] = Counter()
-        self.places: dict[tuple[str, str], str] = {}
-        self.in_order: dict[str, str] = {}
+        self.places: dict[tuple[str, str], str] = {}  # for each module and reason, the line of the first such call
+        self.in_order: dict[str, str] = {}  # none: the caller's operators end before lanes begin
         self._learned: Counter[str] = Counter()
         self._functions: dict[Hashable, Signature | None] = {}
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}

@@ -56,17 +56,7 @@ class LaneTensor(torch.Tensor):
         *,
         is_shared: bool = False,
     ) -> LaneTensor:
-        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``.
-
-        Args:
-            like: A tensor with its shape, strides and dtype.
-            executor: The executor that makes it.
-            lane: The lane that computes it.
-            ticket: The work that does.
-            pick: Its index among the results of that work.
-            module: The module on whose branch it is.
-            is_shared: Whether another tensor that is still pending has the same memory.
-        """
+        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
         tensor: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=_CPU
         )

@@ -20,7 +20,7 @@ from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
-from mosaic.engine.graphs import GraphCall, ModuleGraphs
+from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
@@ -35,24 +35,13 @@ from mosaic.engine.streams.timeline import StreamTimeline
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.backends.streams.clock import StreamMark
     from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 
 
 class StreamExecutor(Executor):
-    """The lanes of one plan on streams of one device.
-
-    Args:
-        lanes: The lanes.
-        in_order: Modules that have to keep to the order of the user's stream, and why.
-        graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
-
-    Attributes:
-        held: What each module that was called holds.
-        orders: The lanes' places in the order.
-    """
+    """The lanes of one plan on streams of one device."""
 
     lanes: StreamLanes
 
@@ -73,9 +62,9 @@ class StreamExecutor(Executor):
         self.orders = Orders(lanes)
         make_dlpack_wait()
         count_foreach_writes()
-        self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
+        self.timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
-        self._alone: StreamMark | None = None
+        self._alone: Any = None  # the event at the end of the last module that had the device to itself
         self._waited: set[StreamLane] = set()
 
     # Calls of placed modules.
@@ -95,9 +84,9 @@ class StreamExecutor(Executor):
             return self.run_alone(site, run, args, kwargs)
         launched = run
         if self.graphs is not None and site.name not in self.in_order:
-            launched = partial(replayed, self.graphs, site, run)
+            launched = partial(self.graphs.call, site, run)
         try:
-            return self._launch(site, launched, args, kwargs, self._timeline)
+            return self._launch(site, launched, args, kwargs, self.timeline)
         except torch.OutOfMemoryError:
             pass  # with the error go the tensors of what failed, before it is tried again
         return self._run_with_less(site, run, args, kwargs)
@@ -117,8 +106,8 @@ class StreamExecutor(Executor):
         """Launches a call and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         self._num_launched += 1
         lane = _lane_of(site)
-        if self._alone is not None and lane not in self._waited:  # behind the module that had the device to itself
-            self._alone.event.wait(lane.stream)
+        if self._alone is not None and lane not in self._waited:
+            self._alone.wait(lane.stream)
             self._waited.add(lane)
         order, held, in_order = self.orders.of(lane), self._held_by(site), site.name in self.in_order
         call = _Call(order, site.name, in_order=in_order)
@@ -147,7 +136,8 @@ class StreamExecutor(Executor):
         point.event = ticket.end
         result = results.pop()
         if timeline is not None:
-            timeline.note_forward(site, ticket)
+            assert ticket.start is not None
+            timeline.note(site, "forward", ticket.start, ticket.end)
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
             lane.api.record_use(plain, lane.stream)
@@ -206,12 +196,13 @@ class StreamExecutor(Executor):
         if self._num_launched:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
-        start = self._timeline.mark()
+        start = self.timeline.mark()
         with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
-        self._alone = self._timeline.note_direct(site, start)
+        self._alone = self.timeline.mark().event
+        self.timeline.note(site, "forward", start, self._alone)
         self._waited.clear()
-        self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
+        self.timeline.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
     def reach(self, site: PlacedModule) -> None:
@@ -280,7 +271,7 @@ class StreamExecutor(Executor):
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:
             self.closed = True
-            self._timeline.close()
+            self.timeline.close()
             if self.graphs is not None:
                 self.graphs.close()
             self.lanes.close()
@@ -297,37 +288,28 @@ class StreamExecutor(Executor):
 
     @property
     def num_backwards(self) -> int:
-        return self._timeline.num_backwards
+        return self.timeline.num_backwards
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self._timeline.spans(origin_ns)
+        return self.timeline.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
-        return self._timeline.origin_ns
-
-    @property
-    def timeline(self) -> StreamTimeline:
-        return self._timeline
+        return self.timeline.origin_ns
 
     def clear_spans(self) -> None:
-        self._timeline.clear()
+        self.timeline.clear()
 
 
 class _Call:
-    """One call's arguments, and the streams that its results and writes belong to.
-
-    Attributes:
-        inputs: Its tensors, plain.
-        plains: Those that no lane made.
-    """
+    """One call's arguments, and the streams that its results and writes belong to."""
 
     def __init__(self, order: LaneOrder, name: str, *, in_order: bool) -> None:
         self._order = order
         self._name = name
         self._in_order = in_order
-        self.inputs: list[torch.Tensor] = []
-        self.plains: list[torch.Tensor] = []
+        self.inputs: list[torch.Tensor] = []  # its tensors, plain
+        self.plains: list[torch.Tensor] = []  # those that no lane made
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: the caller's
         self._tagged: dict[int, torch.Tensor] = {}
 
@@ -387,13 +369,6 @@ class _Call:
 def _lane_of(site: PlacedModule) -> StreamLane:
     assert isinstance(site.lane, StreamLane), "a site of another executor"
     return site.lane
-
-
-def replayed(graphs: ModuleGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Makes a module's call by a CUDA graph where that is right; on the lane's stream."""
-    module, lane = site.module, _lane_of(site)
-    assert module is not None
-    return graphs.call(GraphCall(name=site.name, module=module, lane=lane, run=run, args=args, kwargs=kwargs))
 
 
 def _obstacle() -> str | None:

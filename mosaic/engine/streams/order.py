@@ -48,11 +48,7 @@ class Point:
 
 
 class ModelCall:
-    """A call of the whole model: what was there when it began.
-
-    Args:
-        given: The tensors among the call's arguments.
-    """
+    """A call of the whole model: what was there when it began."""
 
     def __init__(self, api: StreamApi, arguments: Iterable[torch.Tensor]) -> None:
         self.began = api.new_event()
@@ -73,18 +69,10 @@ class ModelCall:
 
 
 class LaneOrder:
-    """One lane's place in the order.
-
-    Attributes:
-        lane: The lane.
-        stream: Its stream.
-        device: The device of both.
-        home: The lanes that it belongs to.
-        is_owing: Whether it made something that carries no point, for which the user's stream has to wait.
-    """
+    """One lane's place in the order."""
 
     def __init__(self, lane: StreamLane, home: Orders) -> None:
-        self.is_owing = False
+        self.is_owing = False  # it made something that carries no point, for which the user's stream has to wait
         self.lane = lane
         self.stream = lane.stream
         self.device = home.api.device
@@ -255,15 +243,11 @@ def _written_beside(what: str) -> ModuleContractError:
 
 
 class Orders:
-    """All lanes that are open together.
-
-    Attributes:
-        call: The call of the whole model that is running, or None.
-    """
+    """All lanes that are open together."""
 
     def __init__(self, lanes: StreamLanes) -> None:
         self.api = lanes.api
-        self.call: ModelCall | None = None
+        self.call: ModelCall | None = None  # the call of the whole model that is running, or None
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
 
     def of(self, lane: StreamLane) -> LaneOrder:
@@ -308,16 +292,10 @@ class HeldState:
     user's stream. What differs from the end of the module's call was written beside its lane, an error. One list of
     the tables that hold tensors is made for each call of the model, so that a comparison takes a quarter of a
     microsecond for each tensor.
-
-    Args:
-        module: The module; it is not kept alive. None has no state.
-
-    Attributes:
-        is_reached: Whether a parameter, buffer or child was taken from the module since the model's call began.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
-        self.is_reached = False
+        self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
         self._tables: list[dict[str, torch.Tensor | None]] = []
         self._module = weakref.ref(module, lambda _: self._tables.clear()) if module is not None else None
         self._began: Any = None

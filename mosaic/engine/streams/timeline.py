@@ -22,7 +22,6 @@ from mosaic.timeline import Span
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.clock import StreamClock
-    from mosaic.backends.streams.lanes import StreamTicket
     from mosaic.engine.calls.placed_module import PlacedModule
 
 _MAX_SPANS = 20_000
@@ -34,43 +33,39 @@ class StreamTimeline:
 
     A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
     it trains none, to that of an input.
-
-    Args:
-        clock: What times are measured by; a new step begins for it when work of the present one comes again.
-        begins: Called when a backward begins that comes through placed modules.
-
-    Attributes:
-        num_backwards: How many backwards came through placed modules.
     """
 
     def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object] = lambda: None) -> None:
+        self.num_backwards = 0  # that came through placed modules
         self._clock = clock
-        self._begins = begins
-        self.num_backwards = 0
+        self._begins = begins  # called when one begins
         self._api = api
         self._task = -1
         self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
-        self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
+        self._pending: deque[tuple[PlacedModule, str, int, StreamMark, Any]] = deque()
         self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
         self._ends = LastGradients()
 
-    def note_forward(self, site: PlacedModule, ticket: StreamTicket[Any]) -> None:
-        """Notes a forward that was launched with times."""
-        self._note(site, "forward", self.num_backwards, ticket)
+    def mark(self) -> StreamMark:
+        """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
+        return self._clock.mark(self._api.current_stream())
 
-    def note_direct(self, site: PlacedModule, start: StreamMark) -> StreamMark:
-        """Notes a forward that was launched on the current stream from ``start`` to now; returns its end."""
-        assert isinstance(site.lane, StreamLane)
-        end = self.mark()
-        self._note(site, "forward", self.num_backwards, _Interval(site.lane.origin, start, end))
-        return end
+    def note(self, site: PlacedModule, phase: str, start: StreamMark, end: Any, *, step: int | None = None) -> None:
+        """Notes a piece of a module's work between a mark and an event; of the present step by default.
 
-    def note_work(self, site: PlacedModule, phase: str, step: int, start: StreamMark) -> None:
-        """Notes a piece of a module's work of a step, launched on the current stream from ``start`` to now."""
-        assert isinstance(site.lane, StreamLane)
-        self._note(site, phase, step, _Interval(site.lane.origin, start, self.mark()))
+        A new step begins for the clock when work of the present one comes again.
+        """
+        if self.is_captured:
+            return
+        if (site.name, phase) in self._in_step:
+            self._in_step.clear()
+            self._clock.start_step()
+        self._in_step.add((site.name, phase))
+        self._pending.append((site, phase, self.num_backwards if step is None else step, start, end))
+        if len(self._pending) > _MAX_PENDING:
+            self._read(wait=False)
 
     def watch_backward(self, site: PlacedModule, result: Any, inputs: Sequence[torch.Tensor]) -> None:
         """Prepares to see the backward of a call, if it will have one."""
@@ -79,8 +74,7 @@ class StreamTimeline:
         results = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
         if not results:
             return
-        assert isinstance(site.lane, StreamLane)
-        backward = _Backward(self, site, site.lane.origin)
+        backward = _Backward(self, site)
         for tensor in results:
             tensor.register_hook(backward.begin)
         if not self._ends.watch(site, partial(self._end, site.name)):
@@ -121,76 +115,41 @@ class StreamTimeline:
             self._begins()
         self._running[backward.site.name] = backward
 
-    def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:
-        self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
-
     @property
     def is_captured(self) -> bool:
         """Returns True if the current stream is being captured by the user, so that its events have no times."""
         return self._api.is_capturing()
 
-    def mark(self) -> StreamMark:
-        """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
-        return self._clock.mark(self._api.current_stream())
-
     def _end(self, module: str) -> None:
         if module in self._running:
             self._running.pop(module).end()
 
-    def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
-        if self.is_captured:
-            return
-        if (site.name, phase) in self._in_step:
-            self._in_step.clear()
-            self._clock.start_step()
-        self._in_step.add((site.name, phase))
-        self._pending.append((site.name, phase, site.lane.slots, step, work))
-        if len(self._pending) > _MAX_PENDING:
-            self._read(wait=False)
-
     def _read(self, *, wait: bool) -> None:
         with self._reading:
-            while self._pending and (wait or self._pending[0][-1].done):
-                module, phase, slots, step, work = self._pending.popleft()
-                start, end = work.interval_ns
+            while self._pending and (wait or self._pending[0][-1].query()):
+                site, phase, step, start, end = self._pending.popleft()
+                assert isinstance(site.lane, StreamLane)
+                end.synchronize()
+                start_ms = site.lane.origin.ms_until(start)
+                end_ms = start_ms + max(0.0, start.event.elapsed_time(end))
                 self._known.append(
                     Span(
-                        module=module,
+                        module=site.name,
                         phase=phase,  # type: ignore[arg-type]
-                        slots=slots,
+                        slots=site.lane.slots,
                         step=step,
-                        start_ms=start / 1e6,
-                        end_ms=max(start, end) / 1e6,
+                        start_ms=round(start_ms * 1e6) / 1e6,  # whole nanoseconds, as their origin is
+                        end_ms=round(end_ms * 1e6) / 1e6,
                     )
                 )
-
-
-class _Interval:
-    """The time between two marks, read as that of a ticket."""
-
-    def __init__(self, origin: StreamMark, start: StreamMark, end: StreamMark) -> None:
-        self._origin = origin
-        self._start = start
-        self._end = end
-
-    @property
-    def done(self) -> bool:
-        passed: bool = self._end.event.query()
-        return passed
-
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Start and end since the lanes were opened; waits for the end."""
-        return round(self._origin.ms_until(self._start) * 1e6), round(self._origin.ms_until(self._end) * 1e6)
 
 
 class _Backward:
     """One backward of one call; refers to no tensor, since tensors' hooks refer to it."""
 
-    def __init__(self, timeline: StreamTimeline, site: PlacedModule, origin: StreamMark) -> None:
+    def __init__(self, timeline: StreamTimeline, site: PlacedModule) -> None:
         self.site = site
-        self.origin = origin
-        self.step = timeline.num_backwards
+        self._step = timeline.num_backwards
         self._timeline = timeline
         self._task = -1
         self._start: StreamMark | None = None
@@ -214,7 +173,8 @@ class _Backward:
         if self._start is not None:
             if self._shown is not None:
                 self._shown.close()
-            self._timeline.ended(self, self._start, self._timeline.mark())
+            end = self._timeline.mark().event
+            self._timeline.note(self.site, "backward", self._start, end, step=self._step)
             self._start = None
         if self._target is not None:
             self._target.close()

@@ -92,7 +92,7 @@ class StreamRankExecutor(RankExecutor):
             start = timeline.mark()
             with ProfilerRange(name, phase):
                 result = work()
-        timeline.note_work(site, phase, self.progress.step, start)
+        timeline.note(site, phase, start, timeline.mark().event, step=self.progress.step)
         return result
 
     def reach(self, site: PlacedModule) -> None:

@@ -15,7 +15,8 @@ from fake_streams import FakeStreams
 from torch import nn
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
-from mosaic.engine.graphs import GraphCall, ModuleGraphs
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.graphs import ModuleGraphs
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ class Bench:
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         lane = self.lane(name)
-        call = GraphCall(name=name, module=module, lane=lane, run=module, args=args, kwargs=kwargs)
-        return lane.launch(lambda: self.graphs.call(call), timed=False).wait()
+        site = PlacedModule(name, module, lane)
+        return lane.launch(lambda: self.graphs.call(site, module, *args, **kwargs), timed=False).wait()
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +13,6 @@ import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, assert_same, keeping, pair_batch, tower
 from stream_cases import colocated, run_both
 from torch import nn
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.sweep.device import device
 from mosaic.backends.base import Backend
@@ -42,37 +38,11 @@ class Following(nn.Module):
         return hidden
 
 
-SCALE = contextvars.ContextVar("scale", default=1.0)
-OF_THREAD = threading.local()
 GLOBAL = {"scale": 1.0}
-NUM_CALLS = 0
-
-
-def in_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) * SCALE.get() * getattr(OF_THREAD, "scale", 1.0)
 
 
 def of_global(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * GLOBAL["scale"]
-
-
-def counted(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    global NUM_CALLS
-    NUM_CALLS += 1
-    return self.layers(x) * (NUM_CALLS % 3)
-
-
-def with_constants(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) * torch.full((16,), 0.1, device=x.device).to(x.dtype)
-
-
-def attending(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    hidden = self.layers(x).view(1, 2, -1, 8)
-    return functional.scaled_dot_product_attention(hidden, hidden, hidden).reshape(-1, 16)
-
-
-def of_other_shape(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x)[: 3 if vars(self).get("is_short") else 6]
 
 
 class Skipping(nn.Module):
@@ -99,13 +69,6 @@ def attribute_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     return left * self.right(y)
 
 
-def class_attribute_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    Following.scale = 2.0 if self.is_on else 1.0
-    left = self.left(x)
-    Following.scale = 1.0
-    return left * self.right(y)
-
-
 def global_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     GLOBAL["scale"] = 2.0 if self.is_on else 1.0
     left = self.left(x)
@@ -121,14 +84,6 @@ def result_in_an_attribute(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch
     return left + right.mean()
 
 
-def context_variables(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    token, OF_THREAD.scale = SCALE.set(2.0 if self.is_on else 1.0), 3.0 if self.is_on else 1.0
-    left = self.left(x)
-    SCALE.reset(token)
-    OF_THREAD.scale = 1.0
-    return left * self.right(y)
-
-
 def inside_of(context: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Glue:
     def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with context(self.is_on):
@@ -138,32 +93,8 @@ def inside_of(context: Callable[[bool], contextlib.AbstractContextManager[Any]])
     return glue
 
 
-def attention(on: bool) -> contextlib.AbstractContextManager[Any]:
-    return sdpa_kernel(SDPBackend.MATH) if on else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def deterministic(on: bool) -> Iterator[None]:
-    torch.use_deterministic_algorithms(on)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def default_dtype(on: bool) -> Iterator[None]:
-    torch.set_default_dtype(torch.bfloat16 if on else torch.float32)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def autocast(on: bool) -> torch.autocast:
     return torch.autocast(device().type, torch.bfloat16, enabled=on)
-
-
-def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    for part in (self.left, self.right):
-        part.is_short = self.is_on
-    return self.left(x) * self.right(y)
 
 
 def product(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -241,8 +172,6 @@ def doing(what: Callable[..., Any], glue: Glue) -> Callable[[], Glued]:
 
 def train(model: Any, record: Record, loss_of: Callable[[Any, torch.Tensor], torch.Tensor] | None = None) -> None:
     """Trains from a state of its own: a sample's run may have written to the model."""
-    global NUM_CALLS
-    NUM_CALLS = 0
     random.seed(1)
     np.random.seed(1)
     generator = torch.Generator().manual_seed(7)
@@ -264,16 +193,9 @@ def train(model: Any, record: Record, loss_of: Callable[[Any, torch.Tensor], tor
 
 CASES: dict[str, Callable[[], Glued]] = {
     "an attribute is set around the call": following(attribute_around),
-    "an attribute of the class is": following(class_attribute_around),
     "a global is": doing(of_global, global_around),
-    "a global counts calls": doing(counted, product),
     "an attribute is another module's result": following(result_in_an_attribute),
-    "a context variable and a thread's own": doing(in_context, context_variables),
-    "a context of attention": doing(attending, inside_of(attention)),
     "autocast around one call": lambda: Glued(inside_of(autocast)),
-    "deterministic algorithms around one call": lambda: Glued(inside_of(deterministic)),
-    "another default dtype around one call": doing(with_constants, inside_of(default_dtype)),
-    "results of another shape": doing(of_other_shape, other_shapes),
     "a branch on values, and others' random numbers": lambda: Glued(product, Skipping(), Skipping()),
     "a dropout's rate is scheduled": lambda: Glued(scheduled_dropout, tower(8, 16, nn.Dropout(0.5))),
     "a buffer is written before the call": following(buffer_written_before),
@@ -282,19 +204,18 @@ CASES: dict[str, Callable[[], Glued]] = {
 }
 
 
-EAGER = {"a branch on values, and others' random numbers", "a global counts calls"}
+EAGER = {"a branch on values, and others' random numbers"}
 """Cases that are never captured."""
 
 
 # What is done to the model between its calls, or kept of them.
 
 
-def with_feature(frozen: bool) -> tuple[Callable[[], nn.Module], Any]:
+def with_feature() -> tuple[Callable[[], nn.Module], Any]:
     kept: dict[str, torch.Tensor] = {}
 
     def make() -> nn.Module:
         model = Glued(product, tower(8, 16, nn.GELU()))
-        model.left.requires_grad_(not frozen)
         model.left[2].register_forward_hook(Keeping(kept))
         return model
 
@@ -318,25 +239,6 @@ def penalty(model: Any, _: torch.Tensor) -> torch.Tensor:
     return model.left.penalty + model.right.penalty  # type: ignore[no-any-return]
 
 
-def moved_to(dtype: torch.dtype) -> Any:
-    def loop(model: Any, record: Record) -> None:
-        for step in range(4):
-            if step == 2:
-                model.to(dtype)
-            loss = model(*pair_batch(step)).float().square().mean()
-            loss.backward()
-            record.note(loss)
-            record.note_model(model)
-            model.zero_grad()
-
-    return loop
-
-
-def embedding() -> nn.Module:
-    towers = [nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 16)) for _ in range(2)]
-    return Glued(lambda self, x, y: self.left(x.argsort(1)) * self.right(y.argsort(1)), *towers)
-
-
 def stepping_in_backward(model: Any, record: Record) -> None:
     def step_with(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
         optimizer.step()
@@ -355,19 +257,6 @@ def stepping_in_backward(model: Any, record: Record) -> None:
         hook.remove()
 
 
-def averaging_after_the_step(model: Any, record: Record) -> None:
-    pairs = list(zip(model.right.parameters(), model.left.parameters(), strict=True))
-    for step in range(4):
-        loss = model(*pair_batch(step)).square().mean()
-        loss.backward()
-        for slow, fast in pairs:
-            fast.data.sub_(fast.grad, alpha=0.1)
-            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
-        record.note(loss)
-        record.note_model(model)
-        model.zero_grad()
-
-
 def loading_between(model: Any, record: Record) -> None:
     states = [{key: value + step for key, value in model.state_dict().items()} for step in range(4)]
     for step, state in enumerate(states):
@@ -380,13 +269,9 @@ def loading_between(model: Any, record: Record) -> None:
 
 
 BETWEEN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "a hook's feature is in the loss": with_feature(frozen=False),
-    "a frozen tower's is": with_feature(frozen=True),
+    "a hook's feature is in the loss": with_feature(),
     "what a module left in an attribute is": (doing(keeping, product), partial(train, loss_of=penalty)),
-    "the model moves to bfloat16": (embedding, moved_to(torch.bfloat16)),
-    "the model moves to double": (embedding, moved_to(torch.float64)),
     "the optimizer steps in backward": (TwoTowers, stepping_in_backward),
-    "weights are averaged after the step": (TwoTowers, averaging_after_the_step),
     "states are loaded between steps": (TwoTowers, loading_between),
 }
 

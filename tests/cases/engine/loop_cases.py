@@ -28,7 +28,6 @@ from engine_cases import (
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench.sweep.device import device
 
@@ -58,14 +57,6 @@ class LoopCase:
 
 def normed() -> TwoTowers:
     return TwoTowers(tower(8, 16, nn.BatchNorm1d(16)), tower(8, 16, nn.BatchNorm1d(16)))
-
-
-def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    """Leaves out a band at random, as SpecAugment does, and some of the rest."""
-    start = torch.randint(0, 6, (len(x), 1), device=x.device)
-    at = torch.arange(x.shape[1], device=x.device)
-    kept = x.masked_fill((at >= start) & (at < start + 2), 0.0)
-    return self.layers(kept * (torch.rand_like(kept) > 0.1))
 
 
 def dropping() -> TwoTowers:
@@ -107,10 +98,6 @@ def checkpointing_around(reentrant: bool) -> TwoTowers:
         return (left @ self.weight) @ checkpoint(self.right, y, use_reentrant=reentrant).T
 
     return Glued(glue)
-
-
-def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) + torch.rand(1, generator=torch.Generator(x.device).manual_seed(3), device=x.device)
 
 
 def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -192,12 +179,6 @@ def evaluating(model: nn.Module, record: Record) -> None:
         model.train()
 
 
-def freezing(model: nn.Module, record: Record) -> None:
-    for frozen in (True, False, True):
-        model.left.requires_grad_(not frozen)
-        train(3)(model, record)
-
-
 def asking_for_gradients(model: nn.Module, record: Record) -> None:
     for batch in batches():
         loss = model(*batch).square().mean()
@@ -250,14 +231,6 @@ def inside(context: Callable[[], AbstractContextManager[Any]]) -> Loop:
     return loop
 
 
-def counting(model: nn.Module, record: Record) -> None:
-    train(2)(model, record)
-    with FlopCounterMode(display=False) as counter:
-        train(2)(model, record)
-    record.note(counter.get_total_flops())
-    train(2)(model, record)
-
-
 def calling_branches(model: nn.Module, record: Record) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
@@ -272,9 +245,6 @@ def calling_branches(model: nn.Module, record: Record) -> None:
 
 
 LOOPS = {
-    "masked spectra": LoopCase(
-        make=lambda: TwoTowers(Doing(masking_spectra), Doing(masking_spectra)), loop=train(5), host=ON_LANES
-    ),
     "several forwards of a module that repeats a parameter": LoopCase(
         make=lambda: TwoTowers(Repeating(), Repeating()),
         loop=several(3),
@@ -286,7 +256,6 @@ LOOPS = {
     ),
     "a second backward": LoopCase(loop=going_backward_twice),
     "evaluation between steps": LoopCase(make=dropping, loop=evaluating, host="inference mode is active"),
-    "freezing and unfreezing": LoopCase(loop=freezing),
     "gradients of inputs": LoopCase(loop=with_inputs, host=ON_LANES),
     "autograd.grad": LoopCase(loop=asking_for_gradients),
     "backward to named inputs": LoopCase(loop=backward_to_named_inputs),
@@ -311,11 +280,6 @@ LOOPS = {
         host="Python's or numpy's random numbers",
         on_lanes=False,
     ),
-    "a generator of a module's own": LoopCase(
-        make=lambda: Glued(lambda self, x, y: self.left(x) * self.right(y), Doing(own_generator)),
-        loop=train(5, torch.optim.SGD, momentum=0.9),
-        host="a generator of its own",
-    ),
     "a result kept in an attribute": LoopCase(
         make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="is kept after its call"
     ),
@@ -323,8 +287,6 @@ LOOPS = {
         make=lambda: Glued(lending), loop=train(4), streams="keeps to the order", cuda="keeps to the order"
     ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
-    "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
-    "a default device": LoopCase(loop=inside(lambda: torch.device(device()))),
     "anomaly detection": LoopCase(
         loop=inside(partial(torch.autograd.set_detect_anomaly, True)), host="anomaly detection is on"
     ),

@@ -1,95 +1,152 @@
+"""The command line as a whole: its entry, its help, its JSON, and files that it finds before it works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from user_models import FILE
 
+import mosaic
 from mosaic import artifact
+from mosaic.__main__ import main
 from mosaic.cli.main import run
 from mosaic.plan import Plan
 
+NARROW = """
+import torch
+from torch import nn
 
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory):
-    """Measured once; tests only read it."""
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    arguments = ["profile", "--model", f"{FILE}:make", "--output", str(path)]
-    assert run(arguments) == 0
-    return path
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, image, text):
+        return self.image(image) + self.text(text)
+
+def narrow():
+    return Towers(), {"image": torch.randn(4, 7), "text": torch.randn(4, 8)}
+"""
 
 
-def test_json_on_standard_output_is_json_alone(profile, tmp_path, capsys):
-    capsys.readouterr()
-    assert run(["plan", str(profile), "--output", str(tmp_path / "p.json"), "--json", "-"]) == 0
-    assert artifact.parse(Plan, capsys.readouterr().out, source="stdout") == artifact.load(Plan, tmp_path / "p.json")
+def test_python_m_mosaic_is_the_command_and_prints_its_version():
+    answer = subprocess.run([sys.executable, "-m", "mosaic", "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"mosaic {mosaic.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "doctor", "profile", "plan", "run", "bench"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        run([command, "--help"])
+    assert caught.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_an_interrupt_during_imports_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "mosaic.cli.main", Interrupted())
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "mosaic: interrupted\n"
+
+
+def test_a_sample_that_the_model_does_not_accept_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "towers.py").write_text(NARROW)
+    assert run(["profile", "--model", f"{tmp_path}/towers.py:narrow", "--output", str(tmp_path / "p.json")]) == 2
+    message = capsys.readouterr().err
+    assert "mat1 and mat2 shapes cannot be multiplied" in message
+    assert "pass one batch that the model accepts" in message
+
+
+def test_missing_and_unwritable_files_are_found_before_torch_is_loaded(tmp_path: Path):
+    model = tmp_path / "towers.py"
+    model.write_text(NARROW)
+    lines = (
+        "import os, sys; from mosaic.cli.main import run",
+        f"assert run(['profile', '--model', {str(model.with_name('absent.py'))!r} + ':make']) == 1",
+        f"assert run(['run', '--model', {str(model)!r} + ':make', '--output', {str(model / 'below')!r}]) == 1",
+        "assert 'torch' not in sys.modules",
+        "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'",
+    )
+    answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    absent, unwritable = answer.stderr.splitlines()
+    assert absent == f"mosaic: there is no file {model.with_name('absent.py')}"
+    assert "cannot write" in unwritable
 
 
 @pytest.mark.parametrize(
-    ("where", "message"),
+    ("arguments", "key"),
     [
-        ("nowhere.py:make", "there is no file nowhere.py"),
-        ("{model}:absent", "has no function 'absent'"),
-        ("{model}:fails", "RuntimeError: no data today"),
-        ("{model}:wrong", "returned a int"),
-        ("{model}:nothing_to_place", "found no module to place"),
+        (["--context", "2", "--tokens", "1024"], "imbalance"),
+        (["--pipeline", "2", "--model", "zoo:qwen3-vl-tiny", "--seconds", "0.1"], "simulated_ms"),
     ],
 )
-def test_a_wrong_model_is_an_error_that_says_why(tmp_path, capsys, where, message):
-    code = run(["profile", "--model", where.format(model=FILE), "--output", str(tmp_path / "p.json")])
-    assert code == 1
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "p.json").exists()
+def test_planned_pipelines_and_sequences_are_written_as_json_and_quiet_prints_nothing(
+    arguments: list[str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", *arguments, "--json", "result.json", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    result = json.loads((tmp_path / "result.json").read_text())
+    rows = result if isinstance(result, list) else result["rows"]
+    assert all(key in row for row in rows)
 
 
-def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypatch):
+def test_a_model_is_planned_for_absent_gpus_and_compared_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("COLUMNS", raising=False)
     output, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     arguments = ["plan", "--model", f"{FILE}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
     assert run([*arguments, "--compare", "--picture", str(picture)]) == 0
     assert "<svg" in picture.read_text()
     plan = artifact.load(Plan, output)
-    assert plan.num_devices == 8
-    assert plan.device.num_slots == 16
+    assert (plan.num_devices, plan.device.num_slots) == (8, 16)
     printed = capsys.readouterr().out
     assert "waits for" in printed  # the last column, in a pipe, too
-    rows = [line for line in printed.splitlines() if line.lstrip().startswith("device")]
-    assert len(rows) == len(set(rows)) < plan.num_devices
-    output_text = " ".join(printed.split())
-    assert "nothing was measured" in output_text
-    assert "counted in float32: the model's own" in output_text
-    assert "predicted by one cost model, in float32" in output_text
-    assert all(name in output_text for name in ("megatron", "distmm", "spindle", "gahc", "exact"))
-    assert "Planners compared, predicted" in output_text
+    words = ("nothing was measured", "counted in float32: the model's own", "predicted by one cost model, in float32")
+    for word in (*words, "megatron", "distmm", "spindle", "gahc", "exact"):
+        assert word in " ".join(printed.split())
+    assert run([*arguments, "--json", "-"]) == 0
+    assert artifact.parse(Plan, capsys.readouterr().out, source="stdout") == artifact.load(Plan, output)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "h99"], "unknown device 'h99'"),
-        (["--device", "h100-80g", "--gpus", "0"], "gpus=0"),
-        (["--time-limit", "-1", "--device", "h100-80g"], "effort=-1"),
-        (["--dtype", "bfloat16"], "give --model and --device, too"),
-    ],
-)
-def test_a_device_or_number_that_cannot_be_is_refused(tmp_path, capsys, arguments, message):
-    output = tmp_path / "plan.json"
-    assert run(["plan", "--model", f"{FILE}:make", "--output", str(output), *arguments]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not output.exists()
+def test_a_users_modules_can_be_measured(tmp_path: Path):
+    arguments = ["bench", "scaling", "--backend", "host", "--size", "tiny", "--model", f"{FILE}:make"]
+    assert run([*arguments, "--output", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "scaling.json").read_text())
+    assert {point["work"].split()[0] for point in written["points"]} == {"left", "right"}
 
 
-def test_a_plan_needs_a_profile_or_a_model(capsys):
-    assert run(["plan"]) == 2
-    assert "give either FILE" in capsys.readouterr().err
+def test_a_causal_mask_is_divided_beside_other_methods_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "mask.png"
+    assert run(["plan", "--context", "4", "--tokens", "4096", "--picture", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert picture.stat().st_size > 10_000
+    for word in ("4096 tokens over 4 ranks", "headtail", "ring", "random", "counted, not measured"):
+        assert word in printed
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--rounds", "many"], []])
-def test_a_wrong_command_line_exits_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        run(arguments)
-    assert caught.value.code == 2
-
-
-@pytest.mark.parametrize("command", ["demo", "doctor", "profile", "plan", "run", "bench"])
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        run([command, "--help"])
-    assert caught.value.code == 0
-    assert "--json" in capsys.readouterr().out
+def test_a_mask_comes_from_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "mine.py").write_text(
+        "from mosaic.context import gemma\n"
+        "def make():\n    return gemma([-1] * 600 + [0] * 300)\n"
+        "def draw(tokens, seed):\n    return gemma([-1] * (tokens - seed) + [0] * seed)\n"
+        "def wrong():\n    return 3\n"
+    )
+    assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:make", "--method", "ring", "--chunk", "2"]) == 0
+    assert "900 tokens over 2 ranks" in capsys.readouterr().out
+    assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:draw", "--tokens=1000", "--seed=200"]) == 0
+    assert "1000 tokens over 2 ranks" in capsys.readouterr().out
+    assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:wrong"]) == 1
+    assert "returned int; return a mosaic.context.MaskWords" in capsys.readouterr().err

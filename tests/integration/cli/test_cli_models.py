@@ -16,18 +16,8 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "plan.json"
-    command = [
-        "plan",
-        "--model",
-        "zoo:clip-paper",
-        "--device",
-        "h100-80g",
-        "--method",
-        "exact",
-        "--output",
-        str(output),
-    ]
-    assert run(command) == 0
+    asked = ["--model", "zoo:clip-paper", "--device", "h100-80g", "--method", "exact"]
+    assert run(["plan", *asked, "--output", str(output)]) == 0
     placed = {placement.module for placement in artifact.load(Plan, output).placements}
     assert placed == {"encoders.image", "encoders.text"}
     printed = " ".join(capsys.readouterr().out.split())
@@ -75,19 +65,3 @@ def test_a_plan_for_several_gpus_has_the_modules_that_ranks_place(tmp_path: Path
     several = count_workload(f"{file}:make", (1, 2), kind="cuda").graph
     assert {module.name for module in alone.modules} == {"seer"}
     assert {module.name for module in several.modules} == {"reader", "seer", "writer"}
-
-
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
-        ("zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
-        ("zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
-        ("zoo:clip-tiny:0", "asks for a batch of '0'"),
-    ],
-)
-def test_a_wrong_name_is_an_error_that_says_what_there_is(
-    where: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert run(["profile", "--model", where, "--output", str(tmp_path / "p.json")]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())

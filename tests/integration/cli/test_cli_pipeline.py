@@ -69,27 +69,3 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     assert load(PipelineSchedule, output).num_microbatches == 8
     assert "sums of gradients over 128 ranks" in printed
     assert "Sequences shared" in printed
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--model", "zoo:vlm-s", "--tensor", "1"), "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
-        (("--partition", "diagonal"), "unknown partition 'diagonal'; choose one of: separated"),
-        (("--microbatches", "0"), "microbatches=0; a step has at least one"),
-        (("--pipeline", "100"), "layers for 100 ranks"),
-        (("--share", "luck"), "method='luck'; use one of lpt"),
-    ],
-)
-def test_what_cannot_be_planned_is_an_error_that_says_the_way_out(
-    options: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    output = tmp_path / "none.json"
-    assert run(["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(output), *options]) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
-    assert not output.exists()
-
-
-def test_memory_that_is_too_small_ends_with_the_exit_code_of_no_plan(capsys: pytest.CaptureFixture[str]):
-    assert run(["plan", "--pipeline", "4", *VLM, *QUICK, "--memory-gb", "2"]) == 3
-    assert "what would help" in capsys.readouterr().err.replace("\n", " ")

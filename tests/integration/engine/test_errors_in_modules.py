@@ -94,14 +94,6 @@ def test_gradients_from_before_a_backward_that_raised_do_not_come_back():
     assert all(map(torch.equal, gradients, expected))
 
 
-def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
-    model.left.order = "interrupt"
-    with pytest.raises(KeyboardInterrupt):
-        model(*pair_batch())
-    model.left.order = "work"
-    assert_trains_like_plain(model, handle)
-
-
 @pytest.mark.parametrize("handle", ["host"], indirect=True)
 def test_outside_of_the_model_s_call_a_result_of_another_shape_is_an_error_once(model: TwoTowers, handle: Handle):
     model.left.order = "shape"

@@ -26,7 +26,6 @@ from engine_cases import (
 )
 from torch import nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -117,13 +116,6 @@ def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_nam
             model(*pair_batch())
 
 
-def attends(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    q = self.layers(x).view(1, 6, 2, 8).transpose(1, 2)
-    with sdpa_kernel(SDPBackend.MATH) if self.is_on else sdpa_kernel(list(SDPBackend.__members__.values())[1:4]):
-        found = functional.scaled_dot_product_attention(q, q, q)
-    return found.transpose(1, 2).reshape(6, 16)
-
-
 def in_double(self: Doing, x: torch.Tensor) -> torch.Tensor:
     torch.set_default_dtype(torch.float64)
     try:
@@ -162,7 +154,6 @@ class ReadsThread(nn.Module):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: TwoTowers(Doing(attends), Doing(attends)), "attention, which torch has for the whole process"),
         (lambda: TwoTowers(Doing(in_double)), "it changes the default dtype"),
         (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
         (OfThread, "it reads OF_THREAD, a threading.local"),

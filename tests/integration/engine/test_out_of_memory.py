@@ -14,7 +14,6 @@ from engine_cases import (
     Record,
     Trap,
     TwoTowers,
-    colocated,
     pair_batch,
     run_both,
     tower,
@@ -72,16 +71,6 @@ def test_a_forward_without_memory_on_its_lane_runs_in_place_and_the_loop_stays_t
     )
     assert "there was no memory for it beside the others" in described
     assert "engine_cases.py" in described.split("calls of left ran in place")[1]
-
-
-def test_another_runtime_error_is_not_tried_again():
-    model = TwoTowers(Hungry(error=lambda: RuntimeError("shapes do not match")))
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
-        model(*pair_batch())
-        model.left.failures = 1
-        with pytest.raises(RuntimeError, match="shapes do not match"):
-            model(*pair_batch())
-        assert "no memory" not in handle.describe()
 
 
 class HungryOnStream(Trap):

@@ -10,7 +10,6 @@ import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
 
 import mosaic
-from mosaic.engine.host.lane_tensor import LaneTensor
 
 
 @pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
@@ -23,18 +22,6 @@ def test_a_block_computes_what_the_plain_code_does(quotas: dict[str, int] | None
     found = explicit_steps(model, "run", {"left": 1, "right": 1} if quotas and threads > 1 else None)
     assert_same(explicit_steps(twin), found)
     torch.set_num_threads(threads)
-
-
-def test_results_are_joined_when_the_block_closes():
-    module = tower()
-    x = pair_batch()[0]
-    for _ in range(2):
-        found = None
-        with mosaic.parallel() as p:
-            found = p.run("joined", module, x)
-    assert isinstance(found, LaneTensor)
-    assert found._joined is not None
-    assert type(found + 1) is torch.Tensor
 
 
 def test_an_error_is_raised_in_the_block_at_the_latest():
@@ -73,12 +60,3 @@ def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
             loss.backward()
         gradients.append([parameter.grad.clone() for parameter in shared.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_another_function_under_the_same_name_is_another_call():
-    x = torch.ones(3, requires_grad=True)
-    for function in (torch.sin, torch.sin, lambda x: x.detach() + 1, lambda x: x * x, lambda x: x * x):
-        with mosaic.parallel() as p:
-            found = p.run("reused", function, x)
-        assert torch.equal(found + 0, function(x))
-        assert (found + 0).requires_grad is function(x).requires_grad

@@ -48,38 +48,6 @@ def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBacke
         assert pool.graphs.num_captures == 1
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-def test_pieces_run_side_by_side(backend: FakeBackend, graphs: bool):
-    model = Explicit()
-    x, y = pair_batch()
-    with torch.no_grad():
-        for _ in range(2):
-            with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
-                p.run("left", model.left, x)
-                p.run("right", model.right, y)
-    lanes = pool_of(backend, graphs).executor.lanes
-    name = "graph replay" if graphs else "aten.addmm.default"
-    one, other = (
-        next(launch for launch in reversed(backend.api.on(lanes.lane(slots).stream)) if launch.name == name)
-        for slots in ((0, 1), (2,))
-    )
-    assert one.is_concurrent_with(other)
-
-
-def test_what_cannot_be_captured_is_launched_on_its_lane(backend: FakeBackend):
-    x, y = pair_batch()
-    model = tower()
-    with torch.no_grad(), mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
-        found = p.run_all({"left": (lambda x: x[x > 0].sum(), (x,)), "right": (model, (y,))})
-        alone = p.run("left", lambda x: x[x > 0].sum(), x)
-    assert torch.equal(found["left"] + 0, x[x > 0].sum())
-    assert torch.equal(alone + 0, x[x > 0].sum())
-    assert torch.equal(found["right"], model(y))
-    graphs = pool_of(backend, cuda_graphs=True).graphs
-    assert graphs.eager_calls["left", "it is a function and no module"] == 2
-    assert graphs.num_replays == 1
-
-
 def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
     with pytest.raises(InvalidPlanError, match="a block on a fake device needs a plan or quotas"):
         mosaic.parallel(backend=backend)

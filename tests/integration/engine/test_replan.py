@@ -80,19 +80,13 @@ def train(
         optimizer.zero_grad()
 
 
-def add(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
+def add(model: Encoders, optimizer: torch.optim.Optimizer) -> None:
     torch.manual_seed(7)
     model.encoders["depth"] = tower()
     optimizer.add_param_group({"params": model.encoders["depth"].parameters()})
-    return 6
 
 
-def more_rows(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
-    return 11
-
-
-@pytest.mark.parametrize("change", [add, more_rows])
-def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does(change: Callable[..., int]):
+def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does():
     torch.manual_seed(0)
     model = Encoders("image", "text", "audio")
     twin = copy.deepcopy(model)
@@ -102,22 +96,22 @@ def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does(change: Ca
         model.encoders["image"].register_forward_hook(lambda module, args, result: result * 1.5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         train(model, record, optimizer, range(3))
-        rows = change(model, optimizer)
-        replan(batch_of(model, 3, rows))
-        train(model, record, optimizer, range(3, 6), rows=rows)
+        add(model, optimizer)
+        replan(batch_of(model, 3))
+        train(model, record, optimizer, range(3, 6))
 
     plain, ours = Record(), Record()
     run(model, plain, lambda batch: None)
     handle = colocate(twin)
 
     def replan(batch: Batch) -> None:
-        handle.replan(batch, reason=f"{change.__name__} was called", plan=side_by_side(twin, batch))
+        handle.replan(batch, reason="depth came", plan=side_by_side(twin, batch))
 
     run(twin, ours, replan)
     described, metrics = handle.describe(), handle.metrics()
     handle.remove()
     assert_same(plain, ours)
-    assert f"planned anew: {change.__name__} was called" in described
+    assert "planned anew: depth came" in described
     assert "in place" not in described
     assert "colocating" not in described
     assert metrics["replans"] == 1
@@ -158,29 +152,12 @@ def refused_in_a_step(model: Encoders, handle: mosaic.Handle) -> None:
     loss.backward()
 
 
-def refused_in_backward(model: Encoders, handle: mosaic.Handle) -> None:
-    out = model(**batch_of(model))
-    out.register_hook(lambda grad: handle.replan(reason="too early"))
-    with pytest.raises(ModuleContractError, match="in the middle of a step"):
-        out.sum().backward()
-
-
-def refused_in_disabled(model: Encoders, handle: mosaic.Handle) -> None:
-    with (
-        handle.disabled(),
-        pytest.raises(ModuleContractError, match=r"inside of handle.disabled\(\); leave that block"),
-    ):
-        handle.replan(reason="for a reason")
-
-
 def refused_without_a_reason(model: Encoders, handle: mosaic.Handle) -> None:
     with pytest.raises(ValueError, match="say why the model is planned anew"):
         handle.replan(reason=" ")
 
 
-@pytest.mark.parametrize(
-    "refused", [refused_in_a_step, refused_in_backward, refused_in_disabled, refused_without_a_reason]
-)
+@pytest.mark.parametrize("refused", [refused_in_a_step, refused_without_a_reason])
 def test_a_call_that_is_refused_changes_nothing(refused: Callable[..., None]):
     torch.manual_seed(0)
     model = Encoders("image", "text")

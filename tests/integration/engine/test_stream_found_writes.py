@@ -72,15 +72,3 @@ def test_a_write_beside_a_lane_that_no_sample_showed_is_an_error_of_the_same_ste
         )
         model.is_on, backend.api.memory.noted = False, None
         model(*pair_batch()).square().mean().backward()
-
-
-@pytest.mark.parametrize("case", [case for case in FOUND if "layer" not in case][:2])
-def test_a_write_beside_a_lane_that_the_sample_showed_is_ordered(case: str):
-    name, make = FOUND[case]
-    model = make()
-    model.is_on = True
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        assert f"{name} keeps to the order of the loop's own stream" in handle.describe()
-        for _ in range(3):
-            with torch.no_grad():
-                model(*pair_batch())

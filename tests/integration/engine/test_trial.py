@@ -69,30 +69,6 @@ def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towe
     assert_same(*records)
 
 
-def test_an_interrupt_while_plans_are_tried_leaves_what_the_plain_loop_leaves(towers: TwoTowers):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    twin, num_steps = copy.deepcopy(towers), 0
-    with trying(towers) as (handle, clock):
-        while running(handle) != BESIDE:
-            num_steps += len(steps(towers, handle, clock, times(plain=10, beside=9), 1))
-        towers.right.order = "interrupt"
-        with pytest.raises(KeyboardInterrupt):
-            towers(*pair_batch())
-        assert handle.is_trying
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
-    for _ in range(num_steps):
-        twin(*pair_batch(0)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.set_num_threads(threads)
-    assert all(map(torch.equal, towers.state_dict().values(), twin.state_dict().values()))
-    assert all(parameter.grad is None for parameter in towers.parameters())
-    for ours, plain in zip(towers.modules(), twin.modules(), strict=True):
-        assert type(ours) is type(plain)
-        assert vars(ours).keys() - {"order"} == vars(plain).keys()
-
-
 class OwnThread(nn.Module):
     """A module that computes something else on a lane's thread than on the loop's."""
 
@@ -189,6 +165,3 @@ def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTower
         steps(towers, handle, clock, times(plain=5, beside=3), 5, rows=3, until_decided=False)
         assert handle.metrics()["calls_in_place"] == in_place
         assert len(handle.timeline().spans) > spans
-
-
-# Asking for it.

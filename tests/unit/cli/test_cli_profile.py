@@ -46,20 +46,3 @@ def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: 
     samples = load(Profile, tmp_path / "profile.json").samples
     backward = {(s.module, s.degree): s for s in samples if s.phase == "backward" and s.quota == 1}
     assert backward["left", 2].source == "composed"
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "text"),
-    [
-        ("--degrees", "two", "not a list of numbers"),
-        ("--degrees", "0", "degrees from 1 on"),
-        ("--cluster", "abacus", "unknown device 'abacus'"),
-        ("--quotas", "most", "unknown choice of quotas 'most'; choose one of: tenths, all"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(
-    arguments: list[str], option: str, value: str, text: str, capsys: pytest.CaptureFixture[str]
-):
-    degrees = ["--degrees", "2"] if option == "--cluster" else []
-    assert run([*arguments, *degrees, f"{option}={value}"]) == 2
-    assert text in " ".join(capsys.readouterr().err.split())

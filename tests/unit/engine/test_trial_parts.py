@@ -113,13 +113,6 @@ def test_one_other_shape_that_stays_is_a_drift_and_changing_ones_are_not():
     assert changed[-1] == "the last 40 batches had other shapes than those of the trial"
 
 
-def test_a_process_that_comes_to_the_device_is_a_change_and_one_that_goes_is_not():
-    watch = DriftWatch([10.0], "a", SETTINGS)
-    assert watch.note_tenants(frozenset({7})) is None
-    assert watch.note_tenants(frozenset()) is None
-    assert watch.note_tenants(frozenset({8, 9})) == "another process uses the device now (id 8, 9)"
-
-
 @pytest.mark.parametrize("bound", ["steps_per_visit", "drift_steps", "retrial_steps", "warm_steps"])
 def test_bounds_below_their_least_are_refused(bound: str):
     with pytest.raises(ValueError, match=rf"{bound}=-1; use 1 or more"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
 from mosaic.microbench.overlap import gain_of
-from mosaic.microbench.result import Item, Measurement, NotMeasured, Result, Row
-from mosaic.microbench.settings import Spread, time_beside
+from mosaic.microbench.result import Result, Row
+from mosaic.microbench.settings import Spread, measure_beside
 from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
@@ -166,62 +167,32 @@ def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(streams: S
 
 
 class Fails(torch.nn.Linear):
-    """Fails on partitions, as a library does that refuses them; ``sticks``: everywhere from then on."""
+    """Fails on partitions, as a library does that refuses them."""
 
-    def __init__(self, backend: StreamsBackend, error: BaseException, *, first_call: int = 0, sticks: bool = False):
+    def __init__(self, backend: StreamsBackend):
         super().__init__(4, 4)
-        self.backend, self.error, self.first_call, self.sticks = backend, error, first_call, sticks
-        self.calls = 0
+        self.backend = backend
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_confined = self.backend.runtime.current_stream().handle in self.backend.confined
-        self.calls += is_confined
-        if self.calls > self.first_call and (is_confined or self.sticks):
-            raise self.error
+        if self.backend.runtime.current_stream().handle in self.backend.confined:
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
         return super().forward(x)
 
 
-def items_of(backend: StreamsBackend, failing: Fails) -> list[Item]:
-    batch = torch.ones(2, 4)
-    subjects = (Subject("plain", torch.nn.Linear(4, 4), (batch,), {}), Subject("failing", failing, (batch,), {}))
-    measurement = Measurement(QUESTIONS["overlap"], Setup(backend=backend, settings=TINY, subjects=subjects))
-    return list(measurement.items())
-
-
 def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go_on(streams: StreamsBackend):
-    items = items_of(streams, Fails(streams, RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")))
-    times = [item for item in items if isinstance(item, Row) and item.of == "times"]
-    assert [row.labels["kind"] for row in times] == ["sequential", "plain", "prioritised"] * 4
-    failed = [item for item in items if isinstance(item, NotMeasured) and item.what.startswith("partitions")]
+    batch = torch.ones(2, 4)
+    modules = {"plain": torch.nn.Linear(4, 4), "failing": Fails(streams)}
+    result = answer("overlap", streams, subjects=[Subject(name, own, (batch,), {}) for name, own in modules.items()])
+    assert [row.labels["kind"] for row in result.of("times")] == ["sequential", "plain", "prioritised"] * 4
+    failed = [item for item in result.absent if item.what.startswith("partitions")]
     assert [item.what for item in failed] == [f"partitions 2+2, {step}" for step in OVERLAP_STEPS]
     assert all("CUDNN_STATUS_EXECUTION_FAILED" in item.reason for item in failed)
     assert streams.runtime.current_stream() == streams.runtime.main
 
 
-@pytest.mark.parametrize("first_call", [0, 5])
-def test_after_an_error_that_sticks_each_later_row_says_so_and_the_earlier_ones_stay(
-    streams: StreamsBackend, first_call: int
-):
-    error = RuntimeError("CUDA error: an illegal memory access")
-    items = items_of(streams, Fails(streams, error, first_call=first_call, sticks=True))
-    kinds = {item.labels["kind"] for item in items if isinstance(item, Row) and item.of == "times"}
-    assert kinds == ({"sequential", "plain", "partitions", "prioritised"} if first_call else set())
-    reasons = [item for item in items if isinstance(item, NotMeasured) and item.what.startswith("plain streams, ")]
-    assert len(reasons) == 4 or first_call
-    assert all("illegal memory access" in item.reason for item in reasons)
-
-
-def test_an_interrupt_ends_the_question_and_closes_the_lanes(streams: StreamsBackend):
-    with pytest.raises(KeyboardInterrupt):
-        items_of(streams, Fails(streams, KeyboardInterrupt()))
-
-
 def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(streams: StreamsBackend):
     order: list[str] = []
     with streams.open_lanes([(0,), (1,)]) as lanes:
-        works = [
-            (lanes.lane((slot,)), lambda name=name: order.append(name), 1.0) for slot, name in ((0, "a"), (1, "b"))
-        ]
-        pieces = time_beside(lanes, works, TINY, streams.torch_device)
-    assert all(lane.all_ms for lane in pieces)
-    assert "".join(order).startswith("abab")
+        works = [(lanes.lane((slot,)), lambda name=name: order.append(name)) for slot, name in ((0, "a"), (1, "b"))]
+        assert all(times.alone_ms for times in measure_beside(lanes, works, TINY, streams.torch_device))
+    assert len(list(groupby(order))) > 6  # alone: one stretch of each; beside each other: pieces in turn

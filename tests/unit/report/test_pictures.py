@@ -1,13 +1,16 @@
-"""Pictures of timelines, plans, pipelines and sequences: positions, texts and files."""
+"""Pictures, tables and traces of timelines, plans and pipelines: positions, texts and files."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mosaic.artifact import load, save
 from mosaic.device import Device
@@ -15,10 +18,10 @@ from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.report.context_picture import draw_context
-from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_figure
+from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
 from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure
+from mosaic.report.trace import chrome_trace
 from mosaic.timeline import Span, Timeline
 
 
@@ -74,17 +77,6 @@ PLAN = Plan(
 )
 
 
-def test_a_picture_has_the_same_bytes_each_time_and_leaves_the_users_matplotlib_as_it_was(tmp_path: Path) -> None:
-    import matplotlib
-
-    before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
-    for name in ("a.svg", "b.svg"):
-        draw_timelines([PLAIN], tmp_path / name)
-    assert dict(matplotlib.rcParams) == before
-    assert ("matplotlib.pyplot" in sys.modules) == pyplot
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     figure = timeline_figure([PLAIN, COLOCATED], plan=PLAN)
     ((left, low, width, height),) = boxes(figure, 1)["audio/forward/0"]
@@ -118,10 +110,6 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
         draw_timelines([], tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"use \.png or \.svg"):
         draw_timelines([PLAIN], tmp_path / "a.jpg")
-    with pytest.raises(ValueError, match="there are no plans to draw"):
-        draw_context([], tmp_path / "a.png")
-    with pytest.raises(ValueError, match="no runs"):
-        draw_pipelines([], tmp_path / "a.png")
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(MosaicError, match=r"cannot write .*a\.png"):
         draw_timelines([PLAIN], tmp_path / "file" / "a.png")
@@ -130,6 +118,37 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[plot\]'"):
         draw_timelines([PLAIN], tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_plans_table_has_quotas_and_predicted_times() -> None:
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(plan_table(PLAN))
+    text = capture.get()
+    (image,) = (line for line in text.splitlines() if "image" in line)
+    assert image.split() == ["0", "image", "0-1", "0-2", "3/4", "(75%)", "5.00", "2.00"]
+    for words in ("slowest", "predicted step: 13.00 ms", "predicted one module at a time: 26.00 ms", "2.00×"):
+        assert words in text
+    assert "measured" not in text
+
+
+def complete(*timelines: Timeline) -> list[dict[str, Any]]:
+    return [event for event in json.loads(chrome_trace(timelines))["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -> None:
+    audio = next(event for event in complete(PLAIN, COLOCATED) if event["name"] == "audio forward")
+    assert (audio["ts"], audio["dur"], audio["pid"]) == (2000.0, 13000.0, 2)
+    assert audio["args"] == {"module": "audio", "phase": "forward", "slots": [1], "step": 0}
+
+
+def test_events_of_one_thread_never_overlap() -> None:
+    crossing = [span(name, "forward", (0,), *times) for name, *times in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
+    events = [event for event in complete(timeline(*crossing)) if event["cat"] == "forward"]
+    assert len(events) == 3
+    for thread in {event["tid"] for event in events}:
+        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == thread)
+        assert all(first[1] <= second[0] for first, second in pairwise(row))
 
 
 def test_a_plan_of_a_busy_machine_says_so_in_its_file_its_picture_and_its_table(tmp_path: Path) -> None:
@@ -172,16 +191,12 @@ SMALL = PipelineRun(
 )
 
 
-def test_pipelines_are_compared_on_one_axis_and_a_step_of_nothing_is_drawn(tmp_path: Path) -> None:
+def test_pipelines_are_compared_on_one_axis() -> None:
     slow = replace(SMALL, title="slow", start_ns=[2 * at for at in SMALL.start_ns])
     figure = pipelines_figure([slow, SMALL], subtitle="a node")
     for words in ("(simulated)", "a node", "8 ms, 43.8% bubbles; 1.88× as fast as slow"):
         assert words in texts(figure)
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-    empty = PipelineRun(title="empty", graph=TaskGraph(tasks=(), waits=(), rank_of=(0,)), start_ns=[])
-    assert "nothing runs" in texts(pipelines_figure([empty]))
-    with pytest.raises(ValueError, match="'small' has 1 starts of 5 tasks"):
-        pipelines_figure([replace(SMALL, start_ns=[0])])
 
 
 @pytest.mark.parametrize(

@@ -71,48 +71,16 @@ def test_a_rank_that_was_held_up_for_two_steps_of_five_is_not_slow():
     assert slow.rank == 0
 
 
-def test_ranks_without_a_trace_are_named():
-    comparison = compare_ranks([trace(0, {"image": 5.0}, num_ranks=4), trace(2, {"text": 5.0}, num_ranks=4)])
-    assert comparison.sentences() == (
-        "nothing can be compared: no module runs on two of these ranks",
-        "without a trace: rank 1, 3",
-    )
-
-
-@pytest.mark.parametrize(
-    ("traces", "says"),
-    [
-        ([trace(0, {"image": 1.0})], "two or more ranks"),
-        ([trace(0, {"image": 1.0}), trace(1, {"image": 1.0}, run="b")], "different runs"),
-    ],
-)
-def test_traces_that_do_not_belong_together_are_refused(traces: list[RankTrace], says: str):
-    with pytest.raises(InvalidFileError, match=says):
-        compare_ranks(traces)
+def test_traces_that_do_not_belong_together_are_refused():
+    for traces, words in (([trace(0, {"a": 1.0})], "two or more"), ([trace(0, {}), trace(1, {}, run="b")], "runs")):
+        with pytest.raises(InvalidFileError, match=words):
+            compare_ranks(traces)
 
 
 def test_a_trace_survives_its_file(tmp_path: Path):
     before = trace(1, {"image": 5.0, "text": 2.0}, waits_ms=1.0)
     before.write(tmp_path / "trace.json")
     assert RankTrace.read(tmp_path / "trace.json") == before
-
-
-def write(path: Path, content: str) -> Path:
-    path.write_text(content)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"traceEvents": [', "not valid JSON: .*cut short"),
-        ("[]", "this is not a rank trace of this version of Mosaic"),
-        ('{"mosaic": {"schema_version": 2, "rank": 0}, "traceEvents": []}', "run: Field required"),
-    ],
-)
-def test_a_file_that_is_no_trace_is_refused_with_the_reason(tmp_path: Path, content: str, says: str):
-    with pytest.raises(InvalidFileError, match=says):
-        RankTrace.read(write(tmp_path / "trace.json", content))
 
 
 def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -8,39 +8,8 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocate, pair_batch
-from torch.nn import functional
 
-from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError
-
-
-def test_a_result_shows_its_metadata_without_waiting():
-    waits, opened = threading.Event(), threading.Event()
-
-    def waiting(self: Doing, x: torch.Tensor) -> torch.Tensor:
-        assert not waits.is_set() or opened.wait(60)
-        return self.layers(x)
-
-    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        result = model.left(x)
-        glued = functional.normalize(result @ model.weight, dim=-1).mean(0)
-        if waits.is_set():
-            assert isinstance(result, LaneTensor)
-            assert (result.shape, result.dtype, result.requires_grad, len(result)) == ((6, 16), torch.float32, True, 6)
-            assert isinstance(glued, LaneTensor)
-            assert glued.shape == (16,)
-            opened.set()
-        return glued + model.right(y)
-
-    model = Glued(glue, Doing(waiting))
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    try:
-        model(*pair_batch())
-        waits.set()
-        assert type(model(*pair_batch())) is torch.Tensor
-    finally:
-        opened.set()
-        handle.remove()
 
 
 @pytest.mark.parametrize("through", ["a module", "glue"])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
+import engine_cases
 import pytest
+import stream_cases
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
     Record,
     TwoTowers,
     colocate,
-    colocated,
     pair_batch,
     run_both,
     tower,
     train,
 )
-from loop_cases import LOOPS, check, check_removing_between_forward_and_backward, differentiable
+from loop_cases import LOOPS, NOT_THERE, check, check_removing_between_forward_and_backward, differentiable
 from torch import nn
 
 
@@ -27,8 +29,15 @@ def test_a_loop_is_equal_to_the_plain_one(name: str):
     check(LOOPS[name], run_both, LOOPS[name].host)
 
 
-def test_removing_between_forward_and_backward_is_equal():
-    check_removing_between_forward_and_backward(colocated)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("name", [name for name, case in LOOPS.items() if case.streams != NOT_THERE])
+def test_a_loop_on_streams_is_equal_to_the_plain_one_with_every_launch_in_order(name: str):
+    check(LOOPS[name], stream_cases.run_both, LOOPS[name].streams)
+
+
+@pytest.mark.parametrize("cases", [engine_cases, stream_cases], ids=["host", "streams"])
+def test_removing_between_forward_and_backward_is_equal(cases: Any):
+    check_removing_between_forward_and_backward(cases.colocated)
 
 
 def test_gradients_of_gradients_are_refused_and_work_when_disabled():

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, failing, pair_batch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, pair_batch
 from stream_cases import FakeBackend, colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -45,47 +44,6 @@ def test_what_is_computed_again_runs_on_its_lane_behind_what_it_reads_and_before
 
 
 # Failing.
-
-
-@pytest.mark.parametrize("caught", [True, False], ids=["and the model goes on", "and the model with it"])
-def test_parameters_may_be_written_to_after_a_module_failed(caught: bool):
-    def catching(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        try:
-            return self.left(x) @ self.right(y).T
-        except ValueError:
-            if not caught:
-                raise
-        return y * 2
-
-    model = Glued(catching, Doing(failing))
-    with placed(model):
-        model.left.is_on = True
-        try:
-            model(*pair_batch())
-        except ValueError:
-            assert not caught
-        with torch.no_grad():
-            for parameter in model.left.parameters():
-                parameter.mul_(2)
-
-
-def test_a_step_after_a_backward_that_failed_waits_for_what_lanes_were_given():
-    model = TwoTowers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with placed(model):
-        ended: list[torch.Tensor] = []
-
-        def fail_last(parameter: torch.Tensor) -> None:
-            ended.append(parameter)
-            if len(ended) == len(list(model.left.parameters())):
-                raise ValueError("told to fail")
-
-        hooks = [one.register_post_accumulate_grad_hook(fail_last) for one in model.left.parameters()]
-        with pytest.raises(ValueError, match="told to fail"):
-            model(*pair_batch()).sum().backward()
-        for hook in hooks:
-            hook.remove()
-        optimizer.step()
 
 
 # Arguments written to, and views of arguments.

@@ -13,6 +13,7 @@ from fake_streams import FakeStreams, Launch, RaceError
 from stream_cases import Projected, colocated, steps
 from torch import nn
 
+from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import LaneOrder, Orders
 from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
@@ -43,19 +44,11 @@ def test_placed_modules_and_their_glue_are_not_ordered_among_each_other():
                 for other in range(index):
                     both = pairs(lanes[index][: ends[index] + 1], lanes[other][: ends[other] + 1])
                     assert all(a.is_concurrent_with(b) for a, b in both)
+            head = [one for one in backend.launches_of(handle, "head") if one.name == "aten.addmm.default"][2]
+            assert head.is_after(lanes[0][0])
+            assert head.is_after(lanes[1][0])
+            assert head.is_concurrent_with(lanes[2][-1])
             out.sum().backward()
-
-
-def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
-    model = Projected()
-    with colocated(model, triple(), THREE, num_slots=3) as (handle, backend):
-        backend.api.launches.clear()
-        model(*triple())
-        head = [launch for launch in backend.launches_of(handle, "head") if launch.name == "aten.addmm.default"][2]
-        first, second, third = (backend.launches_of(handle, f"towers.{index}") for index in range(3))
-        assert head.is_after(first[0])
-        assert head.is_after(second[0])
-        assert head.is_concurrent_with(third[-1])
 
 
 def beside(work: Callable[[], Any], *, wait_s: float) -> tuple[threading.Thread, list[Any]]:
@@ -165,6 +158,18 @@ def results_of_another_class(model: nn.Module) -> None:
         model(*pair_batch())
 
 
+def reaching_into_a_module(model: nn.Module) -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        right = model.right(y).sum()
+        for parameter in model.right.parameters():
+            parameter.data.mul_(0.9)  # past torch's count of writes
+        return model.left(x).sum() + right
+
+    model.forward = forward  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(*pair_batch())
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -173,6 +178,7 @@ SEEDED: dict[str, tuple[Any, str, Callable[[nn.Module], None]]] = {
     "the wait for a producer": (LaneOrder, "hold", steps),
     "telling the allocator": (FakeStreams, "record_use", let_go_early),
     "the wait for the beginning of a call": (LaneOrder, "enter", steps),
+    "the wait of who reaches into a module": (StreamExecutor, "reach", reaching_into_a_module),
     "the join at the end of a call": (Orders, "join", in_a_buffer),
     "the wait for gradients' readers": (LaneOrder, "lend", gradients_in_the_call),
     "the wait for readers of strange results": (LaneOrder, "lend", results_of_another_class),

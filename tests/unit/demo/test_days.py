@@ -1,21 +1,24 @@
-"""The folder that ``init`` writes is complete and trains; nothing is overwritten."""
+"""The folder that ``init`` writes, its days, and how the demo edits and watches it."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 import tomllib
 from datetime import date
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
+from mosaic.artifact import parse_toml
 from mosaic.demo.days.digits import DayKind, write_day
-from mosaic.demo.days.starter import write_starter
+from mosaic.demo.days.node import Run, with_setting
+from mosaic.demo.days.starter import template, write_starter
 from mosaic.errors import MosaicError
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.recipe import Recipe
 
 DAY = date(2026, 11, 22)
 
@@ -27,37 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_new_folder_has_recipe_model_a_ready_day_and_a_frozen_set(folder: Path):
-    recipe = tomllib.loads((folder / "retrain.toml").read_text())
-    functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions")
-    assert {*functions, "export", "sources", "budget", "gate", "promote"} == set(recipe)
-    assert (folder / "data" / "2026-11-22" / recipe["sources"]["new"]["ready"]).exists()
-    assert (folder / recipe["sources"]["frozen"]).is_dir()
-    for key in functions:
-        file, name = recipe[key].split(":")
-        assert callable(getattr(opened(folder / file), name))
-
-
 def test_what_is_there_is_not_overwritten_and_nothing_else_is_written(tmp_path: Path):
     (tmp_path / "train.py").write_text("mine")
     with pytest.raises(MosaicError, match=r"train\.py is there already"):
         write_starter(tmp_path, DAY)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     assert (tmp_path / "train.py").read_text() == "mine"
-
-
-def test_a_day_that_is_there_is_not_overwritten(folder: Path):
-    with pytest.raises(MosaicError, match="days never change"):
-        write_day(folder / "data" / "frozen", DayKind(), seed=0)
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path):
@@ -78,3 +56,26 @@ def test_the_frozen_set_shares_no_voice_and_no_block_of_scans_with_a_day(folder:
     assert len(frozen) >= 20
     assert len(day) >= 20
     assert not frozen & day
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "read"), [("budget", "steps", "7", 7), ("promote", "hooks", '["true"]', ("true",))]
+)
+def test_one_setting_of_a_recipe_changes_and_all_others_stay(table: str, key: str, value: str, read: object):
+    text = template("retrain.toml").decode()
+    changed = with_setting(text, table, key, value)
+    recipe = parse_toml(Recipe, changed, source="retrain.toml")
+    assert getattr(getattr(recipe, table), key) == read
+    before, after = tomllib.loads(text), tomllib.loads(changed)
+    after.get(table, {}).pop(key, None)
+    before.get(table, {}).pop(key, None)
+    assert {name: part for name, part in after.items() if part} == {name: part for name, part in before.items() if part}
+
+
+def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp_path: Path):
+    printed: list[str] = []
+    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], printed.append)
+    with pytest.raises(MosaicError, match="ended with 3 before step 5"):
+        run.wait_for_step(5)
+    assert run.wait() == 3
+    assert printed == ["hello"]

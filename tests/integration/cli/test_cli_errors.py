@@ -1,0 +1,89 @@
+"""Wrong commands: each ends with its exit code and a message with the value, the rule and the way out, and no file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from user_models import FILE
+
+from mosaic.backends.cuda import driver as cuda
+from mosaic.cli.main import run
+from mosaic.errors import BackendUnavailableError
+
+VLM = f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:vlm_s"
+WRONG = [
+    # The model.
+    (1, "profile --model nowhere.py:make", "there is no file nowhere.py"),
+    (1, "profile --model {FILE}:absent", "has no function 'absent'"),
+    (1, "profile --model {FILE}:fails", "RuntimeError: no data today"),
+    (1, "profile --model {FILE}:wrong", "returned a int"),
+    (1, "profile --model {FILE}:nothing_to_place", "found no module to place"),
+    (2, "profile --model zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
+    (2, "profile --model zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
+    (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
+    (2, "profile --model zoo:clip-tiny:0", "asks for a batch of '0'"),
+    # profile
+    (2, "profile --model {FILE}:make_small --degrees two", "not a list of numbers"),
+    (2, "profile --model {FILE}:make_small --degrees 0", "degrees from 1 on"),
+    (2, "profile --model {FILE}:make_small --degrees 2 --cluster abacus", "unknown device 'abacus'"),
+    (
+        2,
+        "profile --model {FILE}:make_small --quotas most",
+        "unknown choice of quotas 'most'; choose one of: tenths, all",
+    ),
+    (4, "profile --model {FILE}:make --backend cuda", "needed: an NVIDIA driver"),
+    # plan
+    (2, "plan", "give either FILE"),
+    (2, "plan --model {FILE}:make --device h99", "unknown device 'h99'"),
+    (2, "plan --model {FILE}:make --device h100-80g --gpus 0", "gpus=0"),
+    (2, "plan --model {FILE}:make --device h100-80g --time-limit -1", "effort=-1"),
+    (2, "plan --model {FILE}:make --dtype bfloat16", "give --model and --device, too"),
+    (1, "plan absent.json", "cannot read absent.json"),
+    (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
+    (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
+    (2, "plan --pipeline 4 --model zoo:vlm-s", "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
+    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --partition diagonal", "unknown partition 'diagonal'"),
+    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --microbatches 0", "microbatches=0; a step has at least one"),
+    (2, "plan --pipeline 100 --model {VLM} --tensor 4", "layers for 100 ranks"),
+    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --share luck", "method='luck'; use one of lpt"),
+    (3, "plan --pipeline 4 --model {VLM} --tensor 4 --seconds 0.2 --memory-gb 2", "what would help"),
+    # run and bench
+    (2, "run --model zoo:clip-tiny --compare --plan p.json", "leave --plan and --method out"),
+    (2, "run --model zoo:clip-tiny --compare --method gahc", "leave --plan and --method out"),
+    (4, "bench pool", "needed: an NVIDIA driver"),
+    (1, "bench overlap --backend host --size tiny --model {FILE}:make_chain", "independent of each other"),
+    (2, "bench pool --backend host --model zoo:clip-tiny", "--model goes with scaling and overlap"),
+    (2, "bench pool --backend host:1", "device 1 is not there"),
+    (2, "bench pool --backend host --seconds -1", "a budget is not negative"),
+    (2, "bench pool --backend tpu", "choose one of: cuda, host, or cuda:1"),
+]
+
+
+@pytest.mark.parametrize(("code", "command", "message"), WRONG, ids=[command for _, command, _ in WRONG])
+def test_a_wrong_command_ends_with_its_code_a_message_and_no_file(
+    code: int,
+    command: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def missing() -> None:
+        raise BackendUnavailableError("no NVIDIA driver", found="nothing", needed="an NVIDIA driver")
+
+    monkeypatch.setattr(cuda, "describe_driver", missing)
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(command.format(FILE=FILE, VLM=VLM))
+    output = [] if "--context" in arguments else ["--output", str(tmp_path / "new" / "result")]
+    assert run([*arguments, *output]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--rounds", "many"], []])
+def test_a_command_line_that_cannot_be_parsed_exits_with_2(arguments: list[str]):
+    with pytest.raises(SystemExit) as caught:
+        run(arguments)
+    assert caught.value.code == 2
