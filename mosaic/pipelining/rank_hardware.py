@@ -67,12 +67,7 @@ class RankHardware:
             )
 
     def gather_ns(self, num_bytes: int, axis: Axis) -> int:
-        """Returns the time of an all-gather or a reduce-scatter of a tensor among this rank's peers; cached.
-
-        Args:
-            num_bytes: Bytes of the whole, gathered tensor.
-            axis: Axis of the peers.
-        """
+        """Returns the time of an all-gather or a reduce-scatter of a tensor of so many bytes among peers."""
         if (num_bytes, axis) not in self._known:
             peers = self._peers(axis)
             whole_ms = peers.all_reduce_ms(num_bytes, self._degree(axis))
@@ -80,11 +75,7 @@ class RankHardware:
         return self._known[num_bytes, axis]
 
     def exchange_ns(self, sent_bytes: tuple[tuple[int, ...], ...]) -> int:
-        """Returns the time of messages between all context peers at once; cached.
-
-        Args:
-            sent_bytes: Bytes from each peer (row) to each peer (column).
-        """
+        """Returns the time of messages at once from each context peer (row) to each (column)."""
         if sent_bytes not in self._known:
             messages = [
                 Message(source=source, target=target, num_bytes=count)

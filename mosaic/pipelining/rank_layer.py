@@ -159,15 +159,7 @@ WHOLE = RankShare()
 def rank_share(
     sharing: ContextSharing, degrees: Degrees, *, sequences: int, tokens: int, is_causal: bool, has_items: bool
 ) -> RankShare:
-    """Returns the part of a module's data on one context rank.
-
-    Args:
-        sharing: The options.
-        degrees: The axes of the job.
-        sequences: Number of equally long sequences, in each of which attention stays.
-        tokens: Tokens of each.
-        is_causal: True for causal attention, which ``sharing.mask`` replaces.
-        has_items: True for an encoder, whose sequences are whole items such as images.
+    """Returns the part of a module's data on one context rank; sequences of encoders are whole items such as images.
 
     Raises:
         ValueError: Ranks outnumber blocks.

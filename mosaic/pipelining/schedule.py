@@ -278,13 +278,6 @@ def lower(
     deadlock is impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
     https://arxiv.org/abs/2311.10418); the walk is by causes.
 
-    Args:
-        partition: The partition of the tasks.
-        graph: The step's tasks.
-        orders: Each task of each row once, in order.
-        strategies: Strategies of the graph.
-        training: Chunks whose gradients are reduced after their last backward; see ``training_chunks``.
-
     Raises:
         InvalidScheduleError: The rows deadlock.
     """

@@ -436,11 +436,7 @@ class _RankPairs:
         self._room = np.concatenate([self._room, room[matters]])
 
     def select(self, weights: Mapping[int, float]) -> list[int] | None:
-        """Returns a candidate for each pair with little weighted added time that fits all instants; None if none does.
-
-        Args:
-            weights: Weight of each task's added time.
-        """
+        """Returns a candidate for each pair that fits all instants, with little weighted added time; None if none does."""
         if not self.pairs:
             return None if (self._room < 0).any() else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]
