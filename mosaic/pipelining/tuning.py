@@ -436,7 +436,7 @@ class _RankPairs:
         self._room = np.concatenate([self._room, room[matters]])
 
     def select(self, weights: Mapping[int, float]) -> list[int] | None:
-        """Returns a candidate for each pair that fits all instants, with little weighted added time; None if none does."""
+        """Returns a candidate for each pair, of little weighted added time, within all instants; None if none fits."""
         if not self.pairs:
             return None if (self._room < 0).any() else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]

@@ -29,7 +29,7 @@ from mosaic.ranks.pipeline.lanes import describe_lanes
 from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
-from mosaic.ranks.pipeline.step import check_alike
+from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
@@ -39,6 +39,10 @@ from mosaic.ranks.world.world import World
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
+
+
+MAX_KINDS = 1024
+"""Most kinds of steps that ranks have agreed on and know."""
 
 
 class Pipeline(Checkpointer):
@@ -69,6 +73,7 @@ class Pipeline(Checkpointer):
         self._next: Step | None = None
         self._number = 0
         self._last_s = 0.0
+        self._kinds: set[tuple[str, str]] = set()
         self._steps: deque[OwnStep] = deque(maxlen=MAX_STEPS)
         self._modes = Modes(setup.model)
         self._checked_modes = self._modes.now()
@@ -93,18 +98,19 @@ class Pipeline(Checkpointer):
 
         Raises:
             ValueError: There are no microbatches.
-            InvalidScheduleError: Ranks have other microbatches.
+            InvalidScheduleError: Ranks have other microbatches. Of known shapes that shows at the step's end, and
+                gradients are then to be dropped.
             RankFailedError: Another rank has failed; names it.
         """
         began = time.perf_counter()
-        own, counted, shapes = self._prepare(microbatches)
+        own, counted, shapes, digests = self._prepare(microbatches)
         shared = self._schedules.of(self._number, counted, last_s=self._last_s)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
         number, replica = self.world.progress.step, self._runner.grid.replica
-        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale)
+        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale, digests=digests)
         share = tuple(counted[at] for at in shared.shares[replica])
         self._steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
         self._number += 1
@@ -125,10 +131,10 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
-        own, counted, shapes = self._prepare(microbatches)
+        own, counted, shapes, digests = self._prepare(microbatches)
         shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            return self._runner.run(shared, own, shapes=shapes, is_training=False).losses
+            return self._runner.run(shared, own, shapes=shapes, is_training=False, digests=digests).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Yields the steps of a loader, and reads each one before the one ahead of it runs.
@@ -250,8 +256,11 @@ class Pipeline(Checkpointer):
             self._grids.close()
             self.world.close()
 
-    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str]]:
-        """Checks a step's microbatches; returns this rank's part of them, their counts, and names of their shapes."""
+    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str], Digests]:
+        """Checks microbatches; returns this rank's part of them, their counts, names of their shapes, and digests.
+
+        Ranks agree on each new kind of step before it runs, and on the values of every step with its losses.
+        """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
@@ -273,11 +282,14 @@ class Pipeline(Checkpointer):
             except Exception as error:  # of any kind: the model's own
                 error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(microbatch)}")
                 raise
-        kind = self.world.device.type
-        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
+        device = self.world.device.type
+        precision = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "as they are"
         shapes = [f"{one.key} {precision}" for one in counted]
-        check_alike(microbatches, own, shapes, self._runner.grid.transport)
-        return own, counted, shapes
+        digests = digests_of(microbatches, own, shapes)
+        if (kind := (digests["shapes"], digests["masks"])) not in self._kinds:
+            check_alike(self._runner.grid.transport.all_gather(digests))
+            self._kinds = {kind} | (self._kinds if len(self._kinds) < MAX_KINDS else set())
+        return own, counted, shapes, digests
 
     def _cut(self, microbatches: Step) -> Step:
         """Returns the model's arguments on this rank: its own tokens of shared sequences."""

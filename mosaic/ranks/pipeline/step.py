@@ -23,7 +23,6 @@ from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.tensor import WeightSlices
-from mosaic.ranks.pipeline.transport import Transport
 
 Microbatches = Sequence[Mapping[str, Any]]
 """Keyword arguments of the model."""
@@ -100,8 +99,9 @@ class PipelineRunner:
         shapes: Sequence[str],
         scale: Scale | None = None,
         is_training: bool = True,
+        digests: Digests | None = None,
     ) -> StepResult:
-        """Runs a step forward and backward; all ranks call it."""
+        """Runs a step forward and backward; all ranks call it, and compare their microbatches' digests at its end."""
         transport, replica = self.grid.transport, self.grid.replica
         share, schedule = shared.shares[replica], shared.schedules[replica]
 
@@ -154,32 +154,35 @@ class PipelineRunner:
                 raise
 
         # 5. Losses on every rank; ranks that share a sequence have a part of its loss each.
+        gathered = transport.all_gather((losses, digests))
+        if digests is not None:
+            check_alike([theirs for _, theirs in gathered])
         total = [0.0] * len(microbatches)
-        for gathered in transport.all_gather(losses):
-            for at, loss in gathered.items():
-                total[at] += loss
+        for at, loss in (item for theirs, _ in gathered for item in theirs.items()):
+            total[at] += loss
         return StepResult(torch.tensor(total), spans)
 
 
-def check_alike(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str], transport: Transport) -> None:
-    """Compares a step's microbatches on all ranks, which call it together.
+Digests = Mapping[str, str]
+"""Hashes of the shapes, the values and the masks of a step's microbatches."""
 
-    This is the one agreement of a step: all else that ranks run follows from the microbatches and from the plans of
-    rank 0. Other microbatches would give wrong gradients without an error where their shapes are equal.
 
-    Raises:
-        InvalidScheduleError: A rank has others, on all ranks; names it.
-    """
+def digests_of(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str]) -> Digests:
+    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error."""
     leaves = [leaf for microbatch in microbatches for leaf in pytree.tree_flatten_with_path(dict(microbatch))[0]]
     values = [(str(path), _comparable(leaf)) for path, leaf in leaves]
-    digests = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
-    gathered = transport.all_gather({name: fingerprint(value) for name, value in digests.items()})
-    for rank, other in enumerate(gathered):
-        if other != gathered[0]:
-            name = next(name for name in digests if other[name] != gathered[0][name])
-            raise InvalidScheduleError(
-                f"microbatches of rank {rank} have other {name} than rank 0's; give all ranks the same microbatches"
-            )
+    compared = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
+    return {name: fingerprint(value) for name, value in compared.items()}
+
+
+def check_alike(digests: Sequence[Digests]) -> None:
+    """Raises InvalidScheduleError, on all ranks, where a rank has other microbatches than rank 0."""
+    for rank, theirs in enumerate(digests):
+        for name, digest in theirs.items():
+            if digest != digests[0][name]:
+                raise InvalidScheduleError(
+                    f"microbatches of rank {rank} have other {name} than rank 0's; give all ranks the same microbatches"
+                )
 
 
 def _comparable(leaf: Any) -> Any:
