@@ -115,7 +115,7 @@ def preserved(
             objects.refill(run.containers)
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
         unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
-        with nullcontext() if elsewhere else _WriteWatch(memory), unoptimized:
+        with nullcontext() if elsewhere or memory.is_empty else _WriteWatch(memory), unoptimized:
             yield changes
         changes.storages, changes.containers = frozenset(memory.written), tuple(objects.changed())
     except BaseException as error:
@@ -410,6 +410,11 @@ class _Memory:
                     self._by_storage.setdefault(piece.key, []).append(piece)
                     if is_small or id(note.tensor) in objects.buffers or piece.key in self.written:
                         piece.save()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no tensor has memory, as on the meta device."""
+        return not self._by_storage
 
     def set_gradients_aside(self) -> None:
         """Leaves every tensor without a gradient, and without what follows when it gets one."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -37,15 +38,12 @@ class TowerRecord:
     """A tower, without its weights."""
 
     name: str
-    """Name of the child."""
     model: str
     """Class of its model, ``module:name``; empty for one that the caller passes."""
     projector: str
     """Name of its projector, ``own`` or ``none``."""
     token: int | None
-    """Its placeholder."""
     width: int | None
-    """Width of the projector's input."""
     callbacks: tuple[str, ...]
     """Names of its callbacks."""
 
@@ -84,17 +82,7 @@ class ModelRecord:
 
 
 def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, Tower], **about: Any) -> None:
-    """Writes models, projectors and then the record.
-
-    Args:
-        folder: Created if missing.
-        language_model: The language model.
-        towers: By name.
-        about: ``has_before``, ``frozen`` and ``still`` of the record.
-
-    Raises:
-        UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
-    """
+    """Writes models, projectors and then the record, which ``about`` completes; see ``save_pretrained``."""
     record = ModelRecord(
         language_model=_class_of(LANGUAGE_MODEL, language_model),
         towers=tuple(
@@ -112,32 +100,27 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).unlink(missing_ok=True)
-    models = [(LANGUAGE_MODEL, language_model, record.language_model)]
-    models += [(entry.name, towers[entry.name].model, entry.model) for entry in record.towers]
-    for name, model, kind in models:
-        (folder / name).mkdir(exist_ok=True)
-        if kind:
-            model.save_pretrained(folder / name)  # type: ignore[operator]
-        else:
-            save_model(model, str(folder / name / "model.safetensors"))
-    for name, tower in towers.items():
+    _save(language_model, record.language_model, folder / LANGUAGE_MODEL)
+    for entry, tower in zip(record.towers, towers.values(), strict=True):
+        _save(tower.model, entry.model, folder / entry.name)
         if tower.projector is not None:
             weights = {key: value.contiguous() for key, value in tower.projector.state_dict().items()}
-            save_file(weights, folder / name / PROJECTOR)
+            save_file(weights, folder / entry.name / PROJECTOR)
     save(record, folder / RECORD)
+
+
+def _save(model: Any, kind: str, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    if kind:
+        model.save_pretrained(folder)
+    else:
+        save_model(model, str(folder / "model.safetensors"))
 
 
 def load_folder(
     folder: Path, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]
 ) -> tuple[ModelRecord, nn.Module, dict[str, Tower]]:
-    """Reads the record, and the models without their projectors.
-
-    Raises:
-        InvalidFileError: ``glue.json`` is missing or damaged.
-        InvalidCheckpointError: Weights are missing, or do not fit the class.
-        UnsupportedModelError: A class is not from transformers.
-        ValueError: A module or callback that the folder does not hold is missing, or one is unneeded.
-    """
+    """Reads the record, and the models without their projectors; see ``from_pretrained``."""
     record: ModelRecord = load(ModelRecord, folder / RECORD)
     record.check(modules, callbacks)
     language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, modules)
@@ -155,11 +138,7 @@ def load_folder(
 
 
 def load_projector(folder: Path, name: str, tower: Tower) -> None:
-    """Reads the weights of a tower's projector, in their saved dtype.
-
-    Raises:
-        InvalidCheckpointError: They are missing, or of another projector.
-    """
+    """Reads the weights of a tower's projector, in their saved dtype."""
     if tower.projector is None:
         return
     path = folder / name / PROJECTOR
@@ -215,12 +194,10 @@ def _find(name: str, kind: str) -> Any:
     from transformers import PreTrainedModel
 
     module, _, own = kind.partition(":")
-    try:
-        model_class = (
-            getattr(importlib.import_module(module), own) if module.startswith("transformers.models.") else None
-        )
-    except (ImportError, AttributeError):
-        model_class = None
+    model_class = None
+    if module.startswith("transformers.models."):
+        with suppress(ImportError):
+            model_class = getattr(importlib.import_module(module), own, None)
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise UnsupportedModelError(
             f"{name} was saved as {kind}, which is not a model of this version of transformers; install the version "

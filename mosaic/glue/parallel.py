@@ -118,17 +118,9 @@ def parallelize(
 def _on_own_ranks(
     request: Request, pipeline: Mapping[str, int], *, data: int | None, tensor: int = 1, context: int = 1
 ) -> Partition:
-    """Returns the partition of one replica, whose modules have ranks of their own.
+    """Returns the partition of one replica, whose modules have ranks of their own, some a fixed number (``pipeline``).
 
-    Args:
-        request: The request of ``mosaic.pipeline``.
-        pipeline: Ranks of modules with a fixed number.
-        data: Replicas; None: a replica has as many ranks as ``pipeline`` says.
-        tensor: Ranks that share each layer.
-        context: Ranks that share each sequence.
-
-    Raises:
-        ValueError: The number of ranks differs from the request, or a module cannot be split.
+    With ``data=None`` a replica has as many ranks as ``pipeline`` says.
     """
     layers = {module.name: len(module.trains) for module in request.model.modules}
     for name, count in pipeline.items():

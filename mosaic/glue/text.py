@@ -35,11 +35,7 @@ class Placeholders:
     def find(cls, input_ids: Tensor, tokens: Mapping[str, int], vocabulary: int, labels: Tensor | None) -> Placeholders:
         """Counts every tower's placeholders, and ids outside the vocabulary, with one synchronization.
 
-        Args:
-            input_ids: (batch, tokens).
-            tokens: Placeholder of each tower.
-            vocabulary: Number of ids of the language model; placeholders may lie beyond.
-            labels: (batch, tokens) to predict, if any.
+        Placeholders (``tokens``) may lie beyond the vocabulary in ``input_ids``, but not in ``labels``.
 
         Raises:
             ValueError: An id, or a placeholder in the labels, is outside the vocabulary.
@@ -129,13 +125,8 @@ def text_positions(
 
     M-RoPE (Qwen2-VL, arXiv:2409.12191, section 2.1) gives the tokens of an image their time, row and column. Text has
     one position on all axes; an item begins behind the text before it, and text continues behind the item's greatest
-    position.
-
-    Args:
-        input_ids: (batch, tokens).
-        documents: (batch, tokens), -1 for padding; a document's tokens are contiguous.
-        tokens: Placeholder of each tower.
-        items: For towers with ``positions``: the positions of features in each item, (axes, features).
+    position. ``items`` has the positions of features in each item of towers with ``positions``, (axes, features); a
+    document's tokens are contiguous.
 
     Raises:
         ValueError: The numbers of features and placeholders differ, or an item is interrupted.
@@ -189,18 +180,7 @@ def mask_words(
     documents: Ints | None = None,
     lengths: Mapping[str, Sequence[int]] | None = None,
 ) -> MaskWords:
-    """Makes the attention mask of one sequence from its ids.
-
-    Args:
-        ids: (tokens,).
-        tokens: Placeholder of each tower.
-        kind: One of ``MASK_KINDS``.
-        documents: (tokens,), -1 for padding; None: one document.
-        lengths: Placeholders of each item in order, by tower; by default adjacent placeholders are one item.
-
-    Raises:
-        ValueError: The kind is unknown, lengths or documents do not fit the text, or a document has over 55 items.
-    """
+    """Makes the attention mask of one sequence from its ids, (tokens,); see ``MultimodalModel.mask``."""
     if kind not in MASK_KINDS:
         raise ValueError(f"kind={kind!r} is not a kind of mask; use one of {', '.join(MASK_KINDS)}")
     owners = np.zeros(len(ids), np.int64) if documents is None else documents
@@ -211,11 +191,7 @@ def mask_words(
 
 
 def _item_numbers(name: str, places: npt.NDArray[np.bool_], lengths: Sequence[int] | None) -> Ints:
-    """Returns the item number of each placeholder token, from 0; -1 for other tokens.
-
-    Raises:
-        ValueError: The number of placeholders differs from the sum of ``lengths``.
-    """
+    """Returns the item number of each placeholder token, from 0; -1 for other tokens."""
     numbers = np.full(len(places), -1, np.int64)
     if lengths is None:
         begins = places & ~np.r_[False, places[:-1]]

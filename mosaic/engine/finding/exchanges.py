@@ -71,24 +71,10 @@ class _Weight:
 
 
 class Exchanges(Tracer[frozenset[str]]):
-    """Follows one run of a model; labels are candidates, and the maps below are by their names.
+    """Follows one run of a model; labels are candidates, the modules that may be placed.
 
-    Args:
-        model: The model.
-        candidates: Modules that may be placed.
-
-    Attributes:
-        calls: The candidates' calls, in order.
-        edges: By source and target.
-        places: The line that calls each.
-        obstacles: The reason why a candidate cannot be placed.
-        in_order: What a module exchanges beside arguments and results.
-        aside: Obstacles of modules that read results of others in this way.
-        local: Those of ``in_order`` that read, or write into, what their caller holds: on another rank they would
-            compute something else.
-        hidden: Obstacles of modules whose attributes, or the variables that their code names, change while the model
-            runs.
-        remarks: Remarks about placed modules, in order of appearance.
+    Its maps are by their names; see ``Finding``. ``calls`` has their calls in order, ``edges`` goes by source and
+    target, and ``obstacles`` keep a candidate from being placed.
     """
 
     def __init__(self, model: nn.Module, candidates: Mapping[str, nn.Module]) -> None:

@@ -37,38 +37,35 @@ Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The modules of a model, and what a traced step showed of each.
-
-    Attributes:
-        graph: The modules that can be placed, and their dependencies.
-        subjects: The same modules with their inputs.
-        left_out: Modules that look worth placing and cannot be, with the reason.
-        in_order: Modules that read or write more than their arguments while the model runs, with the reason: on streams
-            they keep to the order of the user's own.
-        aside: Modules that no lane's thread can run, since they exchange results with others in another way.
-        local: Those of ``in_order`` that read values of their caller, or write into them, so that no other rank can run
-            them.
-        hidden: Modules whose attributes, or the variables that their code names, change while the model runs.
-        parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
-            model looks up before it calls its language model.
-        users: By the id of a parameter or buffer, the modules that use it; None for operations between modules.
-        remarks: Remarks for the user about modules that can be placed.
-        places: For each module the line that calls it.
-        warnings: Remarks that are logged where the model is colocated.
-    """
+    """The modules of a model, and what a traced step showed of each."""
 
     graph: ModuleGraph
+    """The modules that can be placed, and their dependencies."""
     subjects: tuple[Subject, ...]
+    """The same modules with their inputs."""
     left_out: dict[str, Obstacle]
+    """Modules that look worth placing and cannot be."""
     in_order: dict[str, Obstacle] = field(default_factory=dict)
+    """Modules that read or write more than arguments while the model runs: on streams they keep to the order of the
+    user's own."""
     aside: dict[str, Obstacle] = field(default_factory=dict)
+    """Modules that no lane's thread can run, since they exchange results with others in another way."""
     local: dict[str, Obstacle] = field(default_factory=dict)
+    """Those of ``in_order`` that read values of their caller, or write into them, so that no other rank can run
+    them."""
     hidden: dict[str, Obstacle] = field(default_factory=dict)
+    """Modules whose attributes, or the variables that their code names, change while the model runs."""
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Ids of a module's parameters that only others use, such as a table of embeddings that the model looks up before
+    it calls its language model."""
     users: dict[int, frozenset[str | None]] = field(default_factory=dict)
+    """By the id of a parameter or buffer, the modules that use it; None for operations between modules."""
     remarks: tuple[Remark, ...] = ()
+    """Remarks for the user about modules that can be placed."""
     places: dict[str, str] = field(default_factory=dict)
+    """For each module the line that calls it."""
     warnings: tuple[str, ...] = ()
+    """Remarks that are logged where the model is colocated."""
 
     @property
     def in_place(self) -> dict[str, Obstacle]:

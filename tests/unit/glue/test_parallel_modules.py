@@ -50,17 +50,6 @@ def test_what_is_given_is_kept_and_the_rest_is_found(model: MultimodalModel):
     assert ranks_of(parallelize(model, specs), request_for(8))["language_model"] == 2
 
 
-def test_where_all_is_given_ranks_that_are_left_are_replicas(model: MultimodalModel):
-    specs = {"vision": Parallel(pipeline=1), "audio": Parallel(pipeline=1), "language_model": Parallel(pipeline=2)}
-    asked = parallelize(model, specs)
-    assert asked["data"] is None
-    assert asked["plan"](request_for(8)).num_ranks == 4
-    specs["vision"] = Parallel(pipeline=1, data=2)
-    asked = parallelize(model, specs)
-    assert asked["data"] == 2
-    assert asked["plan"](request_for(8)).num_ranks == 4
-
-
 def specs_with(**more: Parallel) -> dict[str, Parallel]:
     return {name: Parallel(pipeline=1) for name in ("vision", "audio", "language_model")} | more
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from chained_chunks import chunks_of
-from part_models import WIDTH, PartedCase, text_batch
+from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, WIDTH, PartedCase, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
 
@@ -155,16 +155,6 @@ def test_what_models_do_between_layers_leaves_gradients_equal(make: Callable[[],
     check_equal(case_of(make))
 
 
-def test_inputs_that_the_model_writes_into_stay_the_users():
-    model, x = Overwritten(), torch.ones(2, 4)
-    split = find_split(model, {"x": x})
-    assert split.written_inputs == ("x",)
-    rank = PartedModel(model, split, chunks_of(*THIRDS))
-    rank.forward(0, {"x": x})
-    rank.boundary_like(0, {"x": x})
-    assert torch.equal(x, torch.ones(2, 4))
-
-
 class Masks(nn.Module):
     """Draws masks with numpy, between its layers and inside of them."""
 
@@ -257,3 +247,125 @@ def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
     model[1][0].register_forward_hook(lambda module, args, result: None)
     with pytest.raises(UnsplittableError, match="made inside of 1 is used outside of it at a forward hook"):
         find_split(model, {"input": torch.zeros(2, 4)})
+
+
+class Masked(nn.Module):
+    """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
+
+    def __init__(self, *, decides: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.decides = decides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.gate(x) > -100
+        if self.decides and bool(mask.all()):
+            mask = torch.ones_like(mask)
+        for layer in self.layers:
+            x = layer(x * mask)
+        return x
+
+
+class Shaped(nn.Module):
+    """Layers that use a module's result for its shape alone, and a parameter between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = hidden = self.embed(x)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden + torch.zeros_like(first))
+            if index == 1:
+                hidden *= self.scale
+        return hidden
+
+
+@pytest.mark.parametrize("make", [lambda: Masked(decides=False), lambda: Masked(decides=True), Shaped])
+def test_masks_decisions_and_parameters_between_layers_leave_gradients_equal(make: Callable[[], nn.Module]):
+    case = PartedCase(
+        make=make,
+        batch=lambda: {"x": torch.randn(2, 4)},
+        cuts=(("model[0:1/3]", "model[1:2/3]", "model[2:3/3]"),),
+        loss=torch.sum,
+    )
+    check_equal(case)
+
+
+class Selects(nn.Module):
+    """Keeps only the rows that a mask names, before its layers."""
+
+    class Pick(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight)[rows]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pick = Selects.Pick()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        x = self.pick(x, rows)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
+    model = Selects()
+    x = torch.randn(3, 4)
+    split = find_split(model, {"x": x, "rows": torch.tensor([True, False, True])})
+    case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum)
+    cut = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
+    rank = PartedModel(copy.deepcopy(model), split, chunks_of(*cut), own=[2])
+    for rows in ([True, True, True], [False, False, True]):
+        batch = {"x": x, "rows": torch.tensor(rows)}
+        assert rank.boundary_like(0, batch)["model"][0].shape == (sum(rows), 4)
+        check_cut(case, model, split, cut, batch)
+
+
+WITH_DROPOUT = {
+    name: case
+    for name, case in (DECODERS | ENCODERS | SEVERAL_MODULES).items()
+    if name in ("llama, dropout", "torch's encoder", "whisper")
+}
+
+
+@pytest.mark.parametrize("name", WITH_DROPOUT)
+def test_microbatches_whose_chunks_take_turns_draw_what_the_plain_loop_draws(name: str):
+    case = WITH_DROPOUT[name]
+    torch.manual_seed(3)
+    model = case.make()
+    batches = [case.batch() for _ in range(3)]
+    torch.manual_seed(5)
+    wanted = [case.loss(model(**batch)).detach() for batch in batches]
+    end = torch.get_rng_state()
+
+    split = find_split(model, batches[0])
+    chunks = chunks_of(*case.cuts[-1])
+    ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
+    torch.manual_seed(5)
+    states = []
+    for batch in batches:
+        states.append(torch.get_rng_state())
+        ranks[0].skip_random_numbers(batch)
+    assert torch.equal(torch.get_rng_state(), end)
+
+    made = [dict[str, tuple[torch.Tensor, ...]]() for _ in batches]
+    for index, rank in enumerate(ranks):
+        for number in (2, 0, 1):
+            torch.set_rng_state(states[number])
+            received = {module: made[number][module] for module in split.entries(chunks[index])}
+            out = rank.forward(index, batches[number], received, draws="all")
+            if split.leaves(chunks[index]):
+                made[number] |= out
+            else:
+                assert torch.equal(case.loss(out).detach(), wanted[number])

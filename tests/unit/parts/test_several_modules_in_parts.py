@@ -90,16 +90,6 @@ def test_images_whose_patches_lie_in_one_tensor_are_cut_by_their_grid():
         slice_piece(split, batch, "visual", 2, 2)
 
 
-def test_a_frozen_encoder_sends_what_takes_no_gradient():
-    case = SEVERAL_MODULES["llava"]
-    model, split = found(case)
-    model.model.vision_tower.requires_grad_(False)
-    model.model.multi_modal_projector.requires_grad_(False)
-    check_cut(case, model, split, case.cuts[1], case.batch(), strategy="recompute")
-    rank = PartedModel(model, split, chunks_of(*case.cuts[0]))
-    assert not rank.forward(0, case.batch())["vision_tower"][0].requires_grad
-
-
 class TwoWays(nn.Module):
     """Feeds an encoder with either of two tensors."""
 

@@ -73,15 +73,6 @@ def test_a_call_that_uses_the_table_inside_runs_in_place_and_says_so():
     assert "right ran in place" in described
 
 
-def test_gradients_asked_for_by_name_reach_the_table():
-    def asking(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            loss = model(*pair_batch(step)).square().mean()
-            record.note(*torch.autograd.grad(loss, [p for name, p in model.named_parameters() if "." in name]))
-
-    assert "in place" not in run_both(Merging, pair_batch(), STAGES, asking, **CHOICE)
-
-
 def test_a_tied_head_is_left_out_and_the_language_model_is_not():
     finding = find_modules(Merging(tied=True), pair_batch(), include=["left", "right", "head"])
     assert finding.graph.names == ("left", "right")
