@@ -476,12 +476,8 @@ class Executor:
     def num_backwards(self) -> int:
         return self.backwards.num_ended
 
-    @property
-    def origin_ns(self) -> int:
-        return self.log.origin_ns
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self.log.spans(origin_ns)
+    def spans(self) -> tuple[Span, ...]:
+        return self.log.spans()
 
     def clear_spans(self) -> None:
         self.log.clear()

@@ -298,12 +298,8 @@ class RankExecutor(ABC):
     def num_backwards(self) -> int:
         return self.progress.step
 
-    @property
-    def origin_ns(self) -> int:
-        return self.engine.origin_ns
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self.engine.spans(origin_ns)
+    def spans(self) -> tuple[Span, ...]:
+        return self.engine.spans()
 
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""

@@ -148,16 +148,8 @@ class HostRankExecutor(RankExecutor):
         if own is not None and self.routed[site.name].is_member:
             self.engine.reach(own)
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self._record.spans(origin_ns)
-
-    @property
-    def _record(self) -> SpanLog:
-        return self._log if self.routed else self.engine.log
-
-    @property
-    def origin_ns(self) -> int:
-        return self._record.origin_ns
+    def spans(self) -> tuple[Span, ...]:
+        return (self._log if self.routed else self.engine.log).spans()
 
     def clear_spans(self) -> None:
         super().clear_spans()

@@ -179,7 +179,7 @@ class RankHandle(Handle):
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
         executor = self._executor
-        spans = [] if executor is None else computed_spans(self.timeline().spans, executor.origin_ns)
+        spans = [] if executor is None else computed_spans(executor.spans())
         trace_of(spans, self.world).write(path)
         return path
 

@@ -17,7 +17,7 @@ from mosaic.timeline import Span
 _ROUNDS = 5
 
 
-def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
+def computed_spans(spans: Iterable[Span]) -> list[RankSpan]:
     """Returns what a rank computed, on its own clock."""
     return [
         RankSpan(
@@ -25,8 +25,8 @@ def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
             module=span.module,
             phase=span.phase,
             step=span.step,
-            start_us=origin_ns / 1e3 + span.start_ms * 1e3,
-            end_us=origin_ns / 1e3 + span.end_ms * 1e3,
+            start_us=span.start_ms * 1e3,
+            end_us=span.end_ms * 1e3,
         )
         for span in spans
     ]
