@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
 from mosaic.pipelining.planner import PlannedStep
@@ -204,18 +204,6 @@ def _strategies(planned: PlannedStep) -> str:
     return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"
 
 
-@runtime_checkable
-class HasContextCosts(Protocol):
-    """A module that knows the costs of its shared sequences."""
-
-    @property
-    def name(self) -> str:
-        """Name in the graph."""
-
-    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
-        """Returns the costs of one layer; None if the microbatch skips the module."""
-
-
 def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
     """Returns a row per module: one layer, with a rank's largest part of a microbatch.
 
@@ -224,8 +212,8 @@ def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch])
     """
     rows = []
     for module in model.modules:
-        costs = [module.context_costs(microbatch) for microbatch in microbatches if isinstance(module, HasContextCosts)]
-        if largest := max(filter(None, costs), key=lambda cost: cost.tokens, default=None):
+        costs_of: Callable[[Microbatch], ContextCosts | None] = getattr(module, "context_costs", lambda _: None)
+        if largest := max(filter(None, map(costs_of, microbatches)), key=lambda cost: cost.tokens, default=None):
             layer = largest.layer
             rows.append(
                 [
