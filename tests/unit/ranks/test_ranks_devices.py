@@ -13,7 +13,6 @@ from torch import nn
 from mosaic.errors import BackendUnavailableError
 from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
-    carrier_of,
     check_place,
     device_of,
     no_splits,
@@ -28,16 +27,6 @@ def test_a_parameter_elsewhere_is_named():
     with pytest.raises(BackendUnavailableError, match=r"parameter '1.weight' is on meta .* runs on cpu"):
         check_place(model, torch.device("cpu"))
     assert device_of(model) == torch.device("cpu")
-
-
-@pytest.mark.parametrize(("backend", "carrier"), [("nccl", "control"), ("gloo", "group")])
-def test_tensors_in_host_memory_are_given_to_no_nccl_communicator(
-    monkeypatch: pytest.MonkeyPatch, backend: str, carrier: str
-):
-    named: dict[str, Any] = {"group": object(), "control": object()}
-    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-    assert carrier_of(torch.zeros(2), named["group"], named["control"]) is named[carrier]
-    assert carrier_of(torch.zeros(2, device="meta"), named["group"], named["control"]) is named["group"]
 
 
 @pytest.mark.parametrize(
