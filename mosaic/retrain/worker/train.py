@@ -175,13 +175,17 @@ class Training:
 
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
-        group, budget = self._group, self._budget
-        key = _key_of(self._work, group, self.model, batches[0])
-        plan, why, change = _stored_plan(self._work, key)
-        if plan is not None:
-            if not self._work.day.plan.is_file():
-                plan = self._store(replace(plan, why=""))
-            return plan, ""
+        work, group, budget = self._work, self._group, self._budget
+        key = _key_of(work, group, self.model, batches[0])
+        plan, why, change = load_if_intact(StoredPlan, work.day.plan), "", ""
+        if plan is not None:  # of an earlier start
+            why = change = differences(key, plan.key)
+            if not change:
+                return plan, ""
+        else:
+            plan, why = _plan_of_day_before(work, key)
+            if not why and plan is not None:
+                return self._store(replace(plan, why="")), ""
         change = f"{change}, so it was planned anew" if change else ""
         if budget.pipeline:
             pipelined = self._pipelined(batches, None)
@@ -193,7 +197,7 @@ class Training:
         elif not budget.colocate:
             plan = _stored(key, why, "the recipe asks for the plain loop")
         else:
-            plan = _choose_by_trial(self._work, self._new_model(), batches[0], key, why)
+            plan = _choose_by_trial(work, self._new_model(), batches[0], key, why)
         return self._store(plan), change
 
     def _store(self, plan: StoredPlan) -> StoredPlan:
@@ -319,28 +323,20 @@ def _key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> Pla
     )
 
 
-def _stored_plan(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str, str]:
-    """Returns the plan that fits: that of an earlier start, or of the day before.
-
-    Returns:
-        The plan, or None; the reason to plan anew; and the change of the key within the day, empty for none.
-    """
-    current = load_if_intact(StoredPlan, work.day.plan)
-    if current is not None:
-        change = differences(key, current.key)
-        return (None if change else current), change, change
+def _plan_of_day_before(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str]:
+    """Returns the plan of the day before, and the reason to plan anew; empty if it fits."""
     days = [day for day in work.folder.days() if day.plan.is_file() and day.path.name < work.day.state.day]
     before = load_if_intact(StoredPlan, days[-1].plan) if days else None
     if before is None:
-        return None, "this is the first day", ""
+        return None, "this is the first day"
+    last = load_if_intact(Trained, days[-1].trained)
+    step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
     why = differences(key, before.key)
     if not before.is_measured:
         why = why or "other processes used the CPU when it was measured the day before"
-    last = load_if_intact(Trained, days[-1].trained)
-    step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
     if step_ms is not None and reference_ms is not None and abs(step_ms / reference_ms - 1) > MAX_DRIFT:
         why = why or f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made"
-    return (None if why else before), why, ""
+    return before, why
 
 
 def _choose_by_trial(work: Work, model: nn.Module, batch: Any, key: PlanKey, why: str) -> StoredPlan:
