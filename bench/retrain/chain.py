@@ -15,10 +15,21 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from mosaic.lines import steps_in
-from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.folder import Folder
 
 Target = Literal["launcher", "worker", "loader", "all", "told", "told twice"]
 """Receivers of SIGKILL; ``told``: the launcher receives SIGTERM; ``told twice``: and again at once."""
+TARGETS: dict[Target, str] = {
+    "launcher": "kills of the launcher alone",
+    "worker": "kills of the process that trains alone",
+    "loader": "kills of a process that loads data alone",
+    "all": "kills of all processes at once",
+    "told": "kills by SIGTERM, which ends the step first",
+    "told twice": "kills by SIGTERM and again at once",
+}
+"""Names of kills in figures."""
+EARLY = 0.2
+"""Share of the kills that do not wait for the worker's first sign."""
 _START = "import sys; from mosaic.cli.main import main; main(sys.argv[1:])"
 
 
@@ -28,10 +39,10 @@ class Running(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Returns how it ended; None while it runs."""
+        """Returns the exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns how it ended."""
+        """Returns the exit code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +51,11 @@ class Kill:
 
     target: Target
     day: str
-    """The day that was under way; empty before the first."""
+    """The current day; empty before the first."""
     step: int
-    """Its steps that were logged before; a step after them may have been under way."""
+    """Its last logged step; a later step may have run."""
     files: tuple[str, ...]
-    """The day's files that were there."""
+    """The day's files at the kill."""
     left: int
     """Processes that should have ended by it, and had not after a while."""
 
@@ -60,85 +71,69 @@ def program(folder: Folder) -> subprocess.Popen[bytes]:
     )
 
 
-def chain(
-    folder: Folder,
-    start: Callable[[Folder], Running],
-    *,
-    seed: int,
-    targets: tuple[Target, ...],
-    longest_s: float,
-    early: float = 0.2,
-) -> Iterator[Kill]:
+def chain(folder: Folder, start: Callable[[Folder], Running], *, seed: int, longest_s: float) -> Iterator[Kill]:
     """Runs a folder until nothing is left to do, and kills on the way; yields each kill.
 
-    Args:
-        folder: What is run.
-        start: Starts the launcher.
-        seed: Of instants and targets.
-        targets: Each gets its turn before one gets its second.
-        longest_s: A kill falls at most so long after the worker's first sign of life.
-        early: Share of the kills that do not wait for that sign.
+    A kill falls at most ``longest_s`` after the worker's first sign. Each target gets its turn before another gets its
+    second.
     """
     draw, turn = random.Random(seed), list[Target]()
     process = start(folder)
     while process.poll() != 0:
         if process.poll() is not None:  # it was killed, or told to stop, or had failed after a kill
             process = start(folder)
-        before, waits = _signs(folder), draw.random() >= early
+        before, waits = _signs(folder), draw.random() >= EARLY
         while waits and process.poll() is None and _signs(folder) == before:
             time.sleep(0.002)
         until = time.monotonic() + draw.uniform(0.0, longest_s)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.002)
-        turn = turn or draw.sample(targets, len(targets))
+        turn = turn or draw.sample(tuple(TARGETS), len(TARGETS))
         target = turn.pop()
         struck = _strike(process, target) if process.poll() is None else ()
         if not struck:  # there was no such process; its turn comes again
             turn.insert(0, target)
-        else:
-            day = folder.days()[-1] if folder.days() else None
-            process.poll()
-            left = alive(struck)
-            yield Kill(
-                target=target,
-                day=day.path.name if day is not None else "",
-                step=max(steps_in(day.metrics), default=0) if day is not None else 0,
-                files=tuple(sorted(path.name for path in day.path.iterdir())) if day is not None else (),
-                left=len(left),
-            )
+            continue
+        day = next(reversed(folder.days()), None)
+        process.poll()
+        yield Kill(
+            target=target,
+            day=day.path.name if day is not None else "",
+            step=max(steps_in(day.metrics), default=0) if day is not None else 0,
+            files=tuple(sorted(path.name for path in day.path.iterdir())) if day is not None else (),
+            left=len(alive(struck)),
+        )
 
 
 def descendants(pid: int) -> tuple[int, ...]:
     """Returns the processes that a process has started, and those started by them."""
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return tuple(found)
+                pids += [int(child), *descendants(int(child))]
+    return tuple(pids)
 
 
 def alive(pids: tuple[int, ...], within_s: float = 60.0) -> tuple[int, ...]:
-    """Returns which of some processes have not ended after a while."""
+    """Returns the processes that have not ended after a while."""
     until = time.monotonic() + within_s
-    while (left := tuple(pid for pid in pids if _runs(pid))) and time.monotonic() < until:
+    while (left := tuple(pid for pid in pids if _stat(pid, 0) not in ("Z", ""))) and time.monotonic() < until:
         time.sleep(0.01)
     return left
 
 
 def _strike(process: Running, target: Target) -> tuple[int, ...]:
-    """Kills; returns who has to end by it: none where there was nobody to be killed."""
+    """Kills; returns the processes that have to end by it: none without a process to kill."""
     family = descendants(process.pid)
-    workers = tuple(pid for pid in family if _parent(pid) == process.pid)
+    workers = tuple(pid for pid in family if _stat(pid, 1) == str(process.pid))
     loaders = tuple(pid for pid in family if pid not in workers)
+    whole = (process.pid, *family)
     killed, ending = {
-        "launcher": ((process.pid,), (process.pid, *family)),
         "worker": (workers[:1], (*workers[:1], *loaders)),
         "loader": (loaders[:1], loaders[:1]),
-        "all": ((process.pid, *family), (process.pid, *family)),
-        "told": ((process.pid,), (process.pid, *family)),
-        "told twice": ((process.pid,), (process.pid, *family)),
-    }[target]
+        "all": (whole, whole),
+    }.get(target, ((process.pid,), whole))
     number = signal.SIGTERM if target.startswith("told") else signal.SIGKILL
     for pid in killed:
         _send(pid, number)
@@ -153,25 +148,17 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _runs(pid: int) -> bool:
+def _stat(pid: int, place: int) -> str:
+    """Returns a process's state (0) or parent (1); empty without the process."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[place]
+    return ""
 
 
 def _signs(folder: Folder) -> object:
     """Returns the files that a worker changes first in a day's folder, with their times."""
-    days = folder.days()
-    return [(path.name, path.stat().st_mtime_ns) for path in _worker_files(days[-1])] if days else None
-
-
-def _worker_files(day: DayFolder) -> list[Path]:
-    return sorted(
-        path for path in (day.sources, day.metrics, day.checkpoints, day.trained, day.scores) if path.exists()
-    )
+    day = next(reversed(folder.days()), None)
+    if day is None:
+        return None
+    paths = (day.sources, day.metrics, day.checkpoints, day.trained, day.scores)
+    return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]

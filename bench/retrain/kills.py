@@ -1,41 +1,32 @@
-"""Days that are killed all the time beside days that nobody disturbs: do they end with the same bits?"""
+"""Days that are killed all the time beside undisturbed days: do they end with the same bits?
+
+``python -m bench.retrain [--quick] [--json FILE]``
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from types import MappingProxyType
 
 from bench.record import Figure
-from bench.retrain.chain import Kill, Running, Target, chain, program
+from bench.retrain.chain import TARGETS, Kill, Running, chain, program
 from bench.retrain.small_folder import bits_of, write_day, write_folder
 from mosaic.artifact import load
 from mosaic.lines import lines_of
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport
+from mosaic.retrain.report import DayReport
 
-WORDS: Mapping[Target, str] = MappingProxyType(
-    {
-        "launcher": "kills of the launcher alone",
-        "worker": "kills of the process that trains alone",
-        "loader": "kills of a process that loads data alone",
-        "all": "kills of all processes at once",
-        "told": "kills by SIGTERM, which ends the step first",
-        "told twice": "kills by SIGTERM and again at once",
-    }
-)
-"""Names of kills in figures."""
 WORKERS = 2
-"""That load data where kills fall; the undisturbed days have none."""
+"""Processes that load data in killed days; the undisturbed days have none."""
 PAUSE_S = 0.02
-"""A micro-batch's; two of them are a step."""
+"""Time of a micro-batch; two of them are a step."""
 LONGEST_S = 2.5
-"""After a worker's first sign; a day's training and scoring take as long."""
+"""Latest kill after a worker's first sign; a day's training and scoring take as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +34,7 @@ class KilledDay:
     """A day, after its kills."""
 
     day: str
-    """Its date."""
     kills: tuple[Kill, ...]
-    """In order."""
     differs: tuple[str, ...]
     """Names of values that differ from an undisturbed run's; empty if all is well."""
     again: int
@@ -66,16 +55,9 @@ def killed_days(
     pause_s: float = PAUSE_S,
     until: float = float("inf"),
 ) -> Iterator[KilledDay]:
-    """Runs days, each from the model of the one before, until so many kills have fallen.
+    """Runs days, each from the model of the day before, until ``count`` kills have fallen.
 
-    Args:
-        top: Where both folders are made.
-        start: Starts a launcher.
-        count: Kills, at least.
-        seed: Of their instants and targets.
-        longest_s: See ``chain``.
-        pause_s: Time that a micro-batch takes beside its work.
-        until: No day is begun after this, by ``time.monotonic()``.
+    No day begins after ``until``, on the clock of ``time.monotonic()``.
     """
     quiet, killed = write_folder(top / "quiet"), write_folder(top / "killed", budget={"workers": WORKERS})
     fallen = 0
@@ -85,9 +67,9 @@ def killed_days(
         day = (date(2026, 11, 20) + timedelta(days=index)).isoformat()
         write_day(quiet.path, day)
         write_day(killed.path, day, pause_s=pause_s)
-        if (ended := start(quiet).wait()) != 0:
-            raise RuntimeError(f"{day}, which nobody disturbed, ended with {ended}: {quiet.day(day).state}")
-        kills = tuple(chain(killed, start, seed=seed + index, targets=tuple(WORDS), longest_s=longest_s))
+        if (code := start(quiet).wait()) != 0:
+            raise RuntimeError(f"{day}, undisturbed, ended with {code}: {quiet.day(day).state}")
+        kills = tuple(chain(killed, start, seed=seed + index, longest_s=longest_s))
         fallen += len(kills)
         yield _compared(day, quiet, killed, kills)
 
@@ -100,7 +82,7 @@ def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure
     kills = [kill for day in days for kill in day.kills]
     for name, value in (
         ("kills of a daily run", len(kills)),
-        *((WORDS[target], found) for target, found in sorted(Counter(kill.target for kill in kills).items())),
+        *((TARGETS[target], fallen) for target, fallen in sorted(Counter(kill.target for kill in kills).items())),
         ("days that they fell in", len(days)),
         ("days that ended with other bits than undisturbed", sum(bool(day.differs) for day in days)),
         ("days that were not promoted", sum(day.outcome != "promoted" for day in days)),
@@ -112,7 +94,7 @@ def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure
 
 
 def _compared(day: str, quiet: Folder, killed: Folder, kills: tuple[Kill, ...]) -> KilledDay:
-    expected, found = bits_of(quiet.day(day)), bits_of(killed.day(day))
+    expected, bits = bits_of(quiet.day(day)), bits_of(killed.day(day))
     losses: dict[int, list[float]] = {}
     for row in lines_of(killed.day(day).metrics):
         losses.setdefault(row["step"], []).append(row["loss"])
@@ -120,7 +102,7 @@ def _compared(day: str, quiet: Folder, killed: Folder, kills: tuple[Kill, ...]) 
     return KilledDay(
         day=day,
         kills=kills,
-        differs=tuple(name for name in expected if expected[name] != found[name]),
+        differs=tuple(name for name in expected if expected[name] != bits[name]),
         again=len(again),
         again_differently=sum(len(set(each)) > 1 for each in again),
         outcome=killed.day(day).state.outcome,

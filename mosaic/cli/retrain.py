@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -52,14 +52,12 @@ class RunDay(_InFolder):
     """Use this time, such as 2026-11-22T01:00Z, to rehearse a night."""
 
     def execute(self) -> int:
-        from mosaic.retrain.day import Clock, run
+        from mosaic.retrain.day import run
         from mosaic.retrain.folder import named_remedy
 
-        clock = Clock()
-        if self.now is not None:
-            clock = Clock(_time(self.now) - datetime.now(UTC))
+        offset = timedelta() if self.now is None else _time(self.now) - datetime.now(UTC)
         with named_remedy():
-            return run(self.folder, lambda line: print(line, flush=True), clock)
+            return run(self.folder, lambda line: print(line, flush=True), offset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +81,15 @@ class Report(_InFolder):
 
     def execute(self) -> None:
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.report import find_day, report_of, write_page
+        from mosaic.retrain.report import report_of, write_page
 
-        day = find_day(Folder(self.folder), self.day)
+        day = Folder(self.folder).find_day(self.day)
         report = report_of(Folder(self.folder), day)
         write_json(report, self.json)
         write_json(report, day.report)
         write_page(report, day.page)
         if self.json is None:
-            print(f"{report.day}: {report.outcome}: {report.reason}\n{day.page}")
+            print(f"{report.state.day}: {report.outcome}: {report.reason}\n{day.page}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +156,10 @@ class Demo:
 
         from mosaic.demo.days.play import play, played_table
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.report import find_day
 
         played = play(self.folder, lambda line: print(line, flush=True))
         Console().print(played_table(played))
-        print(find_day(Folder(self.folder), None).page)
+        print(Folder(self.folder).find_day(None).page)
         return 0 if all(day.met for day in played) else 1
 
 
@@ -191,12 +188,11 @@ class Retrain:
 def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     from mosaic.retrain.folder import Folder
     from mosaic.retrain.recipe import read_recipe
-    from mosaic.retrain.report import find_day
     from mosaic.retrain.workers import Workers
 
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
-    of = find_day(folder, day) if part == "verify" else folder.day("check")
+    of = folder.find_day(day) if part == "verify" else folder.day("check")
     ended = Workers(folder, of, recipe).aside(part, *more)
     if ended.how != "done":
         raise MosaicError(ended.reason or f"it {ended.how}")

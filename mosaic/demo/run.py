@@ -135,7 +135,7 @@ def _train_in_turn(
             plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
         recorder = None
         if not handle.active:
-            recorder = Recorder(model, num_slots, title="colocate() left the loop as it was", api=backend.api)
+            recorder = Recorder(model, num_slots, title="left as it was", api=backend.api)
             stack.callback(recorder.remove)
         ours = Loop(model, data, settings, recorder)
         ours.warm_up()

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 
 from mosaic.artifact import load, save, write_bytes
@@ -24,26 +25,25 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.exits import DONE, FAILED, INTERRUPTED
-from mosaic.retrain.exits import QUARANTINED as REFUSED
 from mosaic.retrain.folder import (
     DayFolder,
     DayState,
     Folder,
+    Outcome,
     Phase,
     Start,
     archive,
     new_dates,
-    replay_dates,
     utc_text,
 )
-from mosaic.retrain.gate import Contest, DayScores, ModelFacts, decide
-from mosaic.retrain.lock import boot_id, held
+from mosaic.retrain.gate import Contest, DayScores, GateResult, ModelFacts, decide
+from mosaic.retrain.lock import held
 from mosaic.retrain.recipe import Recipe, read_recipe
-from mosaic.retrain.records import NEW_WEIGHTS, Environment, GateResult, Outcome, Trained
+from mosaic.retrain.records import NEW_WEIGHTS, Environment, Trained
 from mosaic.retrain.report import is_reported, write_report
 from mosaic.retrain.versions import Card
-from mosaic.retrain.workers import Ended, Workers
+from mosaic.retrain.workers import DONE, FAILED, INTERRUPTED, Workers
+from mosaic.retrain.workers import QUARANTINED as REFUSED
 
 CODES: dict[Outcome, int] = {
     "promoted": DONE,
@@ -60,40 +60,30 @@ Say = Callable[[str], None]
 """Prints a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The time in UTC; a rehearsal replaces it."""
-
-    offset: timedelta = timedelta()
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.offset
-
-
-def run(root: Path, say: Say, clock: Clock | None = None) -> int:
-    """Runs a folder; returns the exit code.
+def run(root: Path, say: Say, offset: timedelta = timedelta()) -> int:
+    """Runs a folder; returns the exit code. A rehearsal adds ``offset`` to the time.
 
     Raises:
         InvalidRecipeError: The recipe is wrong.
         FolderInUseError: Another run has the folder.
         MosaicError: The folder is damaged, or its disk is full.
     """
-    folder, clock = Folder(root), clock or Clock()
+    folder, now = Folder(root), datetime.now(UTC) + offset
     recipe = read_recipe(folder.recipe)
-    with held(root, utc_text(clock.now())):
+    with held(root, utc_text(now)):
         for failure in hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion")):
             say(failure)
-        if (opens := recipe.budget.opens(clock.now())) is not None:
+        if (opens := recipe.budget.opens(now)) is not None:
             say(f"the window is closed until {utc_text(opens)}; nothing was begun")
             return DONE
         for past in folder.days()[-MAX_UNREPORTED:]:
             if past.state.is_over and not is_reported(past):  # it was killed between its end and its report
                 write_report(folder, past)
-        day = _unfinished_day(folder, recipe) or _new_day(folder, recipe, clock)
+        day = _unfinished_day(folder, recipe) or _new_day(folder, recipe, now)
         if day is None:
             say("there is nothing new; see `mosaic retrain status`")
             return DONE
-        return _Day(folder, recipe, day, clock, say).run()
+        return _Day(folder, recipe, day, offset, say).run()
 
 
 def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
@@ -107,7 +97,7 @@ def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
     return None
 
 
-def _new_day(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
+def _new_day(folder: Folder, recipe: Recipe, now: datetime) -> DayFolder | None:
     """Creates a day's folder, which begins with its state; None without new data."""
     new = new_dates(folder, recipe)
     if not new:
@@ -116,29 +106,16 @@ def _new_day(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
     if day.has_begun:  # it was quarantined, and a person released its data
         archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
-    champion, now = versions.linked(folder, "champion"), clock.now()
-    state = DayState(
-        day=max(new),
-        phase="prepared",
-        new=new,
-        replay=replay_dates(folder, recipe),
-        parent=champion,
-        champion=champion,
-        anchor=versions.linked(folder, "anchor"),
-        version=versions.next_name(folder),
-        began=utc_text(now),
-        deadline=None,
-    )
-    day.set(state)
+    day.set(versions.first_state(folder, recipe, new, versions.next_name(folder), utc_text(now)))
     return day
 
 
 class _Day:
-    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, clock: Clock, say: Say) -> None:
+    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, offset: timedelta, say: Say) -> None:
         self._folder = folder
         self._recipe = recipe
         self._day = day
-        self._clock = clock
+        self._offset = offset
         self._say = say
         self._workers = Workers(folder, day, recipe, say)
 
@@ -167,13 +144,16 @@ class _Day:
     def _set(self, **changes: object) -> None:
         self._day.set(self._state, **changes)
 
+    def _now(self) -> datetime:
+        return datetime.now(UTC) + self._offset
+
     def _end(self, outcome: Outcome, reason: str) -> None:
-        self._set(outcome=outcome, reason=reason, ended=utc_text(self._clock.now()))
+        self._set(outcome=outcome, reason=reason, ended=utc_text(self._now()))
 
     def _phase(self) -> Phase:
         """Reads the phase from the day's files, and records it."""
         day, phase = self._day, self._state.phase
-        if phase not in ("prepared", "training", "trained"):
+        if phase in ("evaluated", "decided"):
             return phase
         if day.scores.is_file():
             phase = "evaluated"
@@ -185,44 +165,43 @@ class _Day:
         return phase
 
     def _reopen(self) -> None:
-        """Resumes where the last run of this day ended; a new night has a new window."""
-        state = self._state
-        starts = state.starts
-        if starts and not starts[-1].ended:
-            cause = "launcher killed" if starts[-1].boot == boot_id() else "new boot"
-            starts = (*starts[:-1], replace(starts[-1], ended=cause))
-        deadline = self._recipe.budget.deadline(self._clock.now())
-        deadline_text = None if deadline is None else utc_text(deadline)
-        self._set(starts=starts, deadline=deadline_text, outcome=None, reason="")
-        self._follow_links()
+        """Resumes where the last run of this day ended; a new night has a new window.
 
-    def _follow_links(self) -> None:
-        """Follows links that a person changed since the day began: the gate uses the versions in force."""
-        folder, state = self._folder, self._state
+        Links that a person changed since the day began are followed: the gate uses the versions in force.
+        """
+        folder, day, state = self._folder, self._day, self._state
+        starts, deadline = state.starts, self._recipe.budget.deadline(self._now())
+        if starts and not starts[-1].ended:
+            cause = "launcher killed" if starts[-1].boot == _boot_id() else "new boot"
+            starts = (*starts[:-1], replace(starts[-1], ended=cause))
+        self._set(starts=starts, deadline=None if deadline is None else utc_text(deadline), outcome=None, reason="")
         champion, anchor = versions.linked(folder, "champion"), versions.linked(folder, "anchor")
-        if state.version == champion or (champion, anchor) == (state.champion, state.anchor):
-            return
-        if versions.is_overruled(folder, state.version):
-            return
-        for path in (self._day.scores, self._day.gate):
-            path.unlink(missing_ok=True)
-        phase: Phase = "trained" if self._day.trained.is_file() else state.phase
-        self._set(champion=champion, anchor=anchor, phase=phase)
+        is_promoted = state.version == champion or versions.is_overruled(folder, state.version)
+        if not is_promoted and (champion, anchor) != (state.champion, state.anchor):
+            for path in (day.scores, day.gate):
+                path.unlink(missing_ok=True)
+            phase: Phase = "trained" if day.trained.is_file() else state.phase
+            self._set(champion=champion, anchor=anchor, phase=phase)
 
     def _train_and_score(self) -> None:
         """Runs the workers until the day is evaluated, or ends without an evaluation."""
         crashes = stuck = 0
         while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
-            start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
+            start = Start(at=utc_text(self._now()), boot=_boot_id(), from_step=from_step)
             self._set(starts=(*self._state.starts, start))
-            total_s = self._seconds_left()
-            train_s = None if total_s is None else max(0.0, total_s - self._recipe.budget.judging_s)
+            total_s = train_s = None
+            if (deadline := self._state.deadline) is not None:
+                total_s = max(0.0, (datetime.fromisoformat(deadline) - self._now()).total_seconds())
+                train_s = max(0.0, total_s - self._recipe.budget.judging_s)
             ended = self._workers.run(phase, train_s, total_s)
             self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
             if ended.outcome is not None:
                 if ended.outcome == "quarantined":
-                    self._quarantine(ended)
+                    new = self._state.new
+                    for date in new:
+                        save({"day": date, "reason": ended.reason}, self._folder.quarantine / f"{date}.json")
+                    self._folder.note("quarantined", day=self._state.day, new=list(new), reason=ended.reason)
                 self._end(ended.outcome, ended.reason)
                 return
             stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
@@ -234,58 +213,43 @@ class _Day:
             if ended.crashed:
                 self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
 
-    def _seconds_left(self) -> float | None:
-        """Returns the seconds until the device must be released; None for no limit."""
-        deadline = self._state.deadline
-        if deadline is None:
-            return None
-        return max(0.0, (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds())
-
-    def _quarantine(self, ended: Ended) -> None:
-        self._folder.quarantine.mkdir(exist_ok=True)
-        for day in self._state.new:
-            save({"day": day, "reason": ended.reason}, self._folder.quarantine / f"{day}.json")
-        self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=ended.reason)
-
     def _decide(self) -> None:
         """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
-        state, scores = self._state, load(DayScores, self._day.scores)
-        assert state.version is not None
-        program = self._folder.path / self._recipe.model.partition(":")[0]
-        versions.add(self._folder, self._card(scores), self._day.model, program)
-        contest = Contest(
-            challenger=state.version,
-            champion=state.champion,
-            anchor=state.anchor,
-            facts=load(ModelFacts, self._day.facts),
-            refused_before=_refused_before(self._folder, state.day),
-            folder=shlex.quote(str(self._folder.path.resolve())),
+        folder, day, state = self._folder, self._day, self._state
+        scores, trained, environment = (
+            load(DayScores, day.scores),
+            load(Trained, day.trained),
+            load(Environment, day.environment),
         )
-        save(decide(scores, contest, self._recipe.gate), self._day.gate)
-        self._set(phase="decided")
-
-    def _card(self, scores: DayScores) -> Card:
-        state, trained = self._state, load(Trained, self._day.trained)
-        assert state.version is not None
-        environment = load(Environment, self._day.environment)
-        return Card(
+        card = Card(
             version=state.version,
             day=state.day,
-            created=utc_text(self._clock.now()),
+            created=utc_text(self._now()),
             parent=state.parent if trained.notes.loaded != NEW_WEIGHTS else None,
             step=trained.step,
-            sha256=sha256_of(self._day.model),
+            sha256=sha256_of(day.model),
             code=environment.program,
             mosaic=environment.mosaic,
             torch=environment.torch,
             values=scores.mean_values(state.version),
         )
+        versions.add(folder, card, day.model, folder.path / self._recipe.program)
+        earlier = reversed([past for past in folder.days() if past.path.name < state.day])
+        contest = Contest(
+            challenger=state.version,
+            champion=state.champion,
+            anchor=state.anchor,
+            facts=load(ModelFacts, day.facts),
+            refused_before=sum(1 for _ in takewhile(lambda past: past.state.outcome == "refused", earlier)),
+            folder=shlex.quote(str(folder.path.resolve())),
+        )
+        save(decide(scores, contest, self._recipe.gate), day.gate)
+        self._set(phase="decided")
 
     def _apply(self) -> None:
         """Applies the gate's result; a repeat after a kill changes nothing."""
         folder, promote, state = self._folder, self._recipe.promote, self._state
         result = load(GateResult, self._day.gate)
-        assert state.version is not None
         if not result.passes:
             folder.note("refused", day=state.day, version=state.version, reason=result.reason)
             self._end("refused", result.reason)
@@ -303,10 +267,9 @@ class _Day:
         versions.drop_old(folder, promote.keep_versions)
 
 
-def _refused_before(folder: Folder, today: str) -> int:
-    count = 0
-    for day in reversed([day for day in folder.days() if day.path.name < today]):
-        if day.state.outcome != "refused":
-            break
-        count += 1
-    return count
+def _boot_id() -> str:
+    """Returns the kernel's id of the machine's boot; empty without one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -11,50 +11,35 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from mosaic.artifact import load, save
-from mosaic.errors import InvalidFileError
+from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import append_line
 from mosaic.retrain.recipe import RECIPE, Recipe
-from mosaic.retrain.records import Outcome
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-
-@contextmanager
-def named_remedy() -> Iterator[None]:
-    """Adds the remedy to the error of a damaged file."""
-    try:
-        yield
-    except InvalidFileError as error:
-        raise InvalidFileError(
-            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
-            "days/DAY away: the next run begins that day anew. A damaged version is replaced by another one with "
-            "`mosaic retrain promote FOLDER VERSION`"
-        ) from None
-
-
-def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
-    """Returns a record of an earlier day; None, with a warning, if the file is damaged.
-
-    A day can run without the figures, scores and plans of earlier days.
-    """
-    if not path.is_file():
-        return None
-    try:
-        return load(kind, path)
-    except InvalidFileError as error:
-        _LOG.warning("%s; this day goes on without it", error)
-        return None
-
-
 Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
 """Phase of a day; written after all files of the phase are on disk."""
+Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
+"""Outcome of a day. ``held``: passed the gate during a ``hold``; ``refused``: failed the gate; ``quarantined``: its
+data was not trained on; ``interrupted``: not finished, will resume."""
+HEADLINES: dict[Outcome, str] = {
+    "promoted": "PROMOTED",
+    "held": "KEPT",
+    "refused": "KEPT",
+    "quarantined": "KEPT",
+    "failed": "FAILED",
+    "interrupted": "NOT FINISHED",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
+    """A start of a day's workers."""
+
     at: str
     boot: str
+    """The kernel's id of the machine's boot."""
     from_step: int
     ended: str = ""
     """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
@@ -69,7 +54,7 @@ class DayState:
     schema_version: int = SCHEMA_VERSION
     day: str
     """Name of the day: the newest date of its data."""
-    phase: Phase
+    phase: Phase = "prepared"
     new: tuple[str, ...]
     """Dates of new data; a day also takes the data of missed runs."""
     replay: tuple[str, ...]
@@ -80,8 +65,10 @@ class DayState:
     """Version in force when the challenger was judged; the gate compares them."""
     anchor: str | None
     """Approved version at that time."""
+    version: str
+    """Name of the challenger."""
     began: str
-    deadline: str | None
+    deadline: str | None = None
     """Time to release the device, UTC; None for none."""
     starts: tuple[Start, ...] = ()
     outcome: Outcome | None = None
@@ -89,8 +76,6 @@ class DayState:
     reason: str = ""
     ended: str | None = None
     """End of its last run, UTC; None before."""
-    version: str | None = None
-    """Name of the challenger; None before it has one."""
     messages: tuple[str, ...] = ()
     """Messages for the morning's report."""
 
@@ -140,11 +125,9 @@ class DayFolder:
     def has_begun(self) -> bool:
         return (self.path / "state.json").is_file()
 
-    def set(self, state: DayState, **changes: Any) -> DayState:
-        """Writes the day's state atomically, and returns it."""
-        changed = replace(state, **changes)
-        save(changed, self.path / "state.json")
-        return changed
+    def set(self, state: DayState, **changes: Any) -> None:
+        """Writes the day's state atomically."""
+        save(replace(state, **changes), self.path / "state.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +148,18 @@ class Folder:
         days = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
         return tuple(day for day in days if day.has_begun)
 
+    def find_day(self, day: str | None) -> DayFolder:
+        """Returns a day, the last one by default.
+
+        Raises:
+            MosaicError: No day exists, or none of that name.
+        """
+        days = {each.path.name: each for each in self.days()}
+        chosen = days.get(day) if day is not None else next(reversed(days.values()), None)
+        if chosen is None:
+            raise MosaicError(f"{self.path} has no day {day or ''}; there are {', '.join([*days][-8:]) or 'none yet'}")
+        return chosen
+
     def note(self, event: str, **more: Any) -> None:
         append_line(self.history, {"at": utc_text(datetime.now(UTC)), "event": event, **more}, flush=True)
 
@@ -174,6 +169,33 @@ def utc_text(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds")
 
 
+@contextmanager
+def named_remedy() -> Iterator[None]:
+    """Adds the remedy to the error of a damaged file."""
+    try:
+        yield
+    except InvalidFileError as error:
+        raise InvalidFileError(
+            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
+            "days/DAY away: the next run begins that day anew. A damaged version is replaced by another one with "
+            "`mosaic retrain promote FOLDER VERSION`"
+        ) from None
+
+
+def load_or_none(kind: type[_T], path: Path) -> _T | None:
+    """Returns a record; None without the file."""
+    return load(kind, path) if path.is_file() else None
+
+
+def load_if_intact(kind: type[_T], path: Path) -> _T | None:
+    """Returns a record that a day can run without; None without the file, or with a warning if it is damaged."""
+    try:
+        return load_or_none(kind, path)
+    except InvalidFileError as error:
+        _LOG.warning("%s; this day goes on without it", error)
+        return None
+
+
 # New days and days to replay, read from the folders and independent of a clock.
 
 
@@ -181,13 +203,9 @@ def ready_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
     """Returns the dates whose data folder is complete, the oldest first."""
     new = recipe.sources.new
     before, after = new.path.split("{day}")
-    dates = []
-    for marker in folder.path.glob(f"{before}*{after}/{new.ready}"):
-        path = marker.parent.relative_to(folder.path).as_posix()
-        day = path[len(before) : len(path) - len(after)]
-        if _is_date(day):
-            dates.append(day)
-    return tuple(sorted(dates))
+    markers = folder.path.glob(f"{before}*{after}/{new.ready}")
+    paths = (marker.parent.relative_to(folder.path).as_posix() for marker in markers)
+    return tuple(sorted(day for path in paths if _is_date(day := path[len(before) : len(path) - len(after)])))
 
 
 def new_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
@@ -212,8 +230,9 @@ def archive(day: DayFolder) -> None:
 def _is_released(folder: Folder, day: DayFolder) -> bool:
     """Returns True if a person removed a quarantined day's note, which makes its data new again."""
     state = day.state
-    notes = (folder.quarantine / f"{date}.json" for date in state.new)
-    return state.outcome == "quarantined" and not any(note.exists() for note in notes)
+    return state.outcome == "quarantined" and not any(
+        (folder.quarantine / f"{date}.json").exists() for date in state.new
+    )
 
 
 def _is_date(text: str) -> bool:

@@ -16,7 +16,6 @@ not matter, and if no row of a challenger is worse than that of another, no boun
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from numpy.typing import NDArray
 from mosaic.artifact import Ge
 from mosaic.device import StrictFile
 from mosaic.errors import MosaicError
-from mosaic.retrain.records import Comparison, Finding, GateResult
 
 RowSet = Literal["frozen", "fresh"]
 """Rows that stay for many days, or rows held out of the day's new data."""
@@ -85,8 +83,6 @@ class Scores:
     version: str
     """Name of the version, such as ``0042``."""
     rows: RowSet
-    row_digest: str
-    """Digest of the list of rows; see ``digest_of_rows``."""
     value: tuple[float | None, ...]
     """One per row, larger is better; None if it was not finite."""
     cluster: tuple[str, ...] = ()
@@ -94,23 +90,15 @@ class Scores:
     columns: dict[str, tuple[str, ...]]
     """Further columns by name, such as ``label``, ``modality``, ``site``."""
 
-    def __post_init__(self) -> None:
-        for name, column in {"cluster": self.cluster or self.value, **self.columns}.items():
-            if len(column) != len(self.value):
-                raise ValueError(
-                    f"scores of version {self.version}: column {name!r} has {len(column)} entries for "
-                    f"{len(self.value)} rows; score() has to return one entry a row"
-                )
-
     @staticmethod
-    def of(version: str, rows: RowSet, row_digest: str, columns: Mapping[str, Any]) -> Scores:
+    def of(version: str, rows: RowSet, columns: Mapping[str, Any]) -> Scores:
         """Returns scores from the columns of ``joined``: values become floats, all else text."""
+        values = [math.nan if value is None else float(value) for value in columns["value"]]
         others = {name: tuple(map(str, column)) for name, column in columns.items() if name not in ("value", "cluster")}
         return Scores(
             version=version,
             rows=rows,
-            row_digest=row_digest,
-            value=tuple(_finite(value) for value in columns["value"]),
+            value=tuple(value if math.isfinite(value) else None for value in values),
             cluster=tuple(map(str, columns.get("cluster", ()))),
             columns=others,
         )
@@ -120,15 +108,18 @@ class Scores:
         return np.array(self.value, dtype=np.float64)
 
     @property
-    def num_invalid(self) -> int:
-        return sum(value is None for value in self.value)
+    def invalid(self) -> str:
+        """Describes the rows without a finite value; empty for none."""
+        count = sum(value is None for value in self.value)
+        rows = f"{count:,} of {len(self.value):,} {self.rows} rows"
+        return f"Version {self.version} has no finite value on {rows}" if count else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayScores:
     """``scores.json``: the scores that a day's gate compares."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
 
     schema_version: int = SCHEMA_VERSION
     scores: tuple[Scores, ...]
@@ -162,23 +153,38 @@ def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def digest_of_rows(rows: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(len(row.encode()).to_bytes(8, "little") + row.encode())
-    return digest.hexdigest()[:16]
-
-
-def _finite(value: Any) -> float | None:
-    number = math.nan if value is None else float(value)
-    return number if math.isfinite(number) else None
-
-
 # The bootstrap.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Challenger and another version on the same rows; larger values are better."""
+
+    name: str
+    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``."""
+    against: str
+    """The compared version, such as ``0041``."""
+    num_rows: int
+    num_clusters: int
+    old: float
+    new: float
+    difference: float
+    """``new - old``."""
+    low: float
+    """Lower end of the interval of the difference, at the gate's confidence."""
+    high: float
+    limit: float
+    """Limit of the lower end, below 0: minus the margin times the set's factor."""
+    counts: bool
+    """True if the verdict depends on it; slices and few fresh rows are shown only."""
+    passed: bool
+    """True if the lower end is above the limit; a slice also passes if its upper end is not below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
+    """Two versions' values on the rows on which both have one."""
+
     against: str
     """The compared version."""
     old: Floats
@@ -196,19 +202,13 @@ def paired(new: Scores, old: Scores) -> Pair:
     """Returns the rows on which both versions have a value.
 
     Raises:
-        MosaicError: The versions were scored on different rows, or the rows' clusters or columns differ.
+        MosaicError: ``score`` returned other clusters or columns for one version than for the other.
     """
-    for what, left, right in (
-        ("rows", new.row_digest, old.row_digest),
-        ("number of rows", len(new.value), len(old.value)),
-        ("clusters", new.cluster, old.cluster),
-        ("columns", new.columns, old.columns),
-    ):
-        if left != right:
-            raise MosaicError(
-                f"versions {new.version} and {old.version} were scored on {new.rows} sets whose {what} differ; "
-                "score both again on the same rows"
-            )
+    if (len(new.value), new.cluster, new.columns) != (len(old.value), old.cluster, old.columns):
+        raise MosaicError(
+            f"score returned other clusters or columns for version {old.version} than for {new.version} on the same "
+            f"{new.rows} rows; compute all columns but value from the batch alone"
+        )
     pair = Pair(
         against=old.version,
         old=old.array,
@@ -227,10 +227,10 @@ def compare(name: str, pair: Pair, limit: float, settings: GateSettings, *, coun
     worth = 1 + (len(pair.old) / len(sizes) - 1) * intraclass_correlation(pair)
     rows = np.concatenate([sizes[order], [worth, worth, 1.0]])
     gains = np.concatenate([sums[order], [whole * worth, -whole * worth, 0.0]])
-    batches = [
-        (weights @ gains, weights @ rows, whole * weights[:, -1])
-        for weights in _resampled(len(rows), settings.resamples, settings.seed)
-    ]
+    batches, size = [], max(1, MAX_WEIGHTS // len(rows))
+    for first in range(0, settings.resamples, size):
+        weights = _weights(len(rows), first, min(size, settings.resamples - first), settings.seed)
+        batches.append((weights @ gains, weights @ rows, whole * weights[:, -1]))
     total, count, one_row = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     lows, highs = np.sort((total - one_row) / count), np.sort((total + one_row) / count)
     tail = _tail(settings.confidence, float(np.sum(sizes) ** 2 / np.sum(sizes**2)))
@@ -284,12 +284,6 @@ def _clusters(values: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Float
     return sizes, np.add.reduceat(values[order], starts)
 
 
-def _resampled(clusters: int, resamples: int, seed: int) -> Iterator[Floats]:
-    size = max(1, MAX_WEIGHTS // clusters)
-    for first in range(0, resamples, size):
-        yield _weights(clusters, first, min(size, resamples - first), seed)
-
-
 @lru_cache(maxsize=3)  # a day compares several pairs on the same rows
 def _weights(clusters: int, first: int, count: int, seed: int) -> Floats:
     """Returns the count of each cluster in ``count`` resamples from the ``first`` on."""
@@ -331,6 +325,42 @@ class Contest:
     """The retraining folder, as on a command line."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A check beside the comparisons: validity, today's data."""
+
+    name: str
+    """Name, such as ``finite``, ``export``, ``size``, ``latency``, ``labels``, ``modalities``, ``champion's error``."""
+    passed: bool
+    sentence: str
+    """The value, the rule, and after a failure the way out."""
+
+    @staticmethod
+    def of(name: str, passed: bool, sentence: str, way_out: str = "") -> Finding:
+        """Makes a finding whose sentence has the way out after a failure."""
+        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else way_out}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """``gate.json``: the result of the gate."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    passes: bool
+    """True if the challenger may be promoted."""
+    reason: str
+    todo: str
+    """Task of a person; empty for none."""
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    margin: float
+    """In units of the score."""
+    confidence: float
+    """One-sided, such as 0.95."""
+
+
 def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateResult:
     """Judges a challenger; the same scores give the same result.
 
@@ -341,7 +371,7 @@ def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateR
     Raises:
         MosaicError: The champion or the anchor has no scores on the challenger's rows.
     """
-    findings = tuple(_findings(scores, contest, settings))
+    findings = (*_validity(contest.facts, settings), *_score_findings(scores, contest, settings))
     broken = [finding for finding in findings if not finding.passed]
     comparisons = () if broken else tuple(_comparisons(scores, contest, settings))
     failed = [comparison for comparison in comparisons if comparison.counts and not comparison.passed]
@@ -374,34 +404,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
     return Finding.of("margin", equal.passed, sentence, way_out)
 
 
-def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
-    """Findings on the challenger's validity and on the frozen rows."""
-    yield from _validity(contest.facts, settings)
-    for each in scores.scores:
-        if each.version == contest.challenger and each.num_invalid:
-            sentence = f"Version {each.version} has no finite value on {each.num_invalid:,} of {len(each.value):,} "
-            sentence += f"{each.rows} rows; look at what score returns for them"
-            yield Finding.of("finite scores", False, sentence)
-    frozen = scores.find(contest.challenger, "frozen")
-    if frozen is None:
-        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder"
-        yield Finding.of("frozen rows", False, sentence)
-        return
-    for version in sorted({contest.champion, contest.anchor} - {None, contest.challenger}, key=str):
-        old = scores.find(version, "frozen")
-        if old is not None and old.num_invalid:
-            some = old.num_invalid < len(old.value)
-            sentence = f"Version {version} has no finite value on {old.num_invalid:,} of {len(old.value):,} frozen rows"
-            way_out = "; they are left out" if some else "; look at it, and promote another version by hand"
-            yield Finding.of("rows left out", some, sentence + way_out)
-    if (least := settings.min_value) is not None:
-        value = scores.mean_values(contest.challenger).get("frozen", math.nan)
-        sentence = f"The mean value on the frozen rows is {value:.4f}, and the least is min_value = {least:g}"
-        yield Finding.of("min_value", value >= least, sentence)
-
-
 def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
-    """Checks the export: finite, exact, within its budgets."""
+    """Checks the export: finite, exact, within its limits."""
     names, sentence = facts.invalid_tensors, "All weights and buffers are finite"
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -426,12 +430,29 @@ def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
             yield Finding.of(name, value is not None and value <= most, sentence, way_out)
 
 
+def _score_findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
+    for each in scores.scores:
+        if each.version == contest.challenger and each.invalid:
+            yield Finding.of("finite scores", False, f"{each.invalid}; look at what score returns for them")
+        elif each.invalid and each.rows == "frozen":
+            some = bool(np.isfinite(each.array).any())
+            way_out = "; they are left out" if some else "; look at it, and promote another version by hand"
+            yield Finding.of("rows left out", some, each.invalid + way_out)
+    if scores.find(contest.challenger, "frozen") is None:
+        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder"
+        yield Finding.of("frozen rows", False, sentence)
+    elif (least := settings.min_value) is not None:
+        value = scores.mean_values(contest.challenger).get("frozen", math.nan)
+        sentence = f"The mean value on the frozen rows is {value:.4f}, and the least is min_value = {least:g}"
+        yield Finding.of("min_value", value >= least, sentence)
+
+
 def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:
     """Compares on all sets; a slice passes unless it is worse beyond chance and may have lost more than the margin."""
-    margin, new = settings.margin, contest.challenger
-    frozen = _pair(scores, new, contest.champion, "frozen")
-    anchor = _pair(scores, new, contest.anchor, "frozen")
-    fresh = _pair(scores, new, contest.champion, "fresh")
+    margin = settings.margin
+    frozen = _pair(scores, contest, contest.champion, "frozen")
+    anchor = _pair(scores, contest, contest.anchor, "frozen")
+    fresh = _pair(scores, contest, contest.champion, "fresh")
     if frozen is not None:
         yield compare("frozen", frozen, -margin, settings)
     if anchor is not None:
@@ -450,15 +471,12 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
             yield replace(comparison, passed=comparison.passed or comparison.high >= 0)
 
 
-def _pair(scores: DayScores, challenger: str, against: str | None, rows: RowSet) -> Pair | None:
-    new = scores.find(challenger, rows)
+def _pair(scores: DayScores, contest: Contest, against: str | None, rows: RowSet) -> Pair | None:
+    new = scores.find(contest.challenger, rows)
     if new is None or against is None:
         return None
-    old = scores.find(against, rows)
-    if old is None:
-        raise MosaicError(
-            f"version {against} was not scored on the {rows} rows that {challenger} was scored on; score both"
-        )
+    if (old := scores.find(against, rows)) is None:
+        raise MosaicError(f"version {against} was not scored on the {rows} rows that {new.version} was scored on")
     return paired(new, old)
 
 
@@ -468,9 +486,8 @@ def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
     if frozen is None:
         against = f" against the anchor {contest.anchor}" if contest.anchor is not None else ""
         return f"There was no champion yet, and {new} passes every check{against}."
-    better = (
-        f"better than {frozen.against}" if frozen.low > 0 else f"as good as {frozen.against} within {-frozen.limit:g}"
-    )
+    old, within = frozen.against, f"{-frozen.limit:g}"
+    better = f"better than {old}" if frozen.low > 0 else f"as good as {old} within {within}"
     return (
         f"{new} is {better}: {frozen.difference:+.4f}, at least {frozen.low:+.4f} on {frozen.num_rows:,} frozen rows."
     )

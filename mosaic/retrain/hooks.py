@@ -8,9 +8,8 @@ import signal
 import subprocess
 from dataclasses import dataclass, replace
 
-from mosaic.artifact import load, save
-from mosaic.errors import InvalidFileError
-from mosaic.retrain.folder import Folder
+from mosaic.artifact import save
+from mosaic.retrain.folder import Folder, load_if_intact
 from mosaic.retrain.recipe import Promote
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +34,10 @@ class PendingHooks:
     hooks: tuple[PendingHook, ...] = ()
 
 
+def pending(folder: Folder) -> tuple[PendingHook, ...]:
+    return (load_if_intact(PendingHooks, folder.pending) or PendingHooks()).hooks
+
+
 def remember(folder: Folder, promote: Promote, version: str, day: str) -> None:
     """Adds the hooks of a version; call it before the link changes, so none is lost."""
     known = pending(folder)
@@ -47,30 +50,22 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
     """Runs the champion's pending hooks, and drops those of other versions; returns a sentence for each failure."""
     remaining, failures = [], []
     for hook in pending(folder):
-        failure = _run(folder, hook, promote.timeout_s) if hook.version == champion else None
-        if failure is None:
+        failure = _run(folder, hook, promote.timeout_s) if hook.version == champion else ""
+        if not failure:
             continue
-        attempt = replace(hook, tries=hook.tries + 1)
-        is_last = attempt.tries >= promote.tries
-        if not is_last:
-            remaining.append(attempt)
-        then = "it is given up" if is_last else "it is tried again in the next run"
-        failures.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {attempt.tries}); {then}")
+        tries = hook.tries + 1
+        then = "it is given up" if tries >= promote.tries else "it is tried again in the next run"
+        if tries < promote.tries:
+            remaining.append(replace(hook, tries=tries))
+        failures.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {tries}); {then}")
         _LOG.warning("%s", failures[-1])
     if remaining or folder.pending.exists():
         save(PendingHooks(hooks=tuple(remaining)), folder.pending)
     return tuple(failures)
 
 
-def pending(folder: Folder) -> tuple[PendingHook, ...]:
-    try:
-        return load(PendingHooks, folder.pending).hooks
-    except InvalidFileError:
-        return ()
-
-
-def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
-    """Runs a command; returns its failure, or None."""
+def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str:
+    """Runs a command; describes its failure, or returns an empty text."""
     environment = {
         **os.environ,
         "MOSAIC_VERSION": hook.version,
@@ -87,4 +82,4 @@ def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         return f"was ended after {timeout_s:g} s"
-    return None if code == 0 else f"ended with {code}"
+    return f"ended with {code}" if code else ""

@@ -1,4 +1,4 @@
-"""One run at a time: a lock that ends with its process, and a lease for disks that do not share locks.
+"""One run at a time: a lock that ends with its process, and a heartbeat for disks that do not share locks.
 
 The launcher holds both. It starts its processes by exec, so none of them keeps the lock after the launcher's death.
 """
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,9 +20,9 @@ from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError, MosaicError
 
 BEAT_S = 5.0
-"""Seconds between heartbeats of a lease."""
+"""Seconds between heartbeats."""
 WAIT_S = 15.0
-"""Seconds to wait for a lock, and for a heartbeat of another machine's lease."""
+"""Seconds to wait for a lock, and for a heartbeat of another machine."""
 
 
 class FolderInUseError(MosaicError):
@@ -31,14 +31,12 @@ class FolderInUseError(MosaicError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """``lease.json``: the holder of the folder."""
+    """``lease.json``: the holder of the folder; each heartbeat touches the file."""
 
     host: str
     pid: int
     since: str
     """UTC, ISO 8601."""
-    beat: int = 0
-    """Counts heartbeats."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -48,32 +46,28 @@ class Lease:
 def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT_S) -> Iterator[None]:
     """Holds the folder during the block.
 
-    It trusts no clock of another machine: another machine's lease counts if its heartbeat changes during the wait.
+    It trusts no clock of another machine: another machine's lease counts if it is touched during the wait.
 
     Raises:
         FolderInUseError: Another run holds it; names machine, process and start.
     """
-    path = folder / "lease.json"
+    path, ended = folder / "lease.json", threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(beat_s):
+            with suppress(OSError):
+                path.touch()
+
     try:
         lock = FileLock(folder / "lock").acquire(timeout=wait_s)
     except Timeout:
         owner = _lease(path) or "another process"
         raise FolderInUseError(f"{folder} is in use by {owner}; wait until it has ended, or end it") from None
-    ended = threading.Event()
-    lease = Lease(host=socket.gethostname(), pid=os.getpid(), since=now)
-
-    def beat() -> None:
-        current = lease
-        while not ended.wait(beat_s):
-            current = replace(current, beat=current.beat + 1)
-            with suppress(MosaicError):  # a full disk must not end a run that holds the lock
-                save(current, path)
-
     with lock:
         there = _lease(path)
-        if there is not None and there.host != lease.host and _beats(path, there, wait_s):
+        if there is not None and there.host != socket.gethostname() and _beats(path, wait_s):
             raise FolderInUseError(f"{folder} is in use by {there}; wait until it has ended, or end it there")
-        save(lease, path)
+        save(Lease(host=socket.gethostname(), pid=os.getpid(), since=now), path)
         thread = threading.Thread(target=beat, name="lease", daemon=True)
         thread.start()
         try:
@@ -81,8 +75,7 @@ def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT
         finally:
             ended.set()
             thread.join()
-            with suppress(OSError):
-                path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def holder(folder: Path) -> str:
@@ -99,14 +92,6 @@ def holder(folder: Path) -> str:
         return f"in use by {lease}"
 
 
-def boot_id() -> str:
-    """Returns the kernel's id of the machine's boot; empty without one."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 def _lease(path: Path) -> Lease | None:
     try:
         return load(Lease, path)
@@ -114,10 +99,12 @@ def _lease(path: Path) -> Lease | None:
         return None
 
 
-def _beats(path: Path, there: Lease, wait_s: float) -> bool:
-    until = time.monotonic() + wait_s
-    while time.monotonic() < until:
-        time.sleep(0.2)
-        if (now := _lease(path)) != there:
-            return now is not None
+def _beats(path: Path, wait_s: float) -> bool:
+    """Returns True if the file's time changes during the wait; its end also ends the wait."""
+    until, before = time.monotonic() + wait_s, path.stat().st_mtime_ns
+    with suppress(FileNotFoundError):
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            if path.stat().st_mtime_ns != before:
+                return True
     return False

@@ -158,9 +158,9 @@ class Budget(StrictFile):
 
     @property
     def pipeline_settings(self) -> str:
-        """All that the plan of a pipeline depends on beside model and batch, in words; empty without one."""
+        """All that the plan of a pipeline depends on beside model and batch, in words."""
         memory = f", {self.memory_gb:g} GB a rank" if self.memory_gb is not None else ""
-        return f"{self.micro_batches} micro-batches{memory}" if self.pipeline else ""
+        return f"{self.micro_batches} micro-batches{memory}" if self.pipeline else "none"
 
     def deadline(self, now: datetime) -> datetime | None:
         """Returns the time at which a run that begins now must release the device; None for none."""
@@ -231,6 +231,11 @@ class Recipe(StrictFile):
     """Limits of a day's data."""
     promote: Promote = field(default_factory=Promote)
     """Actions after a promotion."""
+
+    @property
+    def program(self) -> str:
+        """File of the model's function."""
+        return self.model.partition(":")[0]
 
     def __post_init__(self) -> None:
         functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions", "collate")

@@ -10,10 +10,9 @@ from mosaic.artifact import write_text
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.folder import Folder, new_dates, utc_text
+from mosaic.retrain.folder import HEADLINES, Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import HEADLINES
 
 
 def promote(root: Path, version: str) -> str:
@@ -24,7 +23,7 @@ def promote(root: Path, version: str) -> str:
     """
     folder = Folder(root)
     recipe, chosen = read_recipe(folder.recipe), versions.find(folder, version)
-    with held(root, utc_text(datetime.now(UTC))):
+    with held(root, _now()):
         hooks.remember(folder, recipe.promote, chosen.name, chosen.card.day)
         versions.promote(folder, chosen.name, by="a person")
         if versions.linked(folder, "anchor") != chosen.name:
@@ -42,7 +41,7 @@ def rollback(root: Path) -> str:
     """
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
-    with held(root, utc_text(datetime.now(UTC))):
+    with held(root, _now()):
         now, before = versions.linked(folder, "champion"), versions.previous(folder)
         if now is None or before is None:
             raise MosaicError(
@@ -63,7 +62,7 @@ def hold(root: Path, *, off: bool) -> str:
     if off:
         folder.hold.unlink(missing_ok=True)
     else:
-        write_text(f"since {utc_text(datetime.now(UTC))}\n", folder.hold)
+        write_text(f"since {_now()}\n", folder.hold)
     folder.note("hold is off" if off else "hold is on")
     return "the gate promotes again" if off else "days are trained and judged, and nothing is promoted"
 
@@ -76,8 +75,12 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
     """
     folder = Folder(root)
     recipe, champion = read_recipe(folder.recipe), versions.linked(folder, "champion")
+    changes = [row for row in lines_of(folder.history) if row.get("champion") is not None]
+    rollback = ""
+    if changes and (changes[-1]["event"], changes[-1]["champion"]) == ("rolled back", champion):
+        rollback = f", rolled back from {changes[-1].get('instead_of')} at {changes[-1]['at']}"
     yield holder(root)
-    yield f"champion: {champion or 'none yet'}{_rolled_back(folder, champion)}"
+    yield f"champion: {champion or 'none yet'}{rollback}"
     yield f"anchor: {versions.linked(folder, 'anchor') or 'none yet'}"
     if folder.hold.exists():
         yield "hold is on: nothing is promoted"
@@ -92,9 +95,5 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         yield f"hook {hook.command!r} is pending for version {hook.version} ({hook.tries} tries)"
 
 
-def _rolled_back(folder: Folder, champion: str | None) -> str:
-    """Describes the rollback that set the champion; empty for none."""
-    last = [{}, *(row for row in lines_of(folder.history) if row.get("champion") is not None)][-1]
-    if last.get("event") != "rolled back" or last["champion"] != champion:
-        return ""
-    return f", rolled back from {last.get('instead_of', 'a later one')} at {last['at']}"
+def _now() -> str:
+    return utc_text(datetime.now(UTC))

@@ -18,7 +18,8 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import flush_folder
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
-from mosaic.retrain.folder import Folder
+from mosaic.retrain.folder import DayState, Folder, replay_dates
+from mosaic.retrain.recipe import Recipe
 
 Link = Literal["champion", "anchor"]
 """``champion``: in force; ``anchor``: approved by a person."""
@@ -105,7 +106,7 @@ def promote(folder: Folder, version: str, *, by: str, day: str | None = None) ->
         point(folder, "champion", version)
 
 
-def is_overruled(folder: Folder, version: str | None) -> bool:
+def is_overruled(folder: Folder, version: str) -> bool:
     """Returns True if, by the history, a person changed the champion after a version's promotion."""
     promoted = False
     for row in lines_of(folder.history):
@@ -135,6 +136,21 @@ def find(folder: Folder, version: str) -> Version:
 def all_versions(folder: Folder) -> tuple[Version, ...]:
     """Returns the complete versions, the oldest first."""
     return tuple(Version(path) for path in sorted(folder.versions.glob("*")) if _NAME.fullmatch(path.name))
+
+
+def first_state(folder: Folder, recipe: Recipe, new: tuple[str, ...], version: str, began: str = "") -> DayState:
+    """Returns the state of a day that begins on new data, from the version in force."""
+    champion = linked(folder, "champion")
+    return DayState(
+        day=max(new),
+        new=new,
+        replay=tuple(date for date in replay_dates(folder, recipe) if date not in new),
+        parent=champion,
+        champion=champion,
+        anchor=linked(folder, "anchor"),
+        version=version,
+        began=began,
+    )
 
 
 def next_name(folder: Folder) -> str:

@@ -1,4 +1,8 @@
-"""The launcher's workers, which train and score a day: their start, stop and end."""
+"""The launcher's workers, which train and score a day: their exit codes, start, stop and end. No torch.
+
+Torchrun does not start the ranks: it is a process between the launcher and them, and its death leaves them alive, so
+two runs would write one day. The kernel kills these workers with their launcher.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +27,59 @@ from typing import Any
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.lines import last_line_of
-from mosaic.retrain.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED, STOPPING
-from mosaic.retrain.folder import DayFolder, Folder, Phase
+from mosaic.retrain.folder import DayFolder, Folder, Outcome, Phase
 from mosaic.retrain.recipe import Recipe
-from mosaic.retrain.records import Outcome
 from mosaic.retrain.worker.sources import Sources
 
+DONE = 0
+FAILED = 1
+"""Exit code of an error that a restart does not cure."""
+QUARANTINED = 5
+"""Exit code of a day whose data was quarantined, not trained on."""
+OUT_OF_MEMORY = 71
+LOADER_DIED = 72
+INTERRUPTED = 75
+"""Exit code after a signal, or the end of the window; the run resumes later (``EX_TEMPFAIL``)."""
+_CRASHES = {OUT_OF_MEMORY: "out of memory", LOADER_DIED: "a process that loads data was killed"}
+"""Exit codes after which a restart may help."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""Stop signals: the first finishes the step and saves, the second exits at once. Slurm sends SIGUSR1 before the time
+limit."""
 WORKER = "mosaic.retrain.worker.main"
 """Module of a worker."""
 PARTS = ("data", "train", "score")
 """Parts of a worker's task, in order: check the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
-_CRASHES = {OUT_OF_MEMORY: "out of memory", LOADER_DIED: "a process that loads data was killed"}
-"""Exit codes after which a restart may help."""
 GRACE_S = 60.0
 """Seconds after the end of the window until hanging workers are killed."""
 ALONE_S = 20.0
 """Seconds after a rank's failure until the others are killed."""
 POLL_S = 0.5
 """Seconds between polls of the ranks."""
-PRINT_S = 5.0
-"""Least seconds between two lines about the step."""
-PRINT_SHARE = 0.05
-"""The same as a share of the time so far, which keeps long logs short."""
+PRINT_S, PRINT_SHARE = 5.0, 0.05
+"""Least seconds between two lines about the step, and the same as a share of the time so far."""
 PORTS = 20_000, 32_000
 """Ports for the rendezvous of ranks, below Linux's ephemeral ports."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class StopRequests:
+    """Signal handlers of a worker that only set a flag.
+
+    Attributes:
+        received: Name of the first signal; empty before.
+    """
+
+    def __init__(self) -> None:
+        self.received = ""
+        for number in STOPPING:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(INTERRUPTED)
+        self.received = signal.Signals(number).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +88,13 @@ class Ended:
     """Kind of end, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
     outcome: Outcome | None = None
     """Outcome of the day; None if it continues."""
-    crashed: bool = False
-    """True if they crashed, so a restart may help."""
     reason: str = ""
     """Message of the workers."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerError:
-    """The message that a worker leaves in a file before it exits with a non-zero code."""
-
-    reason: str
+    @property
+    def crashed(self) -> bool:
+        """True if a restart may help."""
+        return self.outcome is None and self.how != "done"
 
 
 class Workers:
@@ -97,10 +123,9 @@ class Workers:
         ranks, rounds = self._recipe.budget.ranks, [(_LEFT[phase], 1)]
         if ranks > 1:  # one process has the whole model for data and scores
             rounds = [((part,), ranks if part == "train" else 1) for part in _LEFT[phase]]
-        ended = Ended(how="done")
         with self._listening():
-            for names, count in rounds:
-                ended = self._run((*names, *until), count, math.inf if total_s is None else now + total_s)
+            for parts, count in rounds:
+                ended = self._run((*parts, *until), count, math.inf if total_s is None else now + total_s)
                 if ended.how != "done":
                     break
         return ended
@@ -108,13 +133,12 @@ class Workers:
     def aside(self, part: str, *more: str) -> Ended:
         """Runs ``check`` or ``verify``, which print their results and write no files."""
         budget = self._recipe.budget
-        count = budget.ranks if part == "verify" or budget.pipeline else 1
         with self._listening():
-            return self._run((part, *more), count, math.inf)
+            return self._run((part, *more), budget.ranks if part == "verify" or budget.pipeline else 1, math.inf)
 
     def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
-            error_file = Path(aside) / "error.json"
+            error_file = Path(aside) / "error"
             command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
             command.append(f"--error-file={error_file}")
             port = _free_port() if count > 1 else 0
@@ -124,7 +148,7 @@ class Workers:
                 if self._stopped:  # the signal came before the first child
                     self._children[-1].terminate()
             codes, overdue = self._wait(until + GRACE_S, step)
-            reason = load(WorkerError, error_file).reason if error_file.is_file() else ""
+            reason = error_file.read_text(encoding="utf-8") if error_file.is_file() else ""
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
         return _ended(codes, reason, self._stopped)
@@ -198,31 +222,21 @@ class Workers:
 def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
     if stopped:
         return Ended(how=stopped, outcome="interrupted", reason=f"stopped by {stopped}; the next run continues")
-    killed = next((code for code in codes if code < 0), None)
-    if killed is not None:
-        return Ended(how=f"killed ({signal.Signals(-killed).name})", crashed=True, reason=reason)
-    for code, how in _CRASHES.items():
-        if code in codes:
-            return Ended(how=how, crashed=True, reason=reason)
+    crashes = [f"killed ({signal.Signals(-code).name})" for code in codes if code < 0]
+    crashes += [how for code, how in _CRASHES.items() if code in codes]
+    if crashes:
+        return Ended(how=crashes[0], reason=reason)
     if QUARANTINED in codes:
         return Ended(how="quarantined", outcome="quarantined", reason=reason)
     if any(code not in (DONE, INTERRUPTED) for code in codes):
         return Ended(how="failed", outcome="failed", reason=reason or f"workers ended with {codes}; see their output")
-    if INTERRUPTED in codes:
-        return Ended(how=reason, outcome="interrupted", reason=reason)
-    return Ended(how="done")
+    return Ended(how=reason, outcome="interrupted", reason=reason) if INTERRUPTED in codes else Ended(how="done")
 
 
 def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """Returns torchrun's variables.
-
-    Torchrun itself is a process between the launcher and the ranks: killed, it leaves them alive, and two runs would
-    write one day.
-    """
-    if count == 1:
-        return {}
+    """Returns torchrun's variables; none for a single process."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in ranks.items()}}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in ranks.items()}} if count > 1 else {}
 
 
 def _free_port() -> int:

@@ -83,7 +83,7 @@ def test_a_process_killed_at_any_instant_leaves_a_checkpoint_from_which_the_next
     )
     assert done.returncode == 0, done.stderr
     found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert len(found) >= 20
+    assert len(found) >= 15
     assert found == sorted(found, key=lambda each: each[0])  # once the new one is there, it stays
     assert {(2, 2), (3, 3), (3, 2)} <= set(found)  # before the rename; behind it; an old one is dropped
 

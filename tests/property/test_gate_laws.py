@@ -27,7 +27,7 @@ def day(seed: int, *, worse: float = 0.05, binary: bool = True) -> DayScores:
         for version in ("0041", "0012", "0042"):
             noise = (draw.random(size) < worse) * (draw.random(size) if not binary else 1.0)
             columns = {"value": np.where(noise > 0, base - noise * base, base), "cluster": cluster}
-            found.append(Scores.of(version, rows, f"{rows} of {seed}", {**columns, "site": cluster % 2}))
+            found.append(Scores.of(version, rows, {**columns, "site": cluster % 2}))
     return DayScores(scores=tuple(found))
 
 

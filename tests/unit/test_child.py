@@ -36,14 +36,10 @@ def test_a_child_answers_calls_and_waits_as_requested(echo, passive, policy):
         assert child.call("say", "b", 1) == ["me", "b", policy]
 
 
-def test_a_child_that_ended_is_an_error_with_its_code(echo):
+def test_a_child_that_ended_is_an_error_with_its_code_and_an_error_ends_a_child(echo):
     with pytest.raises(MosaicError, match="exit code 7"), Child(echo, "me") as child:
         child.call("die")
-
-
-def test_a_child_ends_with_its_block_also_after_an_error(echo):
     child = Child(echo, "me")
-    child.__enter__()
     child.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)

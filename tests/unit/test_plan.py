@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from mosaic.device import Device
@@ -29,6 +31,10 @@ def plan(*stages, num_devices=1, **placement):
     )
 
 
+def by_hand(stage):
+    return plan_from_quotas([stage, {"head": 1}], graph=GRAPH, device=DEVICE)
+
+
 def test_quotas_become_disjoint_slots():
     built = plan_from_quotas([{"image": 1, "text": 3}, {"head": 4}], graph=GRAPH, device=DEVICE)
     assert [placed.slots for placed in built.placements] == [(0,), (1, 2, 3), (0, 1, 2, 3)]
@@ -36,44 +42,29 @@ def test_quotas_become_disjoint_slots():
     assert built.placement("text").quota == 3
 
 
-def test_a_quota_of_zero_is_refused():
-    with pytest.raises(InvalidPlanError, match="'text' asks for a quota of 0 slots; four cores has 4: use 1 to 4"):
-        plan_from_quotas([{"image": 1, "text": 0}, {"head": 1}], graph=GRAPH, device=DEVICE)
-
-
-def test_more_slots_than_there_are_are_refused():
-    with pytest.raises(InvalidPlanError, match="asks for 6 slots; four cores has 4"):
-        plan_from_quotas([{"image": 3, "text": 3}, {"head": 1}], graph=GRAPH, device=DEVICE)
-    with pytest.raises(InvalidPlanError, match="slots 0 to 3"):
-        plan({"image": (3, 4)})
-
-
-def test_overlapping_partitions_in_a_stage_are_refused():
-    with pytest.raises(InvalidPlanError, match="'image' and 'text' of one stage both hold slot 1"):
-        plan({"image": (0, 1), "text": (1, 2)})
-
-
-def test_a_module_placed_twice_is_refused():
-    with pytest.raises(InvalidPlanError, match="'image' is placed twice"):
-        plan({"image": (0,)}, {"image": (1,)})
-
-
-def test_a_plan_that_forgets_or_invents_modules_is_refused():
-    with pytest.raises(InvalidPlanError, match=r"leaves out \['head'\]"):
-        plan({"image": (0,), "text": (1,)}).check_covers(GRAPH)
-    with pytest.raises(InvalidPlanError, match=r"places \['audio'\]"):
-        plan({"image": (0,), "text": (1,), "audio": (2,)}, {"head": (0,)}).check_covers(GRAPH)
-
-
-def test_a_plan_against_the_dependencies_is_refused():
-    with pytest.raises(InvalidPlanError, match=r"'head' \(stage 0\) depends on 'image' \(stage 0\)"):
-        plan({"image": (0,), "head": (1,)}, {"text": (0,)}).check_covers(GRAPH)
-
-
-def test_a_plan_of_a_larger_device_is_refused():
-    small = Device(name="two cores", kind="host", num_slots=2)
-    with pytest.raises(InvalidPlanError, match="four cores with 4 slots"):
-        plan({"image": (0,), "text": (1,)}, {"head": (0,)}).check_matches(graph=GRAPH, device=small)
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda: by_hand({"image": 1, "text": 0}), "'text' asks for a quota of 0 slots; four cores has 4: use 1 to 4"),
+        (lambda: by_hand({"image": 3, "text": 3}), "asks for 6 slots; four cores has 4"),
+        (lambda: plan({"image": (3, 4)}), "slots 0 to 3"),
+        (lambda: plan({"image": (0, 1), "text": (1, 2)}), "'image' and 'text' of one stage both hold slot 1"),
+        (lambda: plan({"image": (0,)}, {"image": (1,)}), "'image' is placed twice"),
+        (lambda: plan({"image": (0,), "text": (1,)}).check_covers(GRAPH), r"leaves out \['head'\]"),
+        (lambda: plan({"audio": (2,)}).check_covers(GRAPH), r"places \['audio'\]"),
+        (
+            lambda: plan({"image": (0,), "head": (1,)}, {"text": (0,)}).check_covers(GRAPH),
+            r"'head' \(stage 0\) depends on 'image' \(stage 0\)",
+        ),
+        (
+            lambda: plan({"image": (0,)}).check_matches(graph=GRAPH, device=replace(DEVICE, num_slots=2)),
+            "four cores with 4 slots",
+        ),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused_by_its_name(broken, message):
+    with pytest.raises(InvalidPlanError, match=message):
+        broken()
 
 
 def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():

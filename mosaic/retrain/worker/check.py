@@ -15,8 +15,7 @@ from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.exits import StopRequests
-from mosaic.retrain.folder import DayFolder, DayState, new_dates, ready_dates, replay_dates
+from mosaic.retrain.folder import DayFolder, load_or_none, new_dates, ready_dates
 from mosaic.retrain.gate import margin_finding
 from mosaic.retrain.records import Trained
 from mosaic.retrain.worker.data import check_new_data, freeze
@@ -24,6 +23,7 @@ from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.score import frozen_rows, model_of, score_rows
 from mosaic.retrain.worker.train import Training
 from mosaic.retrain.worker.work import Work
+from mosaic.retrain.workers import StopRequests
 
 _STEPS = 4
 """Steps to take; the first is not timed."""
@@ -39,10 +39,14 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         work = replace(work, day=DayFolder(aside / "day"))
         yield from group.on_first(lambda: list(_check_data(work)))
         training = Training(work, group)
-        took = list(_timed(training))
-        step_ms, budget = statistics.median(took[1:]), work.budget
+        times_ms = []
+        for _ in range(_STEPS):
+            began = time.perf_counter()
+            training.try_step()
+            times_ms.append((time.perf_counter() - began) * 1e3)
+        step_ms, budget = statistics.median(times_ms[1:]), work.budget
         yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
-        yield from (f"plan: {line}" for line in training.plan.said.splitlines())
+        yield from (f"plan: {line}" for line in training.plan.description.splitlines())
         size, count = training.checkpoint_bytes, budget.keep + 2
         check_room(work.day.checkpoints, checkpoint_bytes=size, count=count, more_bytes=size)
         yield f"disk: there is room for {count} checkpoints of {size / 2**20:.1f} MiB, and the export"
@@ -51,7 +55,7 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         if budget.ranks > 1 and not budget.pipeline:
             training.check_for_ranks()
             yield f"ranks: its modules can be divided over {budget.ranks}"
-        yield from group.on_first(lambda: [_read_back(work, digest), *_check_gate(work), *_check_hooks(work)])
+        yield from group.on_first(lambda: list(_check_end(work, digest)))
 
 
 def _check_data(work: Work) -> Iterator[str]:
@@ -64,23 +68,8 @@ def _check_data(work: Work) -> Iterator[str]:
             f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
             "there, and that file last"
         )
-    dates = new_dates(folder, recipe) or ready[-1:]
-    champion = versions.linked(folder, "champion")
     work.day.path.mkdir()
-    work.day.set(
-        DayState(
-            day=max(dates),
-            phase="prepared",
-            new=dates,
-            replay=tuple(date for date in replay_dates(folder, recipe) if date not in dates),
-            parent=champion,
-            champion=champion,
-            anchor=versions.linked(folder, "anchor"),
-            began="",
-            deadline=None,
-            version="check",
-        )
-    )
+    work.day.set(versions.first_state(folder, recipe, new_dates(folder, recipe) or ready[-1:], "check"))
     freeze(work)
     rows = ", ".join(f"{record.name}: {record.rows} rows" for record in work.sources.sources)
     yield f"data: {rows}; {work.sources.num_steps} steps of {work.sources.batch}"
@@ -91,38 +80,24 @@ def _check_data(work: Work) -> Iterator[str]:
         yield f"this data would be QUARANTINED: {data_check.reason}"
 
 
-def _timed(training: Training) -> Iterator[float]:
-    for _ in range(_STEPS):
-        began = time.perf_counter()
-        training.try_step()
-        yield (time.perf_counter() - began) * 1e3
-
-
-def _read_back(work: Work, digest: str) -> str:
-    again = Checkpointer(work.program.make_model())
-    again.load_weights(work.day.model)
-    if again.digest() != digest:
+def _check_end(work: Work, digest: str) -> Iterator[str]:
+    """Reads the export back, computes what the frozen rows can tell, and looks for the programs of hooks."""
+    exported = Checkpointer(work.program.make_model())
+    exported.load_weights(work.day.model)
+    if exported.digest() != digest:
         raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
-    return f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
-
-
-def _check_gate(work: Work) -> Iterator[str]:
-    """Reports what the frozen rows can tell; refuses a margin below that."""
+    yield f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
     gate, champion = work.recipe.gate, work.day.state.champion
     rows = frozen_rows(work)
     if not rows:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
     scores = score_rows(work, model_of(work, champion), champion or "none", "frozen", rows)
-    missing = [name for name in gate.slices if name not in scores.columns]
-    if missing:
+    if missing := [name for name in gate.slices if name not in scores.columns]:
         raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
     finding = margin_finding(scores, gate)
     if not finding.passed:
         raise MosaicError(finding.sentence)
     yield f"gate: {finding.sentence}"
-
-
-def _check_hooks(work: Work) -> Iterator[str]:
     for command in work.recipe.promote.hooks:
         program = command.split()[0]
         if shutil.which(program) is None and not (work.folder.path / program).exists():
@@ -132,9 +107,6 @@ def _check_hooks(work: Work) -> Iterator[str]:
         yield f"hook: {command}"
 
 
-# Verification.
-
-
 def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
     """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result.
 
@@ -142,19 +114,19 @@ def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> It
         MosaicError: No step can be repeated, or one differs; names the first.
     """
     day, before = work.day, steps_in(work.day.metrics)
-    kept = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
-    first, last = min(kept, default=0), max(before, default=0)
-    if not kept or first >= last:
+    paths = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
+    first, last = min(paths, default=0), max(before, default=0)
+    if not paths or first >= last:
         raise MosaicError(
             f"{day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
         )
     to = min(first + steps, last)
-    to = max((step for step in kept if first < step <= to), default=to)
+    to = max((step for step in paths if first < step <= to), default=to)
     budget = replace(work.recipe.budget, save="1000000h")  # saves only at the end
     with group.shared_folder() as aside:
         copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
         if group.rank == 0:
-            shutil.copytree(kept[first], copied.day.checkpoints / kept[first].name)
+            shutil.copytree(paths[first], copied.day.checkpoints / paths[first].name)
             for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
                 shutil.copyfile(path, copied.day.path / path.name)
         group.gather(None)  # the copy is there
@@ -177,10 +149,9 @@ def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> It
 
 def _digest_at(work: Work, step: int) -> str | None:
     """Returns the digest of the parameters after a step, from the day's end or a checkpoint."""
-    if work.day.trained.is_file():
-        trained = load(Trained, work.day.trained)
-        if trained.step == step:
-            return trained.digest
+    trained = load_or_none(Trained, work.day.trained)
+    if trained is not None and trained.step == step:
+        return trained.digest
     if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):
         return None
     keeper = Checkpointer(work.program.make_model())

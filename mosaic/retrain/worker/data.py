@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from torch.utils import _pytree as pytree
 from mosaic.artifact import save
 from mosaic.errors import MosaicError
 from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
-from mosaic.retrain.folder import load_of_earlier_day
-from mosaic.retrain.gate import Scores, joined
+from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.worker.loader import is_iterable
 from mosaic.retrain.worker.positions import replayed_share, samples_of
-from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
+from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_rows
 from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
 from mosaic.retrain.worker.work import Work
 
@@ -39,7 +37,7 @@ def freeze(work: Work) -> None:
     recipe, budget, state = work.recipe, work.recipe.budget, work.day.state
     known: dict[str, SourceRecord] = {}
     for day in work.folder.days():
-        earlier = load_of_earlier_day(Sources, day.sources) if day.path != work.day.path else None
+        earlier = load_if_intact(Sources, day.sources) if day.path != work.day.path else None
         if earlier is not None:
             known |= {record.path: record for record in (*earlier.sources, earlier.frozen)}
     records = [_counted(work, day, "new", known) for day in state.new]
@@ -107,12 +105,18 @@ def check_new_data(work: Work) -> None:
     The champion scores today's rows. Without one, new weights do, for labels and modalities only.
     """
     judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
-    earlier = [load_of_earlier_day(DayFigures, day.figures) for day in judged if day.path != work.day.path]
+    earlier = [load_if_intact(DayFigures, day.figures) for day in judged if day.path != work.day.path]
     before = tuple(figures for figures in earlier if figures is not None)
-    today, frozen = _Measured(), _Measured()
+    today, frozen, state = _Measured(), _Measured(), work.day.state
     rows = today.rows_of(work, [work.folder.path / record.path for record in work.sources.of_kind("new")])
-    columns = joined(score_batches(work, model_of(work, work.day.state.champion), rows))
-    figures = _figures(work, today, columns, before)
+    figures = day_figures(
+        state.day,
+        score_rows(work, model_of(work, state.champion), state.champion or "none", "fresh", rows),
+        unreadable=today.unreadable,
+        inputs={name: _input(*sums) for name, sums in sorted(today.inputs.items())},
+        is_champion=state.champion is not None,
+        known={name for figures in before for name in figures.modalities},
+    )
     save(figures, work.day.figures)
     for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
         pass
@@ -157,25 +161,6 @@ class _Measured:
                 sums[1] += float(wide.sum())
                 sums[2] += float(np.square(wide).sum())
         self.digests.add(digest.hexdigest())
-
-
-def _figures(
-    work: Work, measured: _Measured, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]
-) -> DayFigures:
-    """Counts the day's rows; the champion's error leaves out modalities that no day had before."""
-    champion, day = work.day.state.champion, work.day.state.day
-    inputs = {name: _input(*sums) for name, sums in sorted(measured.inputs.items())}
-
-    def figures(of: dict[str, list[Any]]) -> DayFigures:
-        scores = Scores.of(champion or "none", "fresh", "", of or {"value": []})  # no row is readable
-        return day_figures(day, scores, unreadable=measured.unreadable, inputs=inputs, is_champion=champion is not None)
-
-    whole, known = figures(columns), {name for day in before for name in day.modalities}
-    if not known or "modality" not in columns:
-        return whole
-    is_known = [set(str(names).split("+")) <= known for names in columns["modality"]]
-    some = figures({name: list(compress(column, is_known)) for name, column in columns.items()})
-    return replace(whole, champion=some.champion, champion_error=some.champion_error)
 
 
 def _input(count: float, total: float, squares: float) -> InputFigures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,16 +24,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """A rank's parts of a step's loss; the copy to the host overlaps the launch of the next step."""
+    """A rank's part of a step's loss; the copy to the host overlaps the launch of the next step."""
 
-    parts: torch.Tensor
-    """One per micro-batch, on the host."""
+    part: torch.Tensor
+    """On the host."""
     arrived: torch.cuda.Event | None
     """End of the copy; None if it is done."""
 
 
 class WorkerGroup:
-    """One process that trains alone, or one rank of several.
+    """One process that trains alone, or one rank of several, by torchrun's variables.
 
     Attributes:
         world: The ranks of a pipeline; None for colocated ranks, whose handle has a world of its own.
@@ -40,13 +41,13 @@ class WorkerGroup:
         reads_all: True if each rank reads the whole global batch, as in a pipeline.
     """
 
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1, *, pipeline: bool = False) -> None:
+    def __init__(self, device: torch.device, *, pipeline: bool = False) -> None:
         self.device = device
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        pipeline = pipeline and self.size > 1
         self.world = World.join(device, watch=RankSettings()) if pipeline else None
-        self.scale = 1.0 if pipeline else float(size)
-        self.reads_all = pipeline or size == 1
+        self.scale = 1.0 if pipeline else float(self.size)
+        self.reads_all = pipeline or self.size == 1
         self._group: Any = None
 
     def leave(self) -> None:
@@ -58,23 +59,31 @@ class WorkerGroup:
     def moved(self, batch: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
-    def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
-        """Returns the flags that any rank has set, and a step's loss over the global batch.
+    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
+        """Starts to copy this rank's part of a step's loss to the host; does not wait."""
+        part = (torch.stack([loss.double() for loss in losses]).sum() / self.scale).to("cpu", non_blocking=True)
+        arrived = None
+        if self.device.type == "cuda":
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return StepLoss(part, arrived)
 
-        One message between ranks carries both. The order of the loss's sum does not depend on the number of ranks.
-        """
-        parts = torch.empty(0)
+    def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
+        """Returns each flag that any rank has set, and the mean loss of a step over all ranks."""
+        local = torch.tensor([*flags, 0.0], dtype=torch.float64)
         if loss is not None:
             if loss.arrived is not None:
                 loss.arrived.synchronize()
-            parts = loss.parts
-        gathered = [torch.cat((torch.tensor(flags, dtype=parts.dtype), parts))]
+            if self.rank == 0 or not self.reads_all:  # else rank 0 has the same losses
+                local[-1] = loss.part
         if self.size > 1:
-            local, gathered = gathered[0], [torch.empty_like(gathered[0]) for _ in range(self.size)]
-            dist.all_gather(gathered, local, group=self._cpu_group())
-        stacked = torch.stack(gathered)
-        mean = None if loss is None else float(stacked[:, len(flags) :].reshape(-1).sum())
-        return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
+            dist.all_reduce(local, group=self._cpu_group())
+        return tuple(value > 0 for value in local[:-1].tolist()), None if loss is None else float(local[-1])
+
+    def mean_loss(self, loss: StepLoss) -> float:
+        mean = self.agree((), loss)[1]
+        assert mean is not None
+        return mean
 
     def gather(self, value: _T) -> list[_T]:
         if self.world is not None:
@@ -106,22 +115,6 @@ class WorkerGroup:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
             yield Path(self.gather(folder)[0])
             self.gather(None)  # all ranks are done with it
-
-    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
-        """Starts to copy this rank's parts of a step's loss to the host; does not wait."""
-        parts = (torch.stack([loss.float() for loss in losses]) / self.scale).to("cpu", non_blocking=True)
-        if self.reads_all and self.rank > 0:
-            parts = torch.zeros_like(parts)  # rank 0 has the same losses
-        arrived = None
-        if self.device.type == "cuda":
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return StepLoss(parts, arrived)
-
-    def mean_loss(self, loss: StepLoss) -> float:
-        mean = self.agree((), loss)[1]
-        assert mean is not None
-        return mean
 
     def _cpu_group(self) -> Any:
         """A group on CPUs for a few numbers."""

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.loader import BatchCut, Collate, MicroBatch, RejectCount, StepBatch, StepLoader
+from mosaic.retrain.worker.loader import BatchCut, Collate, Reject, RejectCount, StepLoader
 from mosaic.retrain.worker.seeds import put_back, sample_words, seed_sample
 
 CHECKED = 4
@@ -26,7 +26,7 @@ CHECKED = 4
 
 
 class IterableLoader(StepLoader):
-    """Yields this rank's part of each global batch from an iterable data set, which starts again when it ends.
+    """Draws samples from an iterable data set, which starts again when it ends.
 
     If the data set or its iterator has ``state_dict`` and ``load_state_dict`` (torchdata's protocol), a run resumes
     from its saved state; a check before the first step compares the samples. Otherwise it draws the samples again.
@@ -47,11 +47,10 @@ class IterableLoader(StepLoader):
         exact: bool = False,
         collate: Collate | None = None,
     ) -> None:
-        self.rejects = RejectCount()
+        super().__init__(cut, steps, RejectCount())
         self._dataset, self._iterator = dataset, iter(dataset)
         self._name = type(dataset).__name__
-        self._cut, self._steps, self._seed = cut, iter(steps), seed
-        self._collate = collate or default_collate
+        self._seed, self._collate = seed, collate or default_collate
         self._shape = {"batch": cut.batch, "ranks": [cut.rank, cut.num_ranks]}
         if exact and not self._state():
             raise MosaicError(
@@ -78,13 +77,8 @@ class IterableLoader(StepLoader):
         """Returns the state after the steps yielded so far; each rank keeps its own."""
         return {**self._shape, "data": self._state()}
 
-    def __next__(self) -> StepBatch:
-        step = next(self._steps)
-        parts = []
-        for index in self._cut.own:
-            samples = self._draw(self._cut.positions(step, index))
-            parts.append(MicroBatch(index=index, weight=len(samples) / self._cut.batch, data=self._collate(samples)))
-        return StepBatch(micro_batches=tuple(parts))
+    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
+        return self._collate(self._draw(positions)), ()
 
     def _state(self) -> dict[str, Any] | None:
         """The states of the data set and of its iterator, those of them that have one; None without any."""

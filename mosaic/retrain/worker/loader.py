@@ -73,39 +73,29 @@ class Samples(Dataset[Any]):
         rejects: list[Reject] = []
         with put_back(tuple({id(own): own for each in set(sources) for own in self._generators[each]}.values())):
             for position, source, row, seeds in zip(positions, sources, rows, words, strict=True):
-                try:
-                    samples.append(self._read(source, row, seeds))
-                except Exception as error:  # of any kind, from the user's data set: another row takes its place
-                    samples.append(self._read_another(position, source, row, seeds, rejects, error))
+                samples.append(self._read(position, source, row, seeds, rejects))
         return samples, tuple(rejects)
 
-    def _read(self, source: int, row: int, words: list[int]) -> Any:
-        seed_sample(words, self._generators[source])
-        return self.datasets[source][row]
-
-    def _read_another(
-        self, position: int, source: int, row: int, words: list[int], rejects: list[Reject], error: Exception
-    ) -> Any:
-        """Retries the row once after an ``OSError``; then tries other rows."""
-        name, rows = self.stream.sources[source].name, self.stream.sources[source].rows
-        others = random.Random(words[3])
-        again = isinstance(error, OSError)
-        for _ in range(MAX_ATTEMPTS):
-            if isinstance(error, MemoryError | MosaicError):
-                raise error
-            if not again:
-                kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
-                rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
-                row = others.randrange(rows)
+    def _read(self, position: int, source: int, row: int, words: list[int], rejects: list[Reject]) -> Any:
+        """Reads a row, again after an ``OSError``; then other rows of its source."""
+        name, others, is_again = self.stream.sources[source].name, random.Random(words[3]), False
+        for _ in range(MAX_ATTEMPTS + 1):
             try:
-                return self._read(source, row, words)
-            except Exception as next_error:  # the same; each is counted, and too many are an error
-                again = isinstance(next_error, OSError) and not again
-                error = next_error
+                seed_sample(words, self._generators[source])
+                return self.datasets[source][row]
+            except (MemoryError, MosaicError):
+                raise
+            except Exception as error:  # of any kind, from the user's data set: another row takes its place
+                is_again = isinstance(error, OSError) and not is_again
+                if not is_again:
+                    kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
+                    rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
+                    row = others.randrange(self.stream.sources[source].rows)
+        last = rejects[-1]
         raise MosaicError(
-            f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row {row}: "
-            f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Check that source, or remove it from the day"
-        ) from error
+            f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row "
+            f"{last.row}: {last.reason}: {last.detail}. Check that source, or remove it from the day"
+        )
 
 
 class RejectCount:
@@ -195,10 +185,34 @@ class LoaderDiedError(MosaicError):
 
 
 class StepLoader(Iterator[StepBatch]):
-    """Yields the batches of a run's steps once; as a context it closes its workers."""
+    """Yields this rank's part of each step's global batch once; as a context it closes its workers.
 
-    rejects: RejectCount
-    """Unreadable rows so far."""
+    Attributes:
+        rejects: Unreadable rows so far.
+    """
+
+    def __init__(self, cut: BatchCut, steps: range, rejects: RejectCount) -> None:
+        self.cut = cut
+        self.rejects = rejects
+        self._steps = iter(steps)
+
+    def __next__(self) -> StepBatch:
+        step = next(self._steps)
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
+        samples = 0
+        for index in self.cut.own:
+            positions = self.cut.positions(step, index)
+            data, rejected = self._read(positions)
+            parts.append(MicroBatch(index=index, weight=len(positions) / self.cut.batch, data=data))
+            rejects += rejected
+            samples += len(positions)
+        self.rejects.add(rejects, samples)
+        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
+
+    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
+        """Returns the next collated micro-batch, and its unreadable rows that were replaced."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any] | None:
         """Returns the state after the steps yielded so far, beside their number; None if there is none."""
@@ -215,7 +229,7 @@ class StepLoader(Iterator[StepBatch]):
 
 
 class BatchLoader(StepLoader):
-    """Yields this rank's part of each global batch; the number of workers does not change it.
+    """Reads samples by their positions; the number of workers does not change a batch.
 
     The workers start here, not at the first batch; construct the loader before you restore random states. It draws no
     random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
@@ -237,16 +251,14 @@ class BatchLoader(StepLoader):
         pin: bool = False,
         rejects: RejectCount | None = None,
     ) -> None:
-        self.cut = cut
-        self.rejects = rejects or RejectCount()
-        self._steps = iter(steps)
+        super().__init__(cut, steps, rejects or RejectCount())
         by_main_thread = threading.current_thread() is threading.main_thread()
         positions: Any = (cut.positions(step, index) for step in steps for index in cut.own)
         loader = DataLoader(
             samples,
             batch_sampler=positions,
             num_workers=workers,
-            collate_fn=partial(_collated, collate or default_collate),
+            collate_fn=lambda drawn: ((collate or default_collate)(drawn[0]), drawn[1]),
             pin_memory=pin,
             worker_init_fn=partial(_begin_worker, os.getpid(), by_main_thread),
             generator=torch.Generator(),
@@ -262,21 +274,7 @@ class BatchLoader(StepLoader):
     def worker_pids(self) -> tuple[int, ...]:
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
-    def __next__(self) -> StepBatch:
-        step = next(self._steps)
-        parts: list[MicroBatch] = []
-        rejects: list[Reject] = []
-        samples = 0
-        for index in self.cut.own:
-            data, rejected = self._load()
-            rows = len(self.cut.positions(step, index))
-            parts.append(MicroBatch(index=index, weight=rows / self.cut.batch, data=data))
-            rejects.extend(rejected)
-            samples += rows
-        self.rejects.add(rejects, samples)
-        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
-
-    def _load(self) -> tuple[Any, tuple[Reject, ...]]:
+    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
         try:
             return next(self._loaded)
         except MosaicError as error:  # of a worker: torch appends its traceback
@@ -298,10 +296,6 @@ class BatchLoader(StepLoader):
         # After an error, the garbage collector would wait five seconds for each worker in vain.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
-
-
-def _collated(collate: Collate, drawn: tuple[list[Any], tuple[Reject, ...]]) -> tuple[Any, tuple[Reject, ...]]:
-    return collate(drawn[0]), drawn[1]
 
 
 def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,13 +22,13 @@ from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
-from mosaic.retrain.exits import StopRequests
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
 from mosaic.retrain.worker.group import StepLoss, WorkerGroup
 from mosaic.retrain.worker.loader import Reject, StepBatch, StepLoader
 from mosaic.retrain.worker.pipelined import PipelinedModel
 from mosaic.retrain.worker.seeds import generators_of, seed_step
 from mosaic.retrain.worker.work import Work
+from mosaic.retrain.workers import StopRequests
 
 _LOG = logging.getLogger(__name__)
 FIRST_STEPS = 5
@@ -39,7 +39,7 @@ MAX_STEPS_NOT_FINITE = 20
 """Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TrainState:
     """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
 
@@ -47,8 +47,8 @@ class TrainState:
     keeper: Checkpointer
     """The model's handle."""
     optimizers: tuple[torch.optim.Optimizer, ...]
-    schedulers: tuple[Any, ...]
-    scaler: Any
+    schedulers: tuple[Any, ...] = ()
+    scaler: Any = None
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
     """EMA models."""
@@ -103,7 +103,6 @@ class Loop:
         self._not_finite = 0
         self._unlogged: deque[_Unlogged] = deque()
         self._times_ms: list[float] = []
-        self._batches: StepLoader | None = None
 
     @property
     def step_ms(self) -> float | None:
@@ -116,8 +115,8 @@ class Loop:
 
         Returns ``done``, the name of a signal, or ``window over``.
         """
-        ended, self._batches = "", batches
-        while self.step < last and not (ended := self._agree_to_stop()):
+        ended = ""
+        while self.step < last and not (ended := self._agree_to_stop(batches)):
             began = time.perf_counter()
             try:
                 batch = next(batches)
@@ -129,14 +128,18 @@ class Loop:
             self.step += 1
             self._times_ms.append((time.perf_counter() - began) * 1e3)
             self._unlogged.append(_Unlogged(self.step, loss, time.time(), self._times_ms[-1], batch.rejects))
-        self.save(is_last=True)
+        self._save(batches, is_last=True)
         return ended or "done"
 
     def take_step(self, batch: StepBatch) -> StepLoss:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
-        state, scaler, group = self._state, self._state.scaler, self._group
+        state, scaler = self._state, self._state.scaler
         losses = self._gradients(batch)
-        self._clip()
+        if self._budget.clip_norm is not None:
+            if scaler is not None:
+                for optimizer in state.optimizers:
+                    scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
         for optimizer in state.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
@@ -151,7 +154,7 @@ class Loop:
         if self._program.update_companions is not None:
             with torch.no_grad():
                 self._program.update_companions(state.model, state.companions)
-        return group.bring(losses)
+        return self._group.bring(losses)
 
     def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         """Runs forward and backward; returns the losses.
@@ -188,36 +191,7 @@ class Loop:
             losses.append(loss.detach())
         return losses
 
-    def _clip(self) -> None:
-        if self._budget.clip_norm is None:
-            return
-        state = self._state
-        if state.scaler is not None:
-            for optimizer in state.optimizers:
-                state.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
-
-    def _write(self, unlogged: _Unlogged, value: float) -> None:
-        step, rejects = unlogged.step, unlogged.rejects
-        self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
-        if self._not_finite >= MAX_STEPS_NOT_FINITE:
-            raise MosaicError(
-                f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
-                "rate, or look at the day's data"
-            )
-        if self._group.rank > 0:
-            return
-        row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
-        if rejects:
-            row["rejects"] = [
-                f"{reject.source} row {reject.row}: {reject.reason}: {reject.detail}" for reject in rejects
-            ]
-        try:
-            append_line(self._day.metrics, row)
-        except OSError as error:
-            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
-
-    def _agree_to_stop(self) -> str:
+    def _agree_to_stop(self, batches: StepLoader) -> str:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now = time.monotonic()
         over = self._until is not None and now >= self._until
@@ -232,10 +206,30 @@ class Loop:
         if over:
             return WINDOW_OVER
         if due:
-            self.save(is_last=False)
+            self._save(batches, is_last=False)
         return ""
 
-    def save(self, *, is_last: bool) -> None:
+    def _write(self, unlogged: _Unlogged, value: float) -> None:
+        step = unlogged.step
+        self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
+        if self._not_finite >= MAX_STEPS_NOT_FINITE:
+            raise MosaicError(
+                f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
+                "rate, or look at the day's data"
+            )
+        if self._group.rank > 0:
+            return
+        row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
+        if unlogged.rejects:
+            row["rejects"] = [
+                f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in unlogged.rejects
+            ]
+        try:
+            append_line(self._day.metrics, row)
+        except OSError as error:
+            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
+
+    def _save(self, batches: StepLoader, *, is_last: bool) -> None:
         """Begins a checkpoint; waits for the last one.
 
         A full disk drops old checkpoints; two in a row are an error.
@@ -245,10 +239,19 @@ class Loop:
             self._write(unlogged, self._group.mean_loss(unlogged.loss))
         self._unlogged.clear()
         self._saved = time.monotonic()
+        gathered = self._group.gather((batches.rejects.by_source, batches.state_dict()))
+        total: dict[str, dict[str, int]] = {}
+        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
+            for source, reasons in counts.items():
+                known = total.setdefault(source, {})
+                known |= {reason: known.get(reason, 0) + count for reason, count in reasons.items()}
+        self.notes = replace(self.notes, rejects=total)
+        extra = {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
         try:
-            keeper.save(folder, step=self.step, keep=keep, extra=self._extra(), **self._state.checkpointed)
+            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self._state.checkpointed)
             if is_last:
                 keeper.finish_saving()
+            self._failed_saves = 0
         except NoRoomError as error:
             self._failed_saves += 1
             self._remember(f"the disk was full when a checkpoint was written at or before step {self.step}")
@@ -257,21 +260,7 @@ class Loop:
             _LOG.warning("%s", error)
             keeper.make_room(folder)
             if is_last:
-                self.save(is_last=True)
-        else:
-            self._failed_saves = 0
-
-    def _extra(self) -> dict[str, Any]:
-        """Returns all ranks' unreadable rows and data states for the checkpoint."""
-        batches = self._batches
-        local = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
-        gathered = self._group.gather(local)
-        total: dict[str, Counter[str]] = {}
-        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
-            for source, reasons in counts.items():
-                total.setdefault(source, Counter()).update(reasons)
-        self.notes = replace(self.notes, rejects={source: dict(reasons) for source, reasons in total.items()})
-        return {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
+                self._save(batches, is_last=True)
 
     def _remember(self, message: str) -> None:
         if message not in self.notes.messages:

@@ -19,21 +19,19 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
-from mosaic.retrain import exits
+from mosaic.retrain import workers
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.exits import StopRequests
 from mosaic.retrain.folder import Folder, named_remedy
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import WINDOW_OVER
 from mosaic.retrain.worker.check import check, verify
 from mosaic.retrain.worker.data import check_new_data, freeze
-from mosaic.retrain.worker.environment import use_repeatable_kernels
 from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.loader import LoaderDiedError
 from mosaic.retrain.worker.score import score_versions
 from mosaic.retrain.worker.train import Training
 from mosaic.retrain.worker.work import Work
-from mosaic.retrain.workers import PARTS, WorkerError
+from mosaic.retrain.workers import StopRequests
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,12 +45,12 @@ class _StopError(Exception):
 
 
 def main() -> None:
-    """Runs the parts on the command line, and exits with a code of ``mosaic.retrain.exits``."""
+    """Runs the parts on the command line, and exits with a code of ``mosaic.retrain.workers``."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
-    parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
+    parser.add_argument("parts", nargs="+", choices=(*workers.PARTS, "check", "verify"))
     parser.add_argument("--error-file", type=Path, required=True)
     parser.add_argument("--train-until", type=float)  # of time.monotonic()
     parser.add_argument("--total-until", type=float)
@@ -60,42 +58,50 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Folder(arguments.folder)
     work = Work(folder, folder.day(arguments.day), read_recipe(folder.recipe))
-    code, reason = exits.DONE, ""
+    code, reason = workers.DONE, ""
     try:
         with named_remedy():
             _run(work, arguments)
     except _StopError as stop:
         code, reason = stop.code, str(stop)
     except (torch.OutOfMemoryError, MemoryError) as error:
-        code, reason = exits.OUT_OF_MEMORY, str(error)
+        code, reason = workers.OUT_OF_MEMORY, str(error)
     except LoaderDiedError as error:
-        code, reason = exits.LOADER_DIED, str(error)
+        code, reason = workers.LOADER_DIED, str(error)
     except MosaicError as error:
-        code, reason = exits.FAILED, str(error)
+        code, reason = workers.FAILED, str(error)
     except SystemExit as ended:  # so does this
-        code, reason = exits.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
+        code, reason = workers.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
     except Exception as error:  # of any kind, from the user's functions: the report shows it
         _LOG.exception("the worker failed")
-        code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
-    if code != exits.DONE and os.environ.get("RANK", "0") == "0":
-        with suppress(MosaicError):  # a full disk; the code says enough
-            save(WorkerError(reason=reason), arguments.error_file)
+        code, reason = workers.FAILED, f"{type(error).__name__}: {error}"
+    if code != workers.DONE and os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):  # a full disk; the code says enough
+            arguments.error_file.write_text(reason, encoding="utf-8")
     sys.stdout.flush()
     sys.exit(code)
 
 
 def _run(work: Work, arguments: argparse.Namespace) -> None:
     stop = StopRequests()
-    use_repeatable_kernels(work.device)
-    group = work.group()
-    stopped = None
+    _use_repeatable_kernels(work.device)
+    group = WorkerGroup(work.device, pipeline=work.recipe.budget.pipeline)
     try:
         _do_parts(work, group, stop, arguments)
-    except _StopError as error:
-        stopped = error
+    except _StopError:
+        group.leave()
+        raise
     group.leave()
-    if stopped is not None:
-        raise stopped
+
+
+def _use_repeatable_kernels(device: torch.device) -> None:
+    """Selects deterministic kernels; torch warns about operators without one."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is first used
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # True would fill each uninitialized tensor: 620 times in a step of six transformer layers.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: argparse.Namespace) -> None:
@@ -103,13 +109,13 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
 
     def check_time() -> None:
         if stop.received:
-            raise _StopError(exits.INTERRUPTED, f"stopped by {stop.received}")
+            raise _StopError(workers.INTERRUPTED, f"stopped by {stop.received}")
         if arguments.total_until is not None and time.monotonic() >= arguments.total_until:
-            raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
+            raise _StopError(workers.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     parts, day = arguments.parts, work.day
-    lines = check(work, group) if "check" in parts else verify(work, group, stop, arguments.steps)
-    if "check" in parts or "verify" in parts:
+    if parts[0] in ("check", "verify"):
+        lines = check(work, group) if parts[0] == "check" else verify(work, group, stop, arguments.steps)
         for line in lines:
             if group.rank == 0:
                 print(line, flush=True)
@@ -121,7 +127,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
             check_new_data(work)
         data_check = load(DataCheck, day.data_check)
         if data_check.quarantine:
-            raise _StopError(exits.QUARANTINED, data_check.reason)
+            raise _StopError(workers.QUARANTINED, data_check.reason)
     model = None
     if "train" in parts and not day.trained.is_file():
         model = _train(work, group, stop, arguments.train_until)
@@ -133,9 +139,9 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
     training = Training(work, group, until)
     trained = training.train(stop)
     if trained.ended not in ("done", WINDOW_OVER):
-        raise _StopError(exits.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
+        raise _StopError(workers.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     if trained.step == 0:
-        raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
+        raise _StopError(workers.INTERRUPTED, "the window ended before the first step; the next run begins again")
     model = training.export(work.day.model, work.recipe.export)
     if group.rank == 0:
         save(trained, work.day.trained)

@@ -7,9 +7,6 @@ before the loop.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,23 +14,20 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import fingerprint, load
+from mosaic.artifact import fingerprint, load, save
 from mosaic.engine import Handle
-from mosaic.errors import InvalidFileError, UnsupportedModelError
-from mosaic.profile import Profile
+from mosaic.errors import UnsupportedModelError
 from mosaic.retrain.data_check import DayFigures
-from mosaic.retrain.folder import load_of_earlier_day
-from mosaic.retrain.records import PlanKey, StoredPlan, Trained
+from mosaic.retrain.folder import load_if_intact
+from mosaic.retrain.records import PlanKey, StoredPlan, Trained, differences
 from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.work import Work
 from mosaic.take_turns import PLAIN
 
-_LOG = logging.getLogger(__name__)
 MAX_TRIAL_STEPS = 600
 """Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
 MAX_DRIFT = 0.10
 """Change of the step time, as a share, up to which a plan still fits."""
-Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> PlanKey:
@@ -47,7 +41,7 @@ def key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> Plan
     return PlanKey(
         model=fingerprint(parameters),
         batch=fingerprint(leaves),
-        modalities=", ".join(sorted(load(DayFigures, work.day.figures).modalities)),
+        modalities=", ".join(sorted(load(DayFigures, work.day.figures).modalities)) or "none",
         device=torch.cuda.get_device_name(group.device) if is_cuda else f"cpu, {torch.get_num_threads()} threads",
         num_ranks=group.size,
         torch=torch.__version__,
@@ -62,33 +56,32 @@ def stored_plan(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str, str]:
     Returns:
         The plan, or None; the reason to plan anew; and the change of the key within the day, empty for none.
     """
-    current = _read(work.day.plan)
+    current = load_if_intact(StoredPlan, work.day.plan)
     if current is not None:
-        change = key.differences(current.key)
+        change = differences(key, current.key)
         return (None if change else current), change, change
     days = [day for day in work.folder.days() if day.plan.is_file() and day.path.name < work.day.state.day]
-    before = _read(days[-1].plan) if days else None
+    before = load_if_intact(StoredPlan, days[-1].plan) if days else None
     if before is None:
         return None, "this is the first day", ""
-    why = key.differences(before.key)
+    why = differences(key, before.key)
     if not before.is_measured:
         why = why or "other processes used the CPU when it was measured the day before"
-    last = load_of_earlier_day(Trained, days[-1].trained)
+    last = load_if_intact(Trained, days[-1].trained)
     step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
     if step_ms is not None and reference_ms is not None and abs(step_ms / reference_ms - 1) > MAX_DRIFT:
-        why = why or (f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made")
+        why = why or f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made"
     return (None if why else before), why, ""
 
 
-def choose_by_trial(
-    model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str, exclude: tuple[str, ...] = ()
-) -> tuple[StoredPlan, Profile | None]:
-    """Tries plans of one rank on a model to discard afterwards; returns the fastest with its profile."""
+def choose_by_trial(work: Work, model: nn.Module, batch: Any, key: PlanKey, why: str) -> StoredPlan:
+    """Tries plans of one rank on a model to discard afterwards; returns the fastest, and writes ``profile.json``."""
+    loss, exclude = work.program.loss, work.budget.exclude
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     try:
         handle = mosaic.colocate(model, sample=lambda: loss(model, batch), exclude=exclude)
     except UnsupportedModelError as error:
-        return stored(key, why, f"nothing is colocated: {error}"), None
+        return stored(key, why, f"nothing is colocated: {error}")
     try:
         for _ in range(MAX_TRIAL_STEPS):
             if not handle.is_trying:
@@ -96,7 +89,9 @@ def choose_by_trial(
             loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return stored(key, why, handle.describe(), handle), handle.profile
+        if handle.profile is not None:
+            save(handle.profile, work.day.profile)
+        return stored(key, why, handle.describe(), handle)
     finally:
         handle.remove()
 
@@ -113,17 +108,8 @@ def stored(key: PlanKey, why: str, description: str, handle: Handle | None = Non
         plan=handle.plan if handle is not None and is_placed else None,
         threads=torch.get_num_threads(),
         key=key,
-        said=description,
+        description=description,
         speedup=plain_ms / min(trial_ms.values()) if plain_ms is not None and len(times_ms) > 1 else None,
-        step_ms=None,
         why=why,
         is_measured=handle is None or handle.profile is not None,
     )
-
-
-def _read(path: Path) -> StoredPlan | None:
-    try:
-        return load(StoredPlan, path) if path.is_file() else None
-    except InvalidFileError as error:
-        _LOG.warning("%s; the day is planned again", error)
-        return None

@@ -44,10 +44,11 @@ class PositionStream:
         self.sources = tuple(sources)
         self.seed = seed
         # Sample k of a source with n falls at a random place within the k-th of n equal parts of the day.
-        places = [
-            (np.arange(each.samples) + _fractions(words_of("order", seed, each.name)[0], each.samples)) / each.samples
-            for each in sources
-        ]
+        places = []
+        for each in sources:
+            index = np.arange(each.samples, dtype=np.uint64)
+            words = words_at(words_of("order", seed, each.name)[0], index)
+            places.append((index + (words >> np.uint64(11)) * 2.0**-53) / each.samples)
         order = np.argsort(np.concatenate(places), kind="stable")
         self.source = np.repeat(np.arange(len(sources)), [each.samples for each in sources])[order]
         self.row = np.concatenate([_rows(each, seed) for each in sources])[order]
@@ -110,8 +111,3 @@ def words_at(key: int, indices: Words) -> Words:
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     words ^= words >> np.uint64(31)
     return words
-
-
-def _fractions(key: int, count: int) -> NDArray[np.float64]:
-    """Returns random numbers from 0 to below 1."""
-    return (words_at(key, np.arange(count, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) * 2.0**-53

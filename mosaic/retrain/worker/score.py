@@ -19,7 +19,7 @@ from mosaic.artifact import save
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
-from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, digest_of_rows, joined
+from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, joined
 from mosaic.retrain.worker.loader import is_iterable
 from mosaic.retrain.worker.seeds import drawn_under, generators_of, seed_step
 from mosaic.retrain.worker.sources import held_out_rows
@@ -28,8 +28,6 @@ from mosaic.retrain.worker.work import Work
 VALUE = "value"
 """The column that decides."""
 _REPEATS = 5
-Row = tuple[str, Any]
-"""The name of a row, such as ``data/frozen:7``, and its sample."""
 
 
 def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[], None]) -> None:
@@ -41,13 +39,12 @@ def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[
         check_time: Raises after the end of the window.
     """
     state = work.day.state
-    assert state.version is not None
-    rows: dict[RowSet, tuple[Row, ...]] = {"frozen": frozen_rows(work), "fresh": tuple(_fresh_rows(work))}
+    rows: dict[RowSet, tuple[Any, ...]] = {"frozen": frozen_rows(work), "fresh": tuple(_fresh_rows(work))}
     scores = []
     for name in dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None):
         check_time()
         if name == state.version:
-            model = make_model(work, work.day.model)
+            model = _make_model(work, work.day.model)
             save(_facts(work, model, trained, rows["frozen"] or rows["fresh"]), work.day.facts)
         else:
             model = model_of(work, name)
@@ -57,10 +54,10 @@ def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[
 
 def model_of(work: Work, version: str | None) -> nn.Module:
     """Returns today's model with the weights of a version; parts without weights are untrained."""
-    return make_model(work, versions.find(work.folder, version).weights if version is not None else None, partial=True)
+    return _make_model(work, versions.find(work.folder, version).weights if version is not None else None, partial=True)
 
 
-def make_model(work: Work, weights: Path | None, *, partial: bool = False) -> nn.Module:
+def _make_model(work: Work, weights: Path | None, *, partial: bool = False) -> nn.Module:
     seed_step(work.recipe.budget.seed, 0, 0)
     model = work.program.make_model().to(work.device)
     if weights is not None:
@@ -68,13 +65,8 @@ def make_model(work: Work, weights: Path | None, *, partial: bool = False) -> nn
     return model
 
 
-def frozen_rows(work: Work) -> tuple[Row, ...]:
-    return tuple(_rows(work, work.recipe.sources.frozen))
-
-
-def score_rows(work: Work, model: nn.Module, version: str, kind: RowSet, rows: tuple[Row, ...]) -> Scores:
-    columns = joined(score_batches(work, model, (sample for _, sample in rows)))
-    return Scores.of(version, kind, digest_of_rows(name for name, _ in rows), columns)
+def score_rows(work: Work, model: nn.Module, version: str, kind: RowSet, rows: Iterable[Any]) -> Scores:
+    return Scores.of(version, kind, joined(score_batches(work, model, rows)) or {VALUE: []})  # no row is readable
 
 
 def score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -91,47 +83,39 @@ def score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Itera
             while part := list(islice(remaining, work.recipe.budget.batch)):
                 on_device = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(work.device), collate(part))
                 columns = work.program.score(model, on_device)
-                _check(columns, len(part))
+                if not isinstance(columns, Mapping) or VALUE not in columns:
+                    raise MosaicError(
+                        f"score returned {type(columns).__name__}; return a dict of columns with 'value' among them"
+                    )
+                for name, column in columns.items():
+                    if len(column) != len(part):
+                        raise MosaicError(
+                            f"score returned {len(column)} entries of {name!r} for {len(part)} rows; return one a row"
+                        )
                 yield columns
     finally:
         model.train(was_training)
 
 
-def _check(columns: Any, count: int) -> None:
-    if not isinstance(columns, Mapping) or VALUE not in columns:
-        raise MosaicError(f"score returned {type(columns).__name__}; return a dict of columns with 'value' among them")
-    for name, column in columns.items():
-        if len(column) != count:
-            raise MosaicError(f"score returned {len(column)} entries of {name!r} for {count} rows; return one a row")
-
-
-def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tuple[Row, ...]) -> ModelFacts:
+def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tuple[Any, ...]) -> ModelFacts:
     """Measures the facts that do not depend on other versions."""
-    first = [sample for _, sample in rows[: work.recipe.budget.batch]]
-    difference = None
+    first = rows[: work.recipe.budget.batch]
+    difference, times_ms = None, []
     if trained is not None and first:
-        reloaded, original = (
-            np.array(joined(score_batches(work, model, first))[VALUE]) for model in (exported, trained)
-        )
-        difference = float(np.max(np.abs(reloaded - original)))
+        values = [np.array(joined(score_batches(work, model, first))[VALUE]) for model in (exported, trained)]
+        difference = float(np.max(np.abs(values[0] - values[1])))
+    for _ in range(_REPEATS if first else 0):
+        began = time.perf_counter()
+        for columns in score_batches(work, exported, first[:1]):
+            torch.as_tensor(columns[VALUE]).cpu()
+        times_ms.append((time.perf_counter() - began) * 1e3)
     state = exported.state_dict()
     return ModelFacts(
         invalid_tensors=tuple(name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())),
         export_difference=difference,
         size_bytes=work.day.model.stat().st_size,
-        latency_ms=_latency_ms(work, exported, first[:1]) if first else None,
+        latency_ms=min(times_ms, default=None),
     )
-
-
-def _latency_ms(work: Work, model: nn.Module, samples: list[Any]) -> float:
-    """Measures the time to score samples, in ms: the fastest of a few repeats."""
-    times = []
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        for columns in score_batches(work, model, samples):
-            torch.as_tensor(columns[VALUE]).cpu()
-        times.append((time.perf_counter() - began) * 1e3)
-    return min(times)
 
 
 # Rows.
@@ -163,25 +147,29 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
         yield sample
 
 
-def _fresh_rows(work: Work) -> Iterator[Row]:
+def frozen_rows(work: Work) -> tuple[Any, ...]:
+    return tuple(_rows(work, work.recipe.sources.frozen))
+
+
+def _fresh_rows(work: Work) -> Iterator[Any]:
     """Yields the held-out rows of the day's new data."""
     sources = work.sources
     for record in sources.of_kind("new"):
         if record.rows:  # an iterable data set has no held-out rows
             data = work.program.make_dataset(work.folder.path / record.path, False)
             is_out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
-            yield from _rows(work, record.path, tuple(np.flatnonzero(is_out).tolist()))
+            yield from _rows(work, record.path, np.flatnonzero(is_out).tolist())
 
 
-def _rows(work: Work, path: str, rows: tuple[int, ...] | None = None) -> Iterator[Row]:
+def _rows(work: Work, path: str, rows: list[int] | None = None) -> Iterator[Any]:
     data = work.program.make_dataset(work.folder.path / path, False)
     if is_iterable(data):
         raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
-    selected = tuple(range(len(data))) if rows is None else rows
+    selected = list(range(len(data))) if rows is None else rows
     for row, sample in zip(selected, read_rows(data, selected, work.recipe.budget.seed), strict=True):
         if isinstance(sample, Unreadable):
             raise MosaicError(
                 f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
                 "take it out of the folder"
             )
-        yield f"{path}:{row}", sample
+        yield sample

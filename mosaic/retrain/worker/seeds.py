@@ -97,23 +97,19 @@ def generators_of(root: object) -> tuple[Generator, ...]:
     """
     generators: dict[int, Generator] = {}
     seen: set[int] = set()
-
-    def collect(value: object, depth: int) -> None:
+    modules = root.modules() if isinstance(root, nn.Module) else [root]
+    pending = [(vars(each) if isinstance(each, nn.Module) else each, _MAX_DEPTH) for each in modules][::-1]
+    while pending:
+        value, depth = pending.pop()
         if isinstance(value, Generator):
             generators[id(value)] = value
-            return
-        if depth < 0 or id(value) in seen or isinstance(value, _NO_HOLDERS):
-            return
-        seen.add(id(value))
-        inner: Sequence[object] = ()
-        if isinstance(value, dict | list | tuple):
-            if len(value) <= _MAX_ITEMS:
-                inner = list(value.values()) if isinstance(value, dict) else value
-        elif hasattr(value, "__dict__"):
-            inner, depth = list(vars(value).values()), depth - 1
-        for item in inner:
-            collect(item, depth)
-
-    for module in root.modules() if isinstance(root, nn.Module) else [root]:
-        collect(vars(module) if isinstance(module, nn.Module) else module, _MAX_DEPTH)
+        elif depth >= 0 and id(value) not in seen and not isinstance(value, _NO_HOLDERS):
+            seen.add(id(value))
+            inner: Sequence[object] = ()
+            if isinstance(value, dict | list | tuple):
+                if len(value) <= _MAX_ITEMS:
+                    inner = list(value.values()) if isinstance(value, dict) else value
+            elif hasattr(value, "__dict__"):
+                inner, depth = list(vars(value).values()), depth - 1
+            pending += [(item, depth) for item in reversed(inner)]
     return tuple(generators.values())

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import mosaic
 from mosaic.artifact import load, save
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
-from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
+from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.state import SavedState
 from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
+from mosaic.provenance import Provenance
 from mosaic.ranks.running.prepare import find_with_rows
-from mosaic.retrain.exits import StopRequests
-from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained
-from mosaic.retrain.worker.environment import environment_here
+from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained, differences
 from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.iterable import IterableLoader
-from mosaic.retrain.worker.loader import BatchCut, BatchLoader, MicroBatch, RejectCount, Samples, StepLoader
+from mosaic.retrain.worker.loader import BatchCut, BatchLoader, RejectCount, Samples, StepLoader
 from mosaic.retrain.worker.loop import Loop, TrainState
 from mosaic.retrain.worker.pipelined import PipelinedModel
 from mosaic.retrain.worker.plan import choose_by_trial, key_of, stored, stored_plan
 from mosaic.retrain.worker.seeds import seed_step
 from mosaic.retrain.worker.work import Work
+from mosaic.retrain.workers import StopRequests
 from mosaic.solver.runnable import DATA_PARALLEL
 
 _LOG = logging.getLogger(__name__)
@@ -50,12 +52,21 @@ class Training:
         self._until = until
         self._samples = work.samples()
         self.model = self._new_model()
-        batches = [group.moved(part.data) for part in self._first_micro_batches()]
+        batches = self._first_batches()
         self.plan, plan_change = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._place(batches)
-        self._state = self._train_state()
-        self._changes = "; ".join(filter(None, (plan_change, *self._environment_changes())))
+        program, model = self._program, self.model
+        optimizers, schedulers = program.optimizers(model, work.sources.num_steps)
+        self._state = TrainState(
+            model=model,
+            keeper=self.handle,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            scaler=program.make_scaler() if program.make_scaler is not None else None,
+            companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
+        )
+        self._changes = "; ".join(filter(None, (plan_change, self._environment_change())))
 
     def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:
         """Trains from the last checkpoint to the day's last step, to ``to``, or to a stop signal.
@@ -63,13 +74,12 @@ class Training:
         Raises:
             MosaicError: The training failed, or its checkpoints cannot be read or written.
         """
-        work, group = self._work, self._group
+        group, num_steps = self._group, self._work.sources.num_steps
         step, notes, data_state = self._begin()
         loop = self._loop(stop, step, notes)
-        rejects = self._rejects
+        rejects = RejectCount(self._work.recipe.sources.max_unreadable)
         if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
             rejects.resume(step * self._budget.batch, notes.rejects)
-        num_steps = work.sources.num_steps
         with self._loader(range(step, num_steps), self._budget.workers, rejects, data_state) as batches:
             ended = loop.run(batches, min(to or num_steps, num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None:
@@ -107,12 +117,12 @@ class Training:
     def try_step(self) -> float:
         """Takes one step for a check and discards it; returns its loss."""
         loop = self._loop(StopRequests(), 0, DayNotes(loaded="", rejects={}))
-        with self._loader(range(1), 0, self._rejects) as batches:
+        with self._loader(range(1)) as batches:
             return self._group.mean_loss(loop.take_step(next(batches)))
 
     def check_for_ranks(self) -> None:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
-        batch, model = self._group.moved(self._first_micro_batches()[0].data), self.model
+        batch, model = self._first_batches()[0], self.model
         try:
             find_with_rows(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
         except UnsupportedModelError as error:
@@ -127,32 +137,27 @@ class Training:
         self.model.train()
         return Loop(self._work, self._state, self._group, stop, until=self._until, step=step, notes=notes)
 
-    # Data.
-
     def _new_model(self) -> nn.Module:
         seed_step(self._budget.seed, 0, 0)
         return self._program.make_model().to(self._group.device)
 
-    def _first_micro_batches(self) -> tuple[MicroBatch, ...]:
-        with self._loader(range(1), 0, RejectCount(1.0)) as batches:
-            return next(batches).micro_batches
+    def _first_batches(self) -> list[Any]:
+        """Returns this rank's micro-batches of the first step, on its device."""
+        with self._loader(range(1)) as batches:
+            return [self._group.moved(part.data) for part in next(batches).micro_batches]
 
-    @property
-    def _rejects(self) -> RejectCount:
-        return RejectCount(self._work.recipe.sources.max_unreadable)
-
-    def _loader(self, steps: range, workers: int, rejects: RejectCount, state: Any = None) -> StepLoader:
-        group, collate = self._group, self._program.collate
-        cut = BatchCut(
-            batch=self._budget.batch,
-            num_ranks=1 if group.reads_all else group.size,
-            rank=0 if group.reads_all else group.rank,
-            micro_batches=self._budget.micro_batches,
-        )
+    def _loader(
+        self, steps: range, workers: int = 0, rejects: RejectCount | None = None, state: Any = None
+    ) -> StepLoader:
+        group, collate, budget = self._group, self._program.collate, self._budget
+        num_ranks, rank = (1, 0) if group.reads_all else (group.size, group.rank)
+        cut = BatchCut(batch=budget.batch, num_ranks=num_ranks, rank=rank, micro_batches=budget.micro_batches)
         if not isinstance(self._samples, Samples):
-            exact, seed = self._work.recipe.sources.exact, self._budget.seed
-            return IterableLoader(self._samples(), cut, steps, seed=seed, state=state, exact=exact, collate=collate)
-        pin = group.device.type == "cuda"
+            exact = self._work.recipe.sources.exact
+            return IterableLoader(
+                self._samples(), cut, steps, seed=budget.seed, state=state, exact=exact, collate=collate
+            )
+        rejects, pin = rejects or RejectCount(1.0), group.device.type == "cuda"
         return BatchLoader(self._samples, cut, steps, workers=workers, collate=collate, pin=pin, rejects=rejects)
 
     # The plan.
@@ -166,20 +171,19 @@ class Training:
             if not self._work.day.plan.is_file():
                 plan = self._store(replace(plan, why=""))
             return plan, ""
+        change = f"{change}, so it was planned anew" if change else ""
         if budget.pipeline:
             pipelined = self._pipelined(batches, None)
             pipelined.remove()
             self.model = self._new_model()  # the trial may have changed it
             plan = replace(stored(key, why, pipelined.describe()), pipeline=pipelined.plan)
         elif group.size > 1:
-            return stored(key, why, ""), _planned_anew(change)  # ``_place`` chooses
+            return stored(key, why, ""), change  # ``_place`` chooses
         elif not budget.colocate:
             plan = stored(key, why, "the recipe asks for the plain loop")
         else:
-            plan, profile = choose_by_trial(self._new_model(), batches[0], self._program.loss, key, why, budget.exclude)
-            if profile is not None:
-                save(profile, self._work.day.profile)
-        return self._store(plan), _planned_anew(change)
+            plan = choose_by_trial(self._work, self._new_model(), batches[0], key, why)
+        return self._store(plan), change
 
     def _store(self, plan: StoredPlan) -> StoredPlan:
         self.plan = plan
@@ -195,10 +199,10 @@ class Training:
 
     def _place(self, batches: list[Any]) -> Checkpointer:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
-        group, plan, batch = self._group, self.plan, batches[0]
+        plan, batch = self.plan, batches[0]
         if plan.pipeline is not None:
             return self._pipelined(batches, plan.pipeline)
-        if plan.plan is None and group.size == 1:
+        if plan.plan is None and self._group.size == 1:
             return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._budget.colocate:
@@ -219,27 +223,16 @@ class Training:
 
     # State.
 
-    def _train_state(self) -> TrainState:
-        program, model = self._program, self.model
-        optimizers, schedulers = program.optimizers(model, self._work.sources.num_steps)
-        return TrainState(
-            model=model,
-            keeper=self.handle,
-            optimizers=optimizers,
-            schedulers=schedulers,
-            scaler=program.make_scaler() if program.make_scaler is not None else None,
-            companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
-        )
-
-    def _environment_changes(self) -> tuple[str, ...]:
-        """Describes changes of the environment since the day began."""
-        path, group = self._work.day.environment, self._group
-        here = environment_here(group.device, num_ranks=group.size, program=self._work.program_digest)
+    def _environment_change(self) -> str:
+        """Describes the change of the environment since the day began; empty for none."""
+        path, work = self._work.day.environment, self._work
+        program = sha256_of(work.folder.path / work.recipe.program)
+        here = environment_here(self._group.device, num_ranks=self._group.size, program=program)
         if path.is_file():
-            return here.differences(load(Environment, path))
-        if group.rank == 0:
+            return differences(here, load(Environment, path))
+        if self._group.rank == 0:
             save(here, path)
-        return ()
+        return ""
 
     def _begin(self) -> tuple[int, DayNotes, Any]:
         """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
@@ -254,12 +247,8 @@ class Training:
         notes = DayNotes(loaded=self._start(), rejects={})
         if group.rank == 0:
             model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
-            check_room(
-                folder,
-                checkpoint_bytes=self.checkpoint_bytes,
-                count=self._budget.keep + 2,
-                more_bytes=2 * model_bytes,
-            )
+            size, count = self.checkpoint_bytes, self._budget.keep + 2
+            check_room(folder, checkpoint_bytes=size, count=count, more_bytes=2 * model_bytes)
         extra = {"notes": asdict(notes), "data": [None] * group.size}
         self.handle.save(folder, step=0, extra=extra, **self._state.checkpointed)
         return 0, notes, None
@@ -299,8 +288,35 @@ class Training:
         return _description("weights of the champion", overlap)
 
 
-def _planned_anew(change: str) -> str:
-    return f"{change}, so it was planned anew" if change else ""
+def environment_here(device: torch.device, *, num_ranks: int, program: str) -> Environment:
+    """Reads this process's environment; ``program`` is the SHA-256 of the user's file."""
+    name = "cpu"
+    if device.type == "cuda":
+        driver = _line("/proc/driver/nvidia/version", "NVRM")
+        name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, driver {driver}"
+    processor = _line("/proc/cpuinfo", "model name") or platform.machine()
+    return Environment(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        numpy=np.__version__,
+        mosaic=mosaic.__version__,
+        commit=Provenance.here().commit,
+        machine=f"{processor}, {platform.system()} {platform.release()}",
+        device=name,
+        threads=torch.get_num_threads(),
+        num_ranks=num_ranks,
+        tf32=torch.get_float32_matmul_precision() != "highest",
+        program=program,
+    )
+
+
+def _line(path: str, start: str) -> str:
+    """Returns the rest of a file's first line that begins with a text, after its colon; empty without the file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith(start)), "")
 
 
 def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
@@ -308,6 +324,5 @@ def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
 
 
 def _description(source: str, overlap: Overlap) -> str:
-    differences = (("new", overlap.new), ("gone", overlap.gone), ("changed", overlap.changed))
-    parts = [f"{label}: {', '.join(names)}" for label, names in differences if names]
-    return "; ".join((source, *parts))
+    differing = (("new", overlap.new), ("gone", overlap.gone), ("changed", overlap.changed))
+    return "; ".join((source, *(f"{label}: {', '.join(names)}" for label, names in differing if names)))

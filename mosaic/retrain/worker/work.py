@@ -1,25 +1,120 @@
-"""The work of a worker: a day with its recipe, its data, and the user's functions."""
+"""The work of a worker: a day with its recipe, its data, and the functions of the user's file."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from mosaic.artifact import load
-from mosaic.checkpoint.folder import sha256_of
+from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import Budget, Recipe
-from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.loader import Samples, is_iterable
 from mosaic.retrain.worker.positions import PositionStream, Source
-from mosaic.retrain.worker.program import Program
 from mosaic.retrain.worker.sources import Sources, record_of, trained_rows
+from mosaic.user_file import import_file
+
+WARM_UP_SHARE = 0.05
+"""Part of a day's steps over which the default optimizer's rate grows."""
+_FUNCTIONS = {
+    "make_model": ("model", 0),
+    "make_dataset": ("data", 2),
+    "loss": ("loss", 2),
+    "score": ("score", 2),
+    "make_optimizer": ("optimizer", 2),
+    "make_companions": ("companions", 1),
+    "update_companions": ("update_companions", 2),
+    "collate": ("collate", 1),
+    "make_scaler": ("scaler", 0),
+}
+"""Key in the recipe and number of arguments of each function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Functions of the user's file; see ``mosaic.retrain.recipe.Recipe``."""
+
+    make_model: Callable[[], nn.Module]
+    make_dataset: Callable[[Path, bool], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    score: Callable[[nn.Module, Any], Mapping[str, Any]]
+    make_optimizer: Callable[[nn.Module, int], Any] | None = None
+    make_companions: Callable[[nn.Module], Mapping[str, nn.Module]] | None = None
+    update_companions: Callable[[nn.Module, Mapping[str, nn.Module]], None] | None = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
+    make_scaler: Callable[[], Any] | None = None
+
+    @staticmethod
+    def load(recipe: Recipe, folder: Path) -> Program:
+        """Loads the functions that a recipe names.
+
+        Raises:
+            MosaicError: A file or function is missing, or takes other arguments.
+        """
+        modules: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
+        for field, (key, num_arguments) in _FUNCTIONS.items():
+            if (where := getattr(recipe, key)) is not None:
+                file, _, name = where.partition(":")
+                if file not in modules:
+                    modules[file] = import_file(folder / file)
+                functions[field] = _function(modules[file], where, name, num_arguments)
+        return Program(**functions)
+
+    def optimizers(self, model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
+        """Makes the optimizers and schedulers of a day.
+
+        Raises:
+            MosaicError: The user's function returns something else.
+        """
+        if self.make_optimizer is None:
+            return _default_optimizer(model, num_steps)
+        returned = self.make_optimizer(model, num_steps)
+        schedulers: Any = ()
+        if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Optimizer):
+            returned, schedulers = returned
+        optimizers = tuple(returned) if isinstance(returned, list | tuple) else (returned,)
+        schedulers = tuple(schedulers) if isinstance(schedulers, list | tuple) else (schedulers,)
+        wrong = [type(item).__name__ for item in optimizers if not isinstance(item, Optimizer)]
+        wrong += [type(item).__name__ for item in schedulers if not hasattr(item, "step")]
+        if wrong or not optimizers:
+            raise MosaicError(
+                f"make_optimizer returned {', '.join(wrong) or 'nothing'}; return an optimizer, a list of them, or "
+                "(optimizers, schedulers)"
+            )
+        return optimizers, schedulers
+
+
+def _function(module: Any, where: str, name: str, num_arguments: int) -> Any:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise MosaicError(f"{where}: {Path(module.__file__).name} has no function {name!r}; define it, or name another")
+    try:
+        inspect.signature(function).bind(*range(num_arguments))
+    except TypeError as error:
+        raise MosaicError(f"{where} is called with {num_arguments} positional arguments: {error}") from error
+    except ValueError:  # some builtins have no signature
+        pass
+    return function
+
+
+def _default_optimizer(model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
+    """AdamW whose rate grows and falls once a day, as continual training needs (arXiv:2403.08763)."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    warm = max(1, round(num_steps * WARM_UP_SHARE))
+    up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warm + 1), total_iters=warm)
+    down = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, num_steps - warm), eta_min=1e-5)
+    return (optimizer,), (torch.optim.lr_scheduler.SequentialLR(optimizer, [up, down], [warm]),)
 
 
 @dataclass(frozen=True)
@@ -34,10 +129,6 @@ class Work:
     @cached_property
     def program(self) -> Program:
         return Program.load(self.recipe, self.folder.path)
-
-    @property
-    def program_digest(self) -> str:
-        return sha256_of(self.folder.path / self.recipe.model.partition(":")[0])
 
     @cached_property
     def sources(self) -> Sources:
@@ -58,10 +149,6 @@ class Work:
             return device
         return torch.device("cpu")
 
-    def group(self) -> WorkerGroup:
-        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return WorkerGroup(self.device, rank, size, pipeline=self.recipe.budget.pipeline and size > 1)
-
     def samples(self) -> Samples | Callable[[], Iterable[Any]]:
         """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it.
 
@@ -72,14 +159,12 @@ class Work:
         for each in (*sources.sources, sources.frozen):
             record_of(root, root / each.path, kind=each.kind, day=each.day, known={each.path: each})
         datasets, streamed = [], []
-        for record in sources.sources:
-            if record.samples:
-                path = root / record.path
-                data = self.program.make_dataset(path, True)
-                if is_iterable(data):
-                    return partial(self.program.make_dataset, path, True)
-                datasets.append(trained_rows(record, data, sources))
-                streamed.append(Source(name=record.name, rows=record.trained, samples=record.samples))
+        for record in (record for record in sources.sources if record.samples):
+            data = self.program.make_dataset(root / record.path, True)
+            if is_iterable(data):
+                return partial(self.program.make_dataset, root / record.path, True)
+            datasets.append(trained_rows(record, data, sources))
+            streamed.append(Source(name=record.name, rows=record.trained, samples=record.samples))
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
     @property

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,8 +21,9 @@ from torch import nn
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, make_room
 
-EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 KEEP = 2
+_T = TypeVar("_T")
 
 
 def belongings() -> dict[str, Any]:
@@ -78,8 +79,8 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_at(instant: int, folder: Path, work: Callable[[], object]) -> None:
-    """Does it, and ends without warning before the ``instant``-th thing that it does in the folder."""
+def killed_at(instant: int, folder: Path, work: Callable[[], _T]) -> _T:
+    """Does the work; kills this process before or after the ``instant``-th change of a file in the folder."""
     left = instant
 
     def tick() -> None:
@@ -89,7 +90,8 @@ def killed_at(instant: int, folder: Path, work: Callable[[], object]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in EVENTS and str(folder) in str(arguments[0]):
+        reads = event == "open" and not int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if event in EVENTS and not reads and str(folder) in str(arguments[0]):
             tick()
 
     flush = os.fsync
@@ -101,7 +103,7 @@ def killed_at(instant: int, folder: Path, work: Callable[[], object]) -> None:
 
     os.fsync = fsync
     sys.addaudithook(watched)
-    work()
+    return work()
 
 
 def after(folder: Path) -> None:

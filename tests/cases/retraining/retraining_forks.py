@@ -19,9 +19,9 @@ import torch
 
 import mosaic.retrain.day as launcher
 from mosaic.retrain import workers
-from mosaic.retrain.exits import STOPPING
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.worker import main as worker
+from mosaic.retrain.workers import STOPPING
 
 LOADED_LATE = (
     "torch._dynamo",

@@ -1,62 +1,107 @@
-"""A day that two ranks begin and one ends.
+"""Days that two ranks train: one that a single rank ends, and one in a pipeline, undisturbed and killed.
 
-Run as ``python retraining_ranks.py FOLDER``; prints what a test looks at, a line of JSON.
+Run as ``python retraining_ranks.py colocated|pipeline FOLDER``; prints a line of JSON with what a test looks at.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retraining_forks import start
+from retraining_forks import Fork, launcher, start
 
-from bench.retrain.small_folder import write_folder, write_recipe
+from bench.retrain.chain import alive, descendants
+from bench.retrain.small_folder import bits_of, write_folder, write_recipe
 from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport, Trained
+from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.records import Trained
 
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}
-STOP_AT = 5
+PIPELINE = {"ranks": 2, "pipeline": True, "micro_batches": 4, "memory_gb": 0.00006}
+"""Too little memory for the whole model on each rank."""
+NORM = {"BatchNorm1d": "LayerNorm"}
+TOWER = "nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))"
+LAYERS = {
+    TOWER: f"nn.Sequential(*({TOWER.replace('BatchNorm1d', 'LayerNorm').replace('4', 'i', 1)} for i in (4, 16)))",
+    "nn.Linear(32, 2)": "nn.Sequential(*(nn.Linear(32, i) for i in (32, 32, 32, 2)))",
+}
+"""Of the user's program, lists of layers in the place of towers and a head."""
 
 
-def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
-    """Runs a day on two ranks and tells it to stop once some steps are logged; then runs it on one to its end."""
-    day, is_told = folder.day(DAY), False
-    write_recipe(folder.path, budget={"ranks": 2, **budget})
-    process = start(folder)
-    while process.poll() is None:
-        if not is_told and max(steps_in(day.metrics), default=0) >= STOP_AT:
-            process.send_signal(signal.SIGTERM)
-            is_told = True
-        time.sleep(0.005)
-    stopped_at = max(steps_in(day.metrics))
-    write_recipe(folder.path, budget=budget)
+def written(path: Path, changes: dict[str, str], budget: dict[str, Any]) -> Folder:
+    """Writes a folder whose program has some other lines."""
+    folder = write_folder(path, DAY, budget=budget)
+    program = path / "train.py"
+    text = program.read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    program.write_text(text)
+    return folder
+
+
+def strike(process: Fork, number: int, ready: Callable[[], bool], choose: Callable[[tuple[int, ...]], int]) -> Any:
+    """Sends a signal to the launcher or one of its ranks once something is so; returns the ranks."""
+    while not ready():
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    ranks = tuple(pid for pid in descendants(process.pid) if pid != process.pid)
+    os.kill(choose(ranks), number)
+    return ranks
+
+
+def colocated(top: Path) -> dict[str, Any]:
+    """Stops a day of two ranks after five steps; runs it on one rank to its end."""
+    folder = written(top / "colocated", NORM, {"ranks": 2, **MICRO_BATCHES})
+    day, process = folder.day(DAY), start(folder)
+    strike(process, signal.SIGTERM, lambda: max(steps_in(day.metrics), default=0) >= 5, lambda ranks: process.pid)
+    stopped = process.wait()
+    write_recipe(folder.path, budget=MICRO_BATCHES)
     ended = start(folder).wait()
     trained = load(Trained, day.trained)
-    run = load(DayReport, day.report).run
     return {
-        "stopped": process.wait(),
-        "stopped_at": stopped_at,
-        "ended": ended,
-        "step": trained.step,
-        "differs_from_step": trained.notes.differs_from_step,
-        "differs_because": trained.notes.differs_because,
-        "restarts": [(restart.cause, restart.from_step) for restart in run.restarts] if run is not None else None,
+        "codes": [stopped, ended],
+        "steps": trained.step,
+        "starts": [(each.ended, each.from_step) for each in day.state.starts],
+        "differs": [trained.notes.differs_from_step, trained.notes.differs_because],
     }
 
 
-def main(top: Path) -> None:
-    other = write_folder(top / "other", DAY, budget=MICRO_BATCHES)
-    program = other.path / "train.py"
-    program.write_text(program.read_text().replace("nn.BatchNorm1d(16)", "nn.LayerNorm(16)"))
-    print(json.dumps(begun_by_two(other, MICRO_BATCHES)), flush=True)
+def pipeline(top: Path) -> dict[str, Any]:
+    """Kills the launcher of a pipeline before its first step; then a rank; verifies the day."""
+    quiet = written(top / "quiet", LAYERS, PIPELINE)
+    process = start(quiet)
+    ranks = strike(process, signal.SIGKILL, quiet.day(DAY).plan.is_file, lambda ranks: process.pid)
+    process.wait()
+    left = alive(ranks)
+    killed = Folder(top / "killed")
+    shutil.copytree(quiet.path, killed.path, symlinks=True)  # both run the plan that was chosen before the kill
+    codes = [start(quiet).wait()]
+    day, process = killed.day(DAY), start(killed)
+    strike(process, signal.SIGKILL, lambda: len(steps_in(day.metrics)) > 5, max)
+    codes.append(process.wait())
+    verified = launcher.Workers(killed, day, read_recipe(killed.recipe)).aside("verify")
+    expected, bits = bits_of(quiet.day(DAY)), bits_of(day)
+    return {
+        "left": left,
+        "codes": codes,
+        "differs": [name for name in expected if expected[name] != bits[name]],
+        "from_step": load(Trained, day.trained).notes.differs_from_step,
+        "outcome": day.state.outcome,
+        "starts": [each.ended for each in day.state.starts],
+        "verified": [verified.outcome, verified.reason],
+    }
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    print(json.dumps({"colocated": colocated, "pipeline": pipeline}[sys.argv[1]](Path(sys.argv[2]))), flush=True)

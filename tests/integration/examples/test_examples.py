@@ -12,6 +12,8 @@ from example_cases import FOLDER, added_lines, assert_equal, check, run_colocate
 import mosaic
 from mosaic.engine.parallel import ParallelBlock
 
+CALLS = ("mosaic.colocate(", "mosaic.pipeline(", "MosaicCallback(")
+
 NOT_A_LINE = ("context.py",)
 """Examples that also share out each batch, so that their loops differ by more."""
 
@@ -21,7 +23,7 @@ def test_an_example_differs_from_the_plain_loop_by_one_line_or_two_in_the_explic
     lines = added_lines(name)
     explicit = any("mosaic.parallel(" in line for line in lines)
     assert len(lines) == (2 if explicit else 1)
-    assert explicit or any(call in lines[0] for call in ("mosaic.colocate(", "mosaic.pipeline("))
+    assert explicit or any(call in lines[0] for call in CALLS)
     source = (FOLDER / name).read_text(encoding="utf-8")
     assert source.count("mosaic.") == sum(line.count("mosaic.") for line in lines) + source.count("from mosaic.")
 

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ from bench.retrain.small_folder import write_folder
 from mosaic.artifact import load
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.records import DayReport
+from mosaic.retrain.report import DayReport
 from mosaic.retrain.worker import main as worker
 
 FIRST = "2026-11-20"
@@ -60,13 +61,6 @@ class Inside:
         pass
 
 
-class InsideWorkers(workers.Workers):
-    """Starts no process."""
-
-    def _start(self, command: list[str], more: Mapping[str, str]) -> Inside:  # type: ignore[override]
-        return Inside(command)
-
-
 LOSS = "def loss(model, batch):\n"
 FAULTS = "    import sys\n    sys.modules['node_faults'].before_loss()\n"
 
@@ -78,11 +72,11 @@ class Node:
     folder: Folder
     said: list[str] = field(default_factory=list)
 
-    def run(self, clock: launcher.Clock | None = None, *, at_step: int = 0, fault: Callable[[], object] = int) -> int:
+    def run(self, offset: timedelta = timedelta(), *, at_step: int = 0, fault: Callable[[], object] = int) -> int:
         """Runs; returns the exit code.
 
         Args:
-            clock: Tells the time.
+            offset: Added to the time.
             at_step: Of this run, counted from 1, before which there is a fault.
             fault: What happens then.
         """
@@ -91,7 +85,7 @@ class Node:
         module.before_loss = lambda: next(calls) == 2 * (at_step - 1) and fault()  # type: ignore[attr-defined]
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "node_faults", module)
-            return launcher.run(self.folder.path, self.said.append, clock)
+            return launcher.run(self.folder.path, self.said.append, offset)
 
     def stop(self) -> None:
         """Tells the worker to stop; a fault."""
@@ -115,7 +109,7 @@ class Node:
 @pytest.fixture
 def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
     """Makes folders as ``write_folder`` does, each with a day of data."""
-    monkeypatch.setattr(launcher, "Workers", InsideWorkers)
+    monkeypatch.setattr(workers.Workers, "_start", lambda self, command, more: Inside(command))
     threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn.benchmark
     torch.set_num_threads(1)

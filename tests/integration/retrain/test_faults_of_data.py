@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
 from conftest import Node
 
 from bench.retrain.small_folder import bits_of, write_day
-from mosaic.retrain.worker import main as worker
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
@@ -48,39 +46,21 @@ def test_a_missing_modality_replans(make_node: Make):
     assert node.run() == 0
     write_day(node.folder.path, SECOND, modality="left")
     assert node.run() == 0
-    assert node.report.run is not None
-    assert "the new rows had left, right and have left" in node.report.run.replanned
+    assert node.report.plan is not None
+    assert "modalities was left, right and is left" in node.report.plan.why
 
 
-@pytest.mark.parametrize(
-    ("num_broken", "code", "said"),
-    [
+def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
+    for num_broken, code, reason in (
         (1, 0, "There was no champion yet"),
         (4, 1, "samples drew a row that is unreadable, more than 0.01 of 1000"),
-    ],
-)
-def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make, num_broken: int, code: int, said: str):
-    node = make_node(sources={"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"})
-    broken = iter(range(120))
-    _edit(node, FIRST, lambda row: {**row, "broken": True} if next(broken) < num_broken else row)
-    assert node.run() == code
-    assert said in node.report.reason
-    if code == 0:
-        assert node.report.data[0].rejected["ValueError"] > 0
-
-
-def test_data_that_arrives_during_a_run_is_the_next_days(make_node: Make, monkeypatch: pytest.MonkeyPatch):
-    node, train = make_node(), worker._train
-
-    def arriving(*given: object) -> object:
-        write_day(node.folder.path, SECOND)
-        return train(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(worker, "_train", arriving)
-    assert node.run() == 0
-    assert node.folder.days()[-1].state.new == (FIRST,)
-    assert node.run() == 0
-    assert node.folder.days()[-1].state.new == (SECOND,)
+    ):
+        sources = {"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"}
+        node, rows = make_node(name=str(num_broken), sources=sources), iter(range(120))
+        _edit(node, FIRST, lambda row, rows=rows, n=num_broken: {**row, "broken": True} if next(rows) < n else row)
+        assert node.run() == code
+        assert reason in node.report.reason
+        assert code or node.report.data[0].rejected["ValueError"] > 0
 
 
 def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(make_node: Make):

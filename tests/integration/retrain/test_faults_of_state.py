@@ -13,25 +13,18 @@ from bench.retrain.small_folder import bits_of, write_day
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.records import DayNotes
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, object]:
-    """The bits of ``quiet``, computed once."""
-    return {}
-
-
 @pytest.fixture
-def quiet(make_node: Make, known: dict[str, object]) -> dict[str, object]:
-    """The bits of a day that nobody disturbed."""
-    if not known:
-        node = make_node(name="quiet")
-        assert node.run() == 0
-        known.update(bits_of(node.folder.days()[-1]))
-    return known
+def quiet(make_node: Make) -> dict[str, object]:
+    """Bits of an undisturbed day."""
+    node = make_node(name="quiet")
+    assert node.run() == 0
+    return bits_of(day_of(node))
 
 
 def stopped(make_node: Make, **changed: object) -> Node:
@@ -47,6 +40,11 @@ def day_of(node: Node) -> DayFolder:
     return node.folder.days()[-1]
 
 
+def notes_of(node: Node) -> DayNotes:
+    assert node.report.trained is not None
+    return node.report.trained.notes
+
+
 def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
@@ -55,9 +53,9 @@ def damage(path: Path) -> None:
 
 def test_a_damaged_or_torn_checkpoint_falls_back_to_the_one_before(make_node: Make, quiet: dict[str, object]):
     for name, spoil in (
-        ("damaged", lambda found: damage(found.path / "rank-00000.safetensors")),
-        ("torn", lambda found: (found.path / "manifest.json").write_text('{"step": 1')),
-        ("missing", lambda found: shutil.rmtree(found.path)),
+        ("damaged", lambda checkpoint: damage(checkpoint.path / "rank-00000.safetensors")),
+        ("torn", lambda checkpoint: (checkpoint.path / "manifest.json").write_text('{"step": 1')),
+        ("missing", lambda checkpoint: shutil.rmtree(checkpoint.path)),
     ):
         node = stopped(make_node, name=name)
         spoil(checkpoints_in(day_of(node).checkpoints)[0])
@@ -65,15 +63,18 @@ def test_a_damaged_or_torn_checkpoint_falls_back_to_the_one_before(make_node: Ma
         assert bits_of(day_of(node)) == quiet
 
 
-def test_where_no_checkpoint_is_whole_the_day_begins_anew_with_the_same_bits(make_node: Make, quiet: dict[str, object]):
+def test_where_no_checkpoint_or_log_is_whole_the_day_begins_anew_with_the_same_bits(
+    make_node: Make, quiet: dict[str, object]
+):
     node = stopped(make_node)
-    for found in checkpoints_in(day_of(node).checkpoints):
-        damage(found.path / "rank-00000.safetensors")
+    for checkpoint in checkpoints_in(day_of(node).checkpoints):
+        damage(checkpoint.path / "rank-00000.safetensors")
+    node.folder.history.write_text('{"at": "2026-')
+    with day_of(node).metrics.open("a") as file:
+        file.write('{"step": 13, "lo')
     assert node.run() == 0
     assert bits_of(day_of(node)) == quiet
-    report = node.report
-    assert report.run is not None
-    assert report.run.identical
+    assert notes_of(node).differs_from_step is None
 
 
 def test_a_champion_whose_checkpoint_is_damaged_lends_its_weights_and_no_earlier_checkpoint(make_node: Make):
@@ -86,27 +87,15 @@ def test_a_champion_whose_checkpoint_is_damaged_lends_its_weights_and_no_earlier
         path.write_text(path.read_text()[:40])
     write_day(node.folder.path, SECOND)
     assert node.run() == 0
-    assert node.report.run is not None
-    assert node.report.run.loaded == "weights of the champion"
+    assert notes_of(node).loaded == "weights of the champion"
 
 
-def test_a_program_that_changed_within_a_day_is_told(make_node: Make):
+def test_a_program_that_changed_within_a_day_is_reported(make_node: Make):
     node = stopped(make_node)
     node.change("weights", "weights of all")
     assert node.run() == 0
-    run = node.report.run
-    assert run is not None
-    assert (run.identical, run.differs_from_step) == (False, 12)
-    assert "program was" in run.differs_because
-
-
-def test_a_torn_history_and_torn_metrics_hinder_nothing(make_node: Make, quiet: dict[str, object]):
-    node = stopped(make_node)
-    node.folder.history.write_text('{"at": "2026-')
-    with day_of(node).metrics.open("a") as file:
-        file.write('{"step": 13, "lo')
-    assert node.run() == 0
-    assert bits_of(day_of(node)) == quiet
+    assert notes_of(node).differs_from_step == 12
+    assert "program was" in notes_of(node).differs_because
 
 
 def test_a_person_who_promotes_during_a_day_is_not_overruled(make_node: Make):
@@ -122,7 +111,7 @@ def test_a_person_who_promotes_during_a_day_is_not_overruled(make_node: Make):
     assert node.run() == 0
     gate = node.report.gate
     assert gate is not None
-    assert {one.against for one in gate.comparisons} == {"0001"}
+    assert {each.against for each in gate.comparisons} == {"0001"}
     card = versions.champion(node.folder.path).card
     assert (card.version, card.parent) == ("0003", "0002")
 

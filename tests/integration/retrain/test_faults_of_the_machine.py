@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +24,6 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
-from mosaic.retrain.day import Clock
 from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.records import StoredPlan
 from mosaic.retrain.worker import main as worker
@@ -42,8 +41,8 @@ def run_out() -> None:
     raise MemoryError("no memory for a tensor")
 
 
-def at(text: str) -> Clock:
-    return Clock(datetime.fromisoformat(text) - datetime.now(UTC))
+def at(text: str) -> timedelta:
+    return datetime.fromisoformat(text) - datetime.now(UTC)
 
 
 class FullDisk:
@@ -62,22 +61,27 @@ class FullDisk:
         patch.setattr(os, "fsync", fsync)
 
 
-def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_node: Make):
-    node, quiet = make_node(), make_node(name="quiet")
+@pytest.fixture
+def bits(make_node: Make) -> dict[str, object]:
+    """Bits of an undisturbed day."""
+    quiet = make_node(name="quiet")
     assert quiet.run() == 0
+    return bits_of(quiet.folder.days()[-1])
+
+
+def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_node: Make, bits: dict[str, object]):
+    node = make_node()
     assert node.run(at_step=20, fault=fail) == 1
     assert node.report.reason == "ZeroDivisionError: of the user's"
     assert "goes on from the last checkpoint" in node.report.todo
     assert node.run() == 0
-    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+    assert bits_of(node.folder.days()[-1]) == bits
 
 
 def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(make_node: Make):
     node = make_node()
     assert node.run(at_step=20, fault=run_out) == 0
-    run = node.report.run
-    assert run is not None
-    assert [restart.cause for restart in run.restarts] == ["out of memory"]
+    assert [start.ended for start in node.report.state.starts] == ["out of memory", "done"]
     other = make_node(name="other")
     other.change("sys.modules['node_faults'].before_loss()", "raise MemoryError('never enough')")
     assert other.run() == 1
@@ -85,7 +89,7 @@ def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(ma
     assert len(other.folder.days()[-1].state.starts) == 3
 
 
-def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused(make_node: Make):
+def test_a_loss_that_is_not_finite_fails_the_day_and_a_few_at_its_end_are_refused(make_node: Make):
     scaler = "init_scale=4.0, growth_interval=3"
     for num_steps, code, said in (
         (40, 1, "the loss of step 20 and of the 19 before it is nan"),
@@ -98,42 +102,35 @@ def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused
         assert said in node.report.reason
 
 
-def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day(make_node: Make):
-    node, quiet = make_node(), make_node(name="quiet")
-    assert quiet.run() == 0
+def test_a_disk_that_is_full_for_one_checkpoint_is_reported_and_for_two_ends_the_day(
+    make_node: Make, bits: dict[str, object]
+):
+    node, other = make_node(), make_node(name="other")
     with pytest.MonkeyPatch.context() as patch:
         FullDisk(patch, "/checkpoints/", times=1)
         assert node.run() == 0
-    assert any("the disk was full when a checkpoint was written" in said for said in node.report.messages)
-    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
-    other = make_node(name="other")
+    assert any("the disk was full when a checkpoint was written" in message for message in node.report.messages)
+    assert bits_of(node.folder.days()[-1]) == bits
     with pytest.MonkeyPatch.context() as patch:
         FullDisk(patch, "/checkpoints/", times=1000)
         assert other.run() == 1
     assert "No space left on device" in other.report.reason
     assert other.run() == 0
-    assert bits_of(other.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+    assert bits_of(other.folder.days()[-1]) == bits
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "/versions/"])
-def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make, part: str):
+def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make):
     node = make_node(promote={"hooks": ["true"]})
+    for part in ("model.safetensors", "/versions/"):
+        with pytest.MonkeyPatch.context() as patch:
+            FullDisk(patch, part, times=1)
+            assert node.run() == 1
+        assert "No space left on device" in node.report.reason
     with pytest.MonkeyPatch.context() as patch:
-        FullDisk(patch, part, times=1)
-        assert node.run() == 1
-    assert "No space left on device" in node.report.reason
-    assert node.run() == 0
-    assert versions.linked(node.folder, "champion") == "0001"
-
-
-def test_a_disk_that_is_full_for_the_report_harms_no_promotion_and_the_next_run_writes_it(make_node: Make):
-    node, part = make_node(), "report.html"
-    with pytest.MonkeyPatch.context() as patch:
-        FullDisk(patch, part, times=1000)
+        FullDisk(patch, "report.html", times=1000)
         assert node.run() == 0
-    day = node.folder.days()[-1]
-    assert not (day.path / part).exists()
-    assert day.state.outcome == "promoted"
+    assert versions.linked(node.folder, "champion") == "0001"
+    assert node.report.outcome != "promoted"  # of the run before
     assert node.run() == 0
     assert node.report.outcome == "promoted"
 
@@ -145,29 +142,21 @@ def test_outside_of_its_window_nothing_begins(make_node: Make):
     assert node.folder.days() == ()
 
 
-def test_a_window_that_ends_in_training_lets_the_day_be_judged_as_it_is(make_node: Make):
-    node = make_node(budget={"until": "05:30Z", "judging": "10min"})
-    assert node.run(at("2026-11-22T03:00Z"), at_step=9, fault=node.stop) == 75
-    assert node.run(at("2026-11-22T05:25Z")) == 0
-    run = node.report.run
-    assert run is not None
-    assert (run.steps, run.planned_steps) == (9, 40)
-    assert node.report.outcome == "promoted"
+def test_a_window_that_ends_lets_the_day_be_judged_as_it_is_or_in_the_next_window(make_node: Make):
+    node, judge, late_s = make_node(budget={"until": "05:30Z", "judging": "10min"}), worker.score_versions, [0.0]
 
-
-def test_a_window_that_ends_in_the_evaluation_leaves_it_for_the_next(make_node: Make):
-    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.score_versions, [0.0]
-
-    def late(*given: object) -> None:
+    def late(*arguments: object) -> None:
         late_s[0] = 3600.0
-        judge(*given)  # type: ignore[arg-type]
+        judge(*arguments)  # type: ignore[arg-type]
 
+    assert node.run(at("2026-11-22T03:00Z"), at_step=9, fault=node.stop) == 75
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "score_versions", late)
         patch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0]))
-        assert node.run(at("2026-11-22T05:00Z")) == 75
+        assert node.run(at("2026-11-22T05:25Z")) == 75
     assert "the window ended before the day was judged" in node.report.reason
     assert node.run(at("2026-11-23T03:00Z"), at_step=1, fault=fail) == 0  # no step is made again
+    assert (node.report.steps, node.report.num_steps, node.report.outcome) == (9, 40, "promoted")
 
 
 def side_by_side(day: DayFolder) -> StoredPlan:

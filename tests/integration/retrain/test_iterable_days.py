@@ -9,17 +9,13 @@ from typing import Any
 from bench.retrain.small_folder import bits_of
 
 ADDED = """
-
 import os
 import signal
 from pathlib import Path
 
 STOP = Path(__file__).with_name("stop")
 
-
 class Passing(torch.utils.data.IterableDataset):
-    '''Rows one after the other, in an order that it draws by itself.'''
-
     def __init__(self, rows):
         self.rows, self.place = rows, 0
 
@@ -31,20 +27,15 @@ class Passing(torch.utils.data.IterableDataset):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield self.rows[(self.place * 7) % len(self.rows)]
 
-
 class Stateful(Passing):
-    '''One that can go on.'''
-
     def state_dict(self):
         return {"place": self.place}
 
     def load_state_dict(self, state):
         self.place = state["place"]
 
-
 def passing(folder, train):
     return Stateful(Rows(folder, train)) if train else Rows(folder, train)
-
 
 def forgetful(folder, train):
     return Passing(Rows(folder, train)) if train else Rows(folder, train)

@@ -1,4 +1,4 @@
-"""A day on another number of ranks at each start."""
+"""Days of several ranks: other ranks at each start, a model divided by its layers, kills of ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ import mosaic.retrain.day as launcher
 from mosaic.retrain.recipe import read_recipe
 
 
-def test_the_report_names_the_step_from_which_other_ranks_give_other_bits(tmp_path: Path):
-    (found,) = run_script("retraining_ranks.py", str(tmp_path))[1]
-    assert (found["stopped"], found["ended"], found["step"]) == (75, 0, 40)
-    assert found["restarts"] == [["SIGTERM", found["stopped_at"]]]
-    assert 5 <= (found["differs_from_step"] or 0) < 40
-    assert "there were 2 ranks and are 1" in found["differs_because"]
+def test_the_day_names_the_step_from_which_other_ranks_give_other_bits(tmp_path: Path):
+    (day,) = run_script("retraining_ranks.py", "colocated", str(tmp_path))[1]
+    assert (day["codes"], day["steps"]) == ([75, 0], 40)
+    (first, begin), (last, step) = day["starts"]
+    assert (first, begin, last) == ("SIGTERM", 0, "done")
+    assert step >= 5
+    assert day["differs"][0] == step
+    assert "num_ranks was 2 and is 1" in day["differs"][1]
 
 
-def test_check_names_what_cannot_be_divided_over_ranks(make_node: Callable[..., Any]):
+def test_a_pipeline_killed_while_its_ranks_train_ends_with_the_bits_of_an_undisturbed_day(tmp_path: Path):
+    printed, (day,) = run_script("retraining_ranks.py", "pipeline", str(tmp_path))
+    assert (day["left"], day["codes"]) == ([], [0, 0])
+    assert (day["differs"], day["from_step"], day["outcome"]) == ([], None, "promoted")
+    assert day["starts"] == ["launcher killed", "killed (SIGKILL)", "done"]
+    assert day["verified"] == [None, ""]
+    assert "have the same losses to the last bit, and the parameters after step 40 too" in printed
+
+
+def test_check_names_a_module_that_cannot_be_divided_over_ranks(make_node: Callable[..., Any]):
     node = make_node(FIRST, budget={"ranks": 2})
     node.change(FAULTS, "")  # of this process; a process of its own knows nothing of them
     folder = node.folder

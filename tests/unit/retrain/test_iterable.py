@@ -18,37 +18,19 @@ class Plain:
     """Ten rows, shuffled through a small buffer by the default generator."""
 
     def __init__(self) -> None:
-        self.drawn = 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        buffer: list[int] = []
-        for row in range(10):
-            buffer.append(row)
-            if len(buffer) == 3:
-                yield self.sample(buffer.pop(random.randrange(3)))
-        yield from map(self.sample, buffer)
-
-    def sample(self, row: int) -> dict[str, Any]:
-        self.drawn += 1
-        return {"row": row, "noise": [torch.rand(2), np.random.rand(2)]}
-
-
-class Stateful(Plain):
-    """The same with the state that torchdata asks for; of the data set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.next = 0
-        self.buffer: list[int] = []
+        self.next, self.buffer = 0, list[int]()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.next < 10 or self.buffer:
             while self.next < 10 and len(self.buffer) < 3:
                 self.buffer.append(self.next)
                 self.next += 1
-            yield self.sample(self.buffer.pop(random.randrange(len(self.buffer))))
+            row = self.buffer.pop(random.randrange(len(self.buffer)))
+            yield {"row": row, "noise": [torch.rand(2), np.random.rand(2)]}
         self.next = 0
 
+
+class Stateful(Plain):
     def state_dict(self) -> dict[str, Any]:
         return {"next": self.next, "buffer": self.buffer}
 
@@ -63,14 +45,16 @@ class LosesItsBuffer(Stateful):
         self.next, self.buffer = state["next"], []
 
 
-class Counter:
-    """A stateful iterator, of a data set that has no state."""
+class StatefulIterator:
+    """A data set without a state, whose iterator has one."""
 
+    def __iter__(self) -> Iterator[int]:
+        return Counter()
+
+
+class Counter(Iterator[int]):
     def __init__(self) -> None:
         self.next = 0
-
-    def __iter__(self) -> Counter:
-        return self
 
     def __next__(self) -> int:
         self.next += 1
@@ -83,41 +67,29 @@ class Counter:
         self.next = state
 
 
-class Counters:
-    def __iter__(self) -> Counter:
-        return Counter()
-
-
-CUT = BatchCut(batch=4, micro_batches=2)
-
-
 def loader(dataset: Any, first: int = 0, **options: Any) -> IterableLoader:
-    return IterableLoader(dataset, CUT, range(first, 8), seed=3, **options)
+    return IterableLoader(dataset, BatchCut(batch=4, micro_batches=2), range(first, 8), seed=3, **options)
 
 
 def contents(batches: Iterator[Any]) -> list[str]:
     return [str(part.data) for batch in batches for part in batch.micro_batches]
 
 
-@pytest.mark.parametrize("kind", [Plain, Stateful, Counters])
-def test_a_chain_of_runs_has_the_samples_of_one(kind: type):
+@pytest.mark.parametrize("kind", [Plain, Stateful, StatefulIterator])
+def test_a_chain_of_runs_has_the_samples_of_a_single_run(kind: type):
     whole = contents(loader(kind()))
-    found, state = [], None
-    for first in (0, 3, 5):
+    chain, state = [], None
+    for first, count in ((0, 3), (3, 2), (5, 3)):
         batches = loader(kind(), first, state=state)
-        found += contents([next(batches) for _ in range({0: 3, 3: 2, 5: 3}[first])])
+        chain += contents([next(batches) for _ in range(count)])
         state = json.loads(json.dumps(batches.state_dict()))
-    assert found == whole
+    assert chain == whole
     assert len(set(whole)) == len(whole)
 
 
-def test_a_state_that_gives_other_samples_is_refused_at_the_start_with_the_first_difference():
+def test_states_that_give_other_samples_or_are_of_other_ranks_are_refused():
     with pytest.raises(MosaicError, match=r"of sample 0 after the saved state, sample\['row'\] is another"):
         loader(LosesItsBuffer())
-
-
-def test_the_state_of_other_ranks_is_refused():
-    state = loader(Stateful()).state_dict()
-    cut = BatchCut(batch=4, rank=1, num_ranks=2)
+    state, cut = loader(Stateful()).state_dict(), BatchCut(batch=4, rank=1, num_ranks=2)
     with pytest.raises(MosaicError, match="as many ranks"):
         IterableLoader(Stateful(), cut, range(1, 8), seed=3, state=state)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from stream_data import ROWS, Rows, samples, stream
 
 from mosaic.errors import MosaicError
 from mosaic.retrain.worker.loader import MAX_ATTEMPTS, MIN_JUDGED, Reject, RejectCount, Samples
+from mosaic.retrain.worker.sources import held_out_rows
 
 FIRST = 200
 UNREADABLE = {"new": {row: ValueError(f"no image in {row}.png") for row in range(0, 70, 3)}}
@@ -17,10 +19,8 @@ def test_positions_have_the_rows_of_the_stream():
     assert rejects == ()
 
 
-def test_a_row_is_augmented_otherwise_when_it_comes_again_and_under_another_seed():
+def test_a_row_is_augmented_otherwise_when_it_comes_again():
     drawn, _ = samples().__getitems__(range(1000))
-    noise = {tuple(noise.tolist()) for _, noise in drawn}
-    assert len(noise) == 1000
     assert len({row for row, _ in drawn}) == sum(ROWS.values())
     values = torch.stack([noise for _, noise in drawn])
     assert len(values.unique()) == values.numel()
@@ -47,7 +47,7 @@ def test_a_source_without_any_readable_row_is_an_error_that_names_it():
         samples(bad=bad).__getitems__(range(FIRST))
 
 
-def test_what_a_disk_answers_at_the_second_time_is_no_unreadable_row():
+def test_a_row_that_a_disk_gives_at_the_second_time_is_not_unreadable():
     class Flaky(Rows):
         def __getitem__(self, row: int) -> tuple[int, torch.Tensor]:
             sample = super().__getitem__(row)
@@ -61,17 +61,30 @@ def test_what_a_disk_answers_at_the_second_time_is_no_unreadable_row():
         assert torch.equal(noise, expected)
 
 
-def reject(source: str, reason: str = "ValueError") -> Reject:
-    return Reject(position=3, source=source, row=17, reason=reason, detail="no image in 17.png")
-
-
 def test_more_rejects_than_the_limit_name_a_row_and_its_reason():
+    reject = Reject(position=3, source="new", row=17, reason="ValueError", detail="no image in 17.png")
     count = RejectCount(limit=0.01)
-    count.add([reject("new")] * (MIN_JUDGED // 100), 64)
+    count.add([reject] * (MIN_JUDGED // 100), 64)
     with pytest.raises(MosaicError, match=r"11 of 128 .*row 17 of 'new': ValueError: no image in 17\.png"):
-        count.add([reject("new")], 64)
-    patient = RejectCount(limit=0.01)
-    patient.add([], 5000)
-    patient.add([reject("new")] * 50, 0)
-    with pytest.raises(MosaicError, match="51 of 5000"):
-        patient.add([reject("new")], 0)
+        count.add([reject], 64)
+
+
+class Recordings(list[int]):
+    """Ten rows of each recording."""
+
+    def cluster(self, index: int) -> str:
+        return f"recording {index // 10}"
+
+
+def test_the_same_rows_are_held_out_at_each_start_and_clusters_whole():
+    def out(rows: list[int], *, seed: int = 3, day: str = "2026-11-22") -> np.ndarray:
+        return held_out_rows(rows, share=0.1, seed=seed, day=day)
+
+    rows = list(range(10_000))
+    assert (out(rows) == out(rows)).all()
+    assert 0.08 < out(rows).mean() < 0.12
+    for other in (out(rows, seed=4), out(rows, day="2026-11-23")):
+        assert (other != out(rows)).any()
+    recordings = out(Recordings(range(1000))).reshape(100, 10)
+    assert 0 < recordings.any(1).sum() < 100
+    assert (recordings.all(1) == recordings.any(1)).all()

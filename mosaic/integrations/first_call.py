@@ -1,0 +1,58 @@
+"""The first batch that a framework gives to a model, as a sample for ``mosaic.colocate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.engine import Handle
+from mosaic.errors import UnsupportedModelError
+
+
+class FirstCall:
+    """Notes the arguments and the autocast mode of a model's next call, and colocates the model by them.
+
+    Args:
+        model: The model that the framework calls.
+        arguments: Keywords of ``mosaic.colocate``.
+
+    Raises:
+        UnsupportedModelError: The process is one of several ranks, whose models are wrapped by now.
+    """
+
+    def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
+        if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
+            raise UnsupportedModelError(
+                f"the callback colocates on one rank, and there are {ranks}, whose models are wrapped before it is "
+                "asked; call mosaic.colocate(model, sample=...) before the trainer is made"
+            )
+        self._model = model
+        self._arguments = arguments
+        self._sample: Callable[[], Any] | None = None
+        self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._hook.remove()
+        device = next(model.parameters()).device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+        def sample() -> Any:
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                return model(*args, **kwargs)
+
+        self._sample = sample
+
+    def colocate(self) -> Handle | None:
+        """Colocates the model between two steps; returns None if it has not been called yet."""
+        if self._sample is None:
+            return None
+        return mosaic.colocate(self._model, sample=self._sample, **self._arguments)
+
+
+def metrics_to_log(handle: Handle) -> dict[str, float]:
+    """Returns ``handle.metrics()`` with ``mosaic/`` before each name."""
+    return {f"mosaic/{name}": value for name, value in handle.metrics().items()}
