@@ -2,14 +2,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bindings/context.h"
-#include "bindings/orders.h"
 #include "bindings/signals.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/interference.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
+
+void bind_context(py::module_& module);
+void bind_orders(py::module_& module);
 
 namespace {
 
@@ -96,8 +97,6 @@ py::list rows_of(const Stage& stage) {
 
 void bind_plan(py::module_& module) {
     py::class_<Stage>(module, "Stage", "Modules side by side.")
-        .def_readonly("forward_ns", &Stage::forward)
-        .def_readonly("backward_ns", &Stage::backward)
         .def_readonly("latency_ns", &Stage::latency)
         .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")

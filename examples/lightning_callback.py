@@ -1,7 +1,7 @@
 """Two towers in Lightning's Trainer with Mosaic's callback: the line that ends in ``# <- mosaic``.
 
-    python examples/lightning_callback.py                            # seconds, on CPU cores
-    python examples/lightning_callback.py --folder out --steps 12    # keeps checkpoints, goes on from the last one
+python examples/lightning_callback.py                            # seconds, on CPU cores
+python examples/lightning_callback.py --folder out --steps 12    # keeps checkpoints, goes on from the last one
 """
 
 from __future__ import annotations

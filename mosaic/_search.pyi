@@ -38,8 +38,6 @@ class Problem:
         """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
 
 class Stage:
-    forward_ns: int
-    backward_ns: int
     latency_ns: int
     rows: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
     """(module, option, devices, starts) of each: many values at once."""

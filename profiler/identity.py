@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_driver
 from mosaic.backends.cuda.environment import describe_nvml
-from mosaic.backends.host.backend import available_cores
 from mosaic.device import Device, StrictFile
 from mosaic.errors import BackendUnavailableError
+from mosaic.hardware.find import available_cores
 from mosaic.profile import Environment, ModuleStructure
 from mosaic.profiler.subject import Subject, tensors_in
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosaic.backends.host.backend import available_cores
+from mosaic.hardware.find import available_cores
 
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal; guest time is part of user
 _SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms

@@ -1,7 +1,6 @@
 // The Python face of masks of long sequences: names and arrays. No logic.
-#include "bindings/context.h"
-
 #include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "search/context/runs.h"

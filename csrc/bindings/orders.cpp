@@ -1,5 +1,5 @@
-#include "bindings/orders.h"
-
+// The Python face of csrc/search/pipeline.
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/signals.h"

@@ -63,22 +63,17 @@ class Clock {
   public:
     // Effort is work in seconds. Time is for the extraordinary: what it ends depends on the machine.
     explicit Clock(double seconds, double effort = std::numeric_limits<double>::infinity())
-        : end_(std::chrono::steady_clock::now() + to_ticks(seconds)),
-          work_end_(Work::done_s() + effort),
-          whole_(std::min(seconds, effort)) {}
+        : end_(std::chrono::steady_clock::now() + to_ticks(seconds)), work_end_(Work::done_s() + effort) {}
     // A clock that ends with this one, or when a part of what this has left is done.
     Clock part(double share) const {
         Clock made = *this;
-        made.whole_ = share * left();
-        made.work_end_ = Work::done_s() + made.whole_;
+        made.work_end_ = Work::done_s() + share * left();
         return made;
     }
     // Also where a watch says so. Throws Interrupted.
     bool is_over() const { return left() <= 0; }
     // Effort, and no more than there are seconds. Never negative; none where a watch says so.
     double left() const { return std::max(0.0, std::min(seconds_left(), work_end_ - Work::done_s())); }
-    // What there was at first.
-    double whole() const { return whole_; }
     // Never negative; none where a watch says so.
     double seconds_left() const {
         const auto now = std::chrono::steady_clock::now();
@@ -95,7 +90,6 @@ class Clock {
     }
     std::chrono::steady_clock::time_point end_;
     double work_end_;
-    double whole_;
 };
 
 }  // namespace mosaic::search

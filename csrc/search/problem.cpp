@@ -54,30 +54,6 @@ void check_module(const Problem& problem, int index) {
     }
 }
 
-// Rows are read without looking at their length.
-void check_pairs(const Problem& problem) {
-    const auto width = problem.modules.size() * static_cast<std::size_t>(problem.machine.num_slots + 1);
-    for (const auto& tables : problem.interference.pairs) {
-        if (tables.empty()) continue;
-        if (tables.size() != problem.modules.size()) refuse("pairs have no table, or more than one, for a module");
-        for (std::size_t m = 0; m < tables.size(); ++m) {
-            const std::string name = "module " + std::to_string(m);
-            if (tables[m].size() != problem.modules[m].options.size()) {
-                refuse(name + " has " + std::to_string(tables[m].size()) + " rows of pairs; give one for each of its " +
-                       std::to_string(problem.modules[m].options.size()) + " options");
-            }
-            for (const std::vector<Ns>& row : tables[m]) {
-                if (!row.empty() && row.size() != width) {
-                    refuse("a row of " + name + " has " + std::to_string(row.size()) + " entries; it needs " +
-                           std::to_string(width) + ": for each module, one for each quota from 0 on");
-                }
-                const bool is_sound = std::all_of(row.begin(), row.end(), [](Ns e) { return 0 <= e && e < kNever; });
-                if (!is_sound) refuse("a row of " + name + " has a neighbour that makes it faster, or endlessly slow");
-            }
-        }
-    }
-}
-
 // A search prunes by this: a module with more slots never draws less, so its neighbours are never better off for it.
 void check_drawn(const Problem& problem, int phase) {
     constexpr double kRounding = 1 - 1e-9;
@@ -103,7 +79,6 @@ void check_drawn(const Problem& problem, int phase) {
 
 void check_interference(const Problem& problem) {
     const Interference& form = problem.interference;
-    if (form.form == Form::pairwise) check_pairs(problem);
     if (form.form != Form::eq8) return;
     for (int phase = 0; phase < 2; ++phase) {
         const bool is_sound = std::isfinite(form.e1[phase]) && std::isfinite(form.e2[phase]) && form.e2[phase] >= 0 &&

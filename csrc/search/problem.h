@@ -42,7 +42,6 @@ class Options {
     std::size_t size() const { return table_->all.size(); }
     bool empty() const { return table_->all.empty(); }
     const Option& operator[](std::size_t index) const { return table_->all[index]; }
-    bool is_shared_with(const Options& other) const { return table_ == other.table_; }
 
     // Indices of those that no other one beats in everything, by rising degree, then quota: without neighbours'
     // disturbance no other is ever needed, however much memory there is. Of thousands, some that are beaten too.
@@ -95,8 +94,8 @@ struct Problem {
     bool is_disturbed() const { return interference.form != Form::none; }
 };
 
-// Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, an
-// interference that helps, or one that falls where a neighbour gets more slots in a form that is pruned by that.
+// Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, or an
+// interference that falls where a neighbour gets more slots in a form that is pruned by that.
 void check(const Problem& problem);
 
 // Calls `visit(index)` for each module of a set, lowest first.

@@ -68,17 +68,10 @@ class AnalyticCost(Cost):
         return tuple(d for d in degrees_between(tuple(self._of(module))) if d <= self.cluster.num_devices)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns all quotas in slots, rising."""
         self._at(module, degree)
         return tuple(range(1, self.hardware.num_slots + 1))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the predicted time of one phase of a module alone on its devices, in milliseconds.
-
-        Raises:
-            InvalidProfileError: The module was not counted.
-            ValueError: ``degree`` lies outside what was counted, or the device has no such quota.
-        """
         return self._cached_ms(module, phase, degree, quota)
 
     def communication_ms(self, module: str, degree: int) -> float:
@@ -86,7 +79,6 @@ class AnalyticCost(Cost):
         return gradient_sum(self._at(module, degree).memory.gradient_bytes, degree, self.cluster).time_ms
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that a module needs on each of its devices, its lane's library workspaces included."""
         return self._at(module, degree).memory.total_bytes + self.hardware.lane_bytes
 
     def kept_bytes(self, module: str, degree: int) -> int:
@@ -100,7 +92,7 @@ class AnalyticCost(Cost):
         Below the least degree that was counted it is taken from there.
         """
         counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
-        return phase_bandwidth(counts, self.hardware, self._sms(quota))
+        return phase_bandwidth(counts, self.hardware, quota * self.hardware.sms_per_slot)
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         self._at(module, degree)
@@ -110,16 +102,15 @@ class AnalyticCost(Cost):
             )
         known = self._of(module)
         low, high = neighbours(tuple(known), degree)
-        low_ms, high_ms = (phase_ms(known[at].phase(phase), self.hardware, self._sms(quota)) for at in (low, high))
+        low_ms, high_ms = (
+            phase_ms(known[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
+        )
         whole = known[1].batch if 1 in known else 0
         if whole and known[low].batch and known[high].batch:  # times follow the samples of the fullest device
             alone_ms = between_ms(low_ms, high_ms, known[low].batch, known[high].batch, -(-whole // degree))
         else:
             alone_ms = between_ms(low_ms, high_ms, low, high, degree)
         return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
-
-    def _sms(self, quota: int) -> int:
-        return quota * self.hardware.sms_per_slot
 
     def _of(self, module: str) -> dict[int, ModuleCounts]:
         if module not in self._counts:

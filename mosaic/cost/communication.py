@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from mosaic.cost.protocol import Cost, RetimedCost
 from mosaic.hardware import Cluster, Link, Message
@@ -127,6 +127,10 @@ class RankedCost(RetimedCost):
         with_reduction: Whether summing gradients takes time; if not, the base's is taken out.
         routes: Link for rows that travel, if another one, as on the host, where sums go both ways at a time.
 
+    Attributes:
+        communication: Returns the ``Communication`` of a module at a degree and quota.
+        summed: Returns the ``GradientSum`` of a module at a degree.
+
     Raises:
         ValueError: ``num_ranks`` is below 1.
     """
@@ -151,24 +155,20 @@ class RankedCost(RetimedCost):
         self._route_network = routes or network
         self._included_ms = included_ms
         self._with_reduction = with_reduction
-        self._known: dict[tuple[str, int, int], Communication] = {}
-        self._routes: dict[tuple[str, int], tuple[float, float]] = {}
+        # A search asks for the same few again and again. Caches of this object, unlike decorators on the methods, which
+        # would keep every object alive.
+        self.summed = cache(self._summed)
+        self.communication = cache(self._communication)
+        self._routed_ms = cache(self._route_ms)
 
-    def communication(self, module: str, degree: int, quota: int) -> Communication:
-        """Returns the communication of a module at a degree, split by what its backward at a quota hides."""
-        key = (module, degree, quota)
-        if key not in self._known:
-            forward_ms, backward_ms = self._routed_ms(module, degree)
-            whole, exposed = self.summed(module, degree), 0.0
-            if whole.time_ms > 0:
-                compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
-                exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
-            self._known[key] = Communication(
-                route_forward_ms=forward_ms,
-                route_backward_ms=backward_ms,
-                reduce_ms=exposed,
-            )
-        return self._known[key]
+    def _communication(self, module: str, degree: int, quota: int) -> Communication:
+        """The communication of a module at a degree, split by what its backward at a quota hides."""
+        forward_ms, backward_ms = self._routed_ms(module, degree)
+        whole, exposed = self.summed(module, degree), 0.0
+        if whole.time_ms > 0:
+            compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
+            exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
+        return Communication(route_forward_ms=forward_ms, route_backward_ms=backward_ms, reduce_ms=exposed)
 
     def compute_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the time without communication, in milliseconds."""
@@ -181,20 +181,18 @@ class RankedCost(RetimedCost):
         """Returns the time alone on its devices, communication included, in milliseconds."""
         return self.compute_ms(module, phase, degree, quota) + self.communication(module, degree, quota).of(phase)
 
-    def summed(self, module: str, degree: int) -> GradientSum:
-        """Returns the sum of a module's gradients at a degree."""
+    def _summed(self, module: str, degree: int) -> GradientSum:
+        """The sum of a module's gradients at a degree."""
         num_bytes = self._traffic.get(module, ModuleTraffic()).parameter_gradients
         if not self._with_reduction or degree <= 1 or num_bytes <= 0:
             return GradientSum()
         return gradient_sum(num_bytes, degree, self._network)
 
-    def _routed_ms(self, module: str, degree: int) -> tuple[float, float]:
+    def _route_ms(self, module: str, degree: int) -> tuple[float, float]:
         """Forward and backward."""
-        if (module, degree) not in self._routes:
-            own = self._traffic.get(module, ModuleTraffic())
-            there, back, gradients_there, gradients_back = (
-                route_ms(num_bytes, self.num_ranks, degree, self._route_network)
-                for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
-            )
-            self._routes[module, degree] = there + back, gradients_there + gradients_back
-        return self._routes[module, degree]
+        own = self._traffic.get(module, ModuleTraffic())
+        there, back, gradients_there, gradients_back = (
+            route_ms(num_bytes, self.num_ranks, degree, self._route_network)
+            for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
+        )
+        return there + back, gradients_there + gradients_back

@@ -124,40 +124,25 @@ class CostModel(Cost):
         return tuple(quota for quota in first if all(quota in other for other in others))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time of one phase of a module alone on the device, in milliseconds.
-
-        Raises:
-            InvalidProfileError: The module was not profiled.
-            ValueError: ``degree`` or ``quota`` lies outside what was sampled.
-        """
         self._of(module)
         surface = self._surfaces.get((module, phase))
         return 0.0 if surface is None else surface.time_ms(degree, quota)
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that a module needs on each of its devices while its stage runs.
-
-        What stays resident, the optimizer's state with it, what libraries keep for its lane, the kept activations of
-        its share of the batch, and the larger of both phases' peaks above that. 0 where nothing was measured.
-        """
+        """Returns what it keeps, and the larger of both phases' peaks above that; 0 where nothing was measured."""
         memory = self._memory.get(module)
-        resident = self._resident(module, memory) if memory else 0
         activations = -(-memory.activation_bytes // degree) if memory else 0
         # A forward's peak already holds the activations that it leaves behind.
-        forward = max(activations, self._peak(module, Phase.FORWARD, degree))
-        return resident + max(forward, activations + self._peak(module, Phase.BACKWARD, degree))
+        forward = self._peak(module, Phase.FORWARD, degree) - activations
+        return self.kept_bytes(module, degree) + max(0, forward, self._peak(module, Phase.BACKWARD, degree))
 
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that a module keeps on each of its devices while other stages run; 0 where unknown.
-
-        What stays resident, the optimizer's state with it, what libraries keep for its lane, and the kept activations
-        of its share of the batch.
-        """
+        """Returns what stays resident, the optimizer's state, what libraries keep for its lane, and its activations."""
         memory = self._memory.get(module)
-        return self._resident(module, memory) + -(-memory.activation_bytes // degree) if memory else 0
-
-    def _resident(self, module: str, memory: ModuleMemory) -> int:
-        return memory.resident_bytes + memory.lane_bytes + self._optimizer_bytes.get(module, 0)
+        if memory is None:
+            return 0
+        resident = memory.resident_bytes + memory.lane_bytes + self._optimizer_bytes.get(module, 0)
+        return resident + -(-memory.activation_bytes // degree)
 
     def _peak(self, module: str, phase: Phase, degree: int) -> int:
         by_degree = self._peak_bytes.get((module, phase), {})

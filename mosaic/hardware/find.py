@@ -50,14 +50,25 @@ def _usual_node(name: str) -> Cluster:
     return node if name != "host" else dataclasses.replace(node, hardware=_this_machine(node.hardware))
 
 
-def _this_machine(core: Hardware) -> Hardware:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores() -> tuple[int, ...]:
+    """Returns the CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def machine_bytes() -> int:
+    """Returns the bytes of memory of this machine; 0 where unknown."""
     try:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not a POSIX system
-        memory_bytes = core.memory_bytes
+        return 0
+
+
+def _this_machine(core: Hardware) -> Hardware:
+    cores = len(available_cores())
     peaks = {name: cores * getattr(core, name) for name in ("bf16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops")}
-    return dataclasses.replace(core, num_sms=cores, memory_bytes=memory_bytes, **peaks)
+    return dataclasses.replace(core, num_sms=cores, memory_bytes=machine_bytes() or core.memory_bytes, **peaks)
 
 
 def find_hardware(where: str) -> Hardware:

@@ -28,17 +28,19 @@ Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
 """Outcomes: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
 which proves nothing; or a problem that the method does not take."""
 
+_OUTCOMES: tuple[tuple[type[Exception], Outcome], ...] = (
+    (InfeasibleError, "infeasible"),
+    (UndecidedError, "not found"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """A method's plan, or the reason why it has none."""
 
     method: str
-    """Name in ``METHODS``."""
     plan: Plan | None = None
-    """None where it has none."""
     status: Outcome
-    """Outcome of the method."""
     reason: str = ""
     """Why it has no plan."""
     ratio: float | None = None
@@ -65,22 +67,14 @@ def compare(
     """Plans with every method in turn; a method that cannot do it is listed with its reason.
 
     Args:
-        graph: What to place.
-        cost: Times, memory and interference, the same for all.
-        device: What one of the devices is.
-        num_devices: How many of them.
+        graph, cost, device, num_devices: As for ``solve``, the same for all.
         methods: Names from ``METHODS``, each once; by default those that the table says are compared.
         search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
 
-    Returns:
-        One entry for each method, in their order.
-
     Raises:
         InfeasibleError: A module fits on no device, whoever plans.
-        ValueError: There are no devices, a method is unknown or named twice, or the cost model gives a negative time.
+        ValueError: A method is unknown or named twice, or the cost model gives a negative time.
     """
-    if num_devices < 1:
-        raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
     methods = compared_methods() if methods is None else methods
     if not methods or set(methods) - set(METHODS) or len(set(methods)) < len(methods):
         raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
@@ -94,7 +88,8 @@ def compare(
         try:
             plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
         except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-            row = Comparison(method=method, status=_outcome_of(error), reason=str(error))
+            status: Outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "refused")
+            row = Comparison(method=method, status=status, reason=str(error))
         else:
             row = Comparison(method=method, plan=plan, status=plan.search.status)
         rows.append(replace(row, seconds=time.perf_counter() - began))
@@ -103,9 +98,3 @@ def compare(
         replace(row, ratio=row.predicted_ms / best if best > 0 else None) if row.predicted_ms is not None else row
         for row in rows
     )
-
-
-def _outcome_of(error: Exception) -> Outcome:
-    if isinstance(error, InfeasibleError):
-        return "infeasible"
-    return "not found" if isinstance(error, UndecidedError) else "refused"

@@ -19,7 +19,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mosaic.cost import Cost
@@ -30,8 +30,7 @@ from mosaic.solver.exact import ExactResult, search_exactly
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.predict import PlacedTimes
-from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage import Machine, StageResult
+from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 Stages = tuple[StageResult, ...]
@@ -137,68 +136,55 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
 
     A module has the first of its options with which this succeeds within ``MAX_NODES`` sets of devices.
     """
-    if sum(min(map(_total_bytes, own)) for own in options.values()) > machine.num_devices * machine.memory_bytes:
+    count, room_bytes = machine.num_devices, machine.num_devices * machine.memory_bytes
+    number_of = {name: number for number, names in enumerate(partition) for name in names}
+    order = sorted(number_of, key=lambda name: -min(option.memory_bytes for option in options[name]))
+    least = [min(map(_total_bytes, options[name])) for name in order]
+    if sum(least) > room_bytes:
         return Placed(stages=None, is_closed=True, effort=PLACING_EFFORT)
-    search = _Placement(options, partition, machine)
-    stages = None
-    if search.place(0):
-        stages = tuple(_stage_of({name: search.choices[name] for name in names}, machine) for names in partition)
-    effort = PLACING_EFFORT + NODE_EFFORT * min(MAX_NODES, MAX_NODES - search.nodes_left)
-    return Placed(stages=stages, is_closed=search.nodes_left >= 0, effort=effort)
+    kept, (works_of, slots_of) = [0] * count, ([[0] * count for _ in partition] for _ in range(2))
+    choices: dict[str, Choice] = {}
+    num_nodes = 0
 
-
-class _Placement:
-    def __init__(self, options: Options, partition: Partition, machine: Machine) -> None:
-        self._options, self._machine = options, machine
-        self._stage_of = {name: index for index, names in enumerate(partition) for name in names}
-        self._order = sorted(self._stage_of, key=lambda name: -min(option.memory_bytes for option in options[name]))
-        count = machine.num_devices
-        self._kept = [0] * count
-        self._works, self._slots = ([[0] * count for _ in partition] for _ in range(2))
-        least = [min(map(_total_bytes, options[name])) for name in self._order]
-        self._later = [sum(least[index:]) for index in range(len(least) + 1)]
-        self.nodes_left = MAX_NODES
-        self.choices: dict[str, Choice] = {}
-
-    def place(self, index: int) -> bool:
+    def place(index: int) -> bool:
         """Places the modules from ``index`` on; False where that fails, or nodes are used up."""
-        if index == len(self._order):
+        nonlocal num_nodes
+        if index == len(order):
             return True
-        name, machine = self._order[index], self._machine
-        works, slots = self._works[self._stage_of[name]], self._slots[self._stage_of[name]]
-        peaks = list(map(max, zip(*self._works, strict=True)))
-        if sum(self._kept) + sum(peaks) + self._later[index] > machine.num_devices * machine.memory_bytes:
+        name = order[index]
+        works, slots = works_of[number_of[name]], slots_of[number_of[name]]
+        peaks = list(map(max, zip(*works_of, strict=True)))
+        if sum(kept) + sum(peaks) + sum(least[index:]) > room_bytes:
             return False
-        states = [
-            (kept + peak, held, *columns)
-            for kept, peak, held, *columns in zip(self._kept, peaks, slots, *self._slots, *self._works, strict=True)
-        ]
-        for option in self._options[name]:
+        columns = (kept, peaks, slots, *slots_of, *works_of)
+        states = [(own + peak, *others) for own, peak, *others in zip(*columns, strict=True)]
+        for option in options[name]:
             room = [
                 device
-                for device in sorted(range(machine.num_devices), key=states.__getitem__)
+                for device in sorted(range(count), key=states.__getitem__)
                 if slots[device] + option.quota <= machine.num_slots
-                and self._kept[device] + option.kept_bytes + max(peaks[device], works[device] + option.working_bytes)
+                and kept[device] + option.kept_bytes + max(peaks[device], works[device] + option.working_bytes)
                 <= machine.memory_bytes
             ]
             for devices in _distinct([(states[device], device) for device in room], option.degree):
-                self.nodes_left -= 1
-                if self.nodes_left < 0:
+                num_nodes += 1
+                if num_nodes > MAX_NODES:
                     return False
-                self.choices[name] = option, tuple(sorted(devices))
-                self._add(option, devices, works, slots, 1)
-                if self.place(index + 1):
-                    return True
-                self._add(option, devices, works, slots, -1)
+                choices[name] = option, tuple(sorted(devices))
+                for sign in (1, -1):
+                    for device in devices:
+                        kept[device] += sign * option.kept_bytes
+                        works[device] += sign * option.working_bytes
+                        slots[device] += sign * option.quota
+                    if sign == 1 and place(index + 1):
+                        return True
         return False
 
-    def _add(
-        self, option: DeploymentOption, devices: Sequence[int], works: list[int], slots: list[int], sign: int
-    ) -> None:
-        for device in devices:
-            self._kept[device] += sign * option.kept_bytes
-            works[device] += sign * option.working_bytes
-            slots[device] += sign * option.quota
+    stages = None
+    if place(0):
+        stages = tuple(_stage_of({name: choices[name] for name in names}, machine) for names in partition)
+    effort = PLACING_EFFORT + NODE_EFFORT * min(MAX_NODES, num_nodes)
+    return Placed(stages=stages, is_closed=num_nodes <= MAX_NODES, effort=effort)
 
 
 def _distinct(devices: Sequence[tuple[Any, int]], count: int, first: int = 0) -> Iterator[tuple[int, ...]]:
@@ -270,34 +256,15 @@ def search_within_memory(
 ) -> ExactResult:
     """Finds a good plan whose devices hold everything, and proves it best where ``limits`` allow.
 
-    Args:
-        graph, options, cost, machine, limits, forbidden: As in ``search_exactly``.
-        starts: Plans that fit, to start from.
+    As ``search_exactly``; ``starts`` are plans that fit.
 
     Raises:
         ValueError, BackendUnavailableError: As ``search_exactly``.
         InfeasibleError: What is forbidden leaves no plan.
         UndecidedError: No plan was found, and it is not proven that none exists.
     """
-    limits = limits or SearchLimits()
-    search = _HeldSearch(
-        graph=graph,
-        options=options,
-        cost=cost,
-        machine=machine,
-        limits=limits,
-        forbidden=[frozenset(members) for members in forbidden],
-        countdown=Countdown(limits),
-    )
-    return search.run(starts)
-
-
-@dataclass(order=True)
-class _Part:
-    bound_ms: float
-    number: int
-    options: Options = field(compare=False)
-    forbidden: Forbidden = field(compare=False)
+    sets = tuple(frozenset(members) for members in forbidden)
+    return _HeldSearch(graph, options, cost, machine, sets, Countdown(limits or SearchLimits())).run(starts)
 
 
 @dataclass
@@ -306,7 +273,6 @@ class _HeldSearch:
     options: Options
     cost: Cost
     machine: Machine
-    limits: SearchLimits
     forbidden: Forbidden
     countdown: Countdown
     best: Stages = ()
@@ -371,16 +337,16 @@ class _HeldSearch:
         A part is relaxed like the whole. It is divided by the degree of the module that keeps most. Where every module
         has one degree, CP-SAT solves the relaxed plan's own stages, and each further part lacks one of them.
         """
-        parts = [_Part(bound_ms, 0, self.options, tuple(self.forbidden))]
+        numbers = itertools.count()
+        parts: list[tuple[float, int, Options, Forbidden]] = [(bound_ms, next(numbers), self.options, self.forbidden)]
         unsettled_ms = math.inf
-        numbers = itertools.count(1)
-        while parts and parts[0].bound_ms < self.best_ms - self.close_ms and self.countdown.left > 0:
-            part = heapq.heappop(parts)
+        while parts and parts[0][0] < self.best_ms - self.close_ms and self.countdown.left > 0:
+            below_ms, _, options, forbidden = heapq.heappop(parts)
             try:
-                relaxed = self.relax(part.options, self.countdown.part(), part.forbidden)
+                relaxed = self.relax(options, self.countdown.part(), forbidden)
             except InfeasibleError:
                 continue
-            below_ms = max(part.bound_ms, relaxed.record.bound_ms)
+            below_ms = max(below_ms, relaxed.record.bound_ms)
             placed = self.placed(relaxed) if relaxed.cost_ms < self.best_ms - self.close_ms else None
             is_best = self.offer(placed) and relaxed.record.status == "optimal"
             if placed is None:
@@ -389,22 +355,20 @@ class _HeldSearch:
                 is_best and self.best_ms <= relaxed.cost_ms + self.close_ms
             ):
                 continue
-            divided = _divide(part.options, relaxed)
-            children: list[tuple[Options, Forbidden]]
+            divided = _divide(options, relaxed)
             if divided is None:
-                answer = self.solve(relaxed, part.options)
+                answer = self.solve(relaxed, options)
                 self.offer(answer.stages)
                 if not (answer.is_closed and self.cost.interference.is_zero):
                     unsettled_ms = min(unsettled_ms, below_ms)
-                sets = (frozenset(stage.choices) for stage in relaxed.stages)
-                children = [(part.options, (*part.forbidden, members)) for members in sets]
-            else:
-                pruned = [_prune(options, self.machine) for options in divided]
-                children = [(options, part.forbidden) for options in pruned if options and self.has_place(options)]
-            for options, forbidden in children:
-                heapq.heappush(parts, _Part(below_ms, next(numbers), options, forbidden))
-        open_ms = parts[0].bound_ms if parts else math.inf
-        return min(open_ms, unsettled_ms, self.best_ms)
+                for stage in relaxed.stages:
+                    members = (*forbidden, frozenset(stage.choices))
+                    heapq.heappush(parts, (below_ms, next(numbers), options, members))
+            for part in divided or ():
+                pruned = _prune(part, self.machine)
+                if pruned and self.has_place(pruned):
+                    heapq.heappush(parts, (below_ms, next(numbers), pruned, forbidden))
+        return min(parts[0][0] if parts else math.inf, unsettled_ms, self.best_ms)
 
     def slowed(self, relaxed: ExactResult) -> Stages | None:
         """The stages and degrees of a relaxed plan, slower by the least factor at which there are devices for them.
@@ -422,18 +386,15 @@ class _HeldSearch:
             partition = [tuple(stage.choices) for stage in relaxed.stages]
             return self.counted(find_devices(options, partition, self.machine)).stages
 
-        stages = placed_at(MAX_FACTOR)
-        if stages is None:
-            return None
-        if (fastest := placed_at(1.0)) is not None:
+        stages, fastest = placed_at(MAX_FACTOR), None
+        if stages is None or (fastest := placed_at(1.0)) is not None:
             return fastest
         low, high = 1.0, MAX_FACTOR
         for _ in range(HALVINGS):
             middle = math.sqrt(low * high)
-            if (faster := placed_at(middle)) is None:
-                low = middle
-            else:
-                stages, high = faster, middle
+            faster = placed_at(middle)
+            low, high = (middle, high) if faster is None else (low, middle)
+            stages = faster or stages
         return stages
 
     def placed(self, relaxed: ExactResult) -> Stages | None:
@@ -446,13 +407,9 @@ class _HeldSearch:
         return answer.stages is not None or not answer.is_closed
 
     def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
+        sets = self.forbidden if forbidden is None else forbidden
         relaxed = search_exactly(
-            self.graph,
-            options,
-            cost=self.cost,
-            machine=self.machine,
-            limits=limits,
-            forbidden=self.forbidden if forbidden is None else forbidden,
+            self.graph, options, cost=self.cost, machine=self.machine, limits=limits, forbidden=sets
         )
         self.num_evaluations += relaxed.record.num_evaluations
         return relaxed
@@ -478,10 +435,6 @@ class _HeldSearch:
         return True
 
 
-def _options_of(result: ExactResult) -> dict[str, DeploymentOption]:
-    return {name: option for stage in result.stages for name, (option, _) in stage.choices.items()}
-
-
 def _degrees(options: Sequence[DeploymentOption]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(option.degree for option in options))
 
@@ -493,7 +446,8 @@ def _total_bytes(option: DeploymentOption) -> int:
 
 def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] | None:
     """Splits off the relaxed plan's degree of the module that keeps most; None where every module has one degree."""
-    chosen = {name: option for name, option in _options_of(relaxed).items() if len(_degrees(options[name])) > 1}
+    choices = (item for stage in relaxed.stages for item in stage.choices.items())
+    chosen = {name: option for name, (option, _) in choices if len(_degrees(options[name])) > 1}
     if not chosen:
         return None
     name, option = max(chosen.items(), key=lambda item: _total_bytes(item[1]))

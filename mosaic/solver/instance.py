@@ -5,13 +5,12 @@ An instance needs neither profile nor model. ``docs/planning.md`` describes the 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from mosaic.artifact import fingerprint
+from mosaic.artifact import Ge, fingerprint
 from mosaic.cost.interference import PairShares
 from mosaic.cost.protocol import Cost
 from mosaic.device import Device, StrictFile
@@ -24,19 +23,19 @@ from mosaic.profile import Phase
 class InstanceOption(StrictFile):
     """One way to deploy a module: on ``degree`` devices, ``quota`` slots of each."""
 
-    degree: int
+    degree: Annotated[int, Ge(1)]
     """Devices."""
-    quota: int
+    quota: Annotated[int, Ge(1)]
     """Slots on each of them."""
     forward_ms: float
     """Forward time alone, in milliseconds."""
     backward_ms: float
     """Backward time alone, in milliseconds."""
-    memory_bytes: int = 0
+    memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory on each of its devices while its stage runs, in bytes; the same for all quotas of a degree."""
-    resident_bytes: int = 0
+    resident_bytes: Annotated[int, Ge(0)] = 0
     """The part of ``memory_bytes`` that stays all the time: parameters, gradients, optimizer state."""
-    activation_bytes: int = 0
+    activation_bytes: Annotated[int, Ge(0)] = 0
     """The part of it that is kept from forward to backward."""
 
 
@@ -81,10 +80,10 @@ class Disturbance(StrictFile):
     """The module that is slowed down."""
     beside: str
     """The neighbour."""
-    forward: float = 0.0
+    forward: Annotated[float, Ge(0)] = 0.0
     """Share of the module's forward time alone that is added where the neighbour held all slots of the device; in
     proportion to its quota where it holds fewer."""
-    backward: float = 0.0
+    backward: Annotated[float, Ge(0)] = 0.0
     """The same for backward."""
 
 
@@ -93,8 +92,8 @@ class Instance(StrictFile):
     """A machine of equal devices, and the modules to plan.
 
     Raises:
-        ValueError: A name occurs twice or is unknown, or a table is empty, contradicts itself or has a negative number.
-        InvalidGraphError: Modules wait for each other in a cycle.
+        ValueError: A table is empty or contradicts itself, or a pair is listed twice or unknown.
+        InvalidGraphError: A name occurs twice or is unknown, or modules wait for each other in a cycle.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -104,25 +103,18 @@ class Instance(StrictFile):
     name: str
     source: str = ""
     """Source of its numbers: ``simulated`` or ``measured``, and how."""
-    num_devices: int
+    num_devices: Annotated[int, Ge(1)]
     """Devices, all alike."""
-    num_slots: int
+    num_slots: Annotated[int, Ge(1)]
     """Slots of each device."""
-    memory_bytes: int = 0
+    memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory of each device in bytes; 0 limits nothing."""
     modules: tuple[InstanceModule, ...]
     disturbances: tuple[Disturbance, ...] = ()
     """Pairs of modules that slow each other down; pairs that are not listed do not."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0 or not self.modules:
-            raise ValueError(
-                f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}, "
-                f"{len(self.modules)} modules; give at least one device, slot and module, and no negative memory"
-            )
-        repeated = [name for name, count in Counter(module.name for module in self.modules).items() if count > 1]
-        if repeated:
-            raise ValueError(f"modules {repeated} occur twice; name each module once")
+        _ = self.graph  # raises for no modules, names that occur twice or are unknown, and cycles
         for module in self.modules:
             _check_options(module)
         names = {module.name for module in self.modules}
@@ -131,12 +123,6 @@ class Instance(StrictFile):
             pair = (entry.module, entry.beside)
             if not set(pair) <= names or entry.module == entry.beside or pairs[pair] > 1:
                 raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
-            if not all(0 <= share < math.inf for share in (entry.forward, entry.backward)):
-                raise ValueError(
-                    f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {entry.forward} and {entry.backward}; "
-                    "a share is finite and not negative"
-                )
-        _ = self.graph  # raises for unknown modules and cycles
 
     @property
     def device(self) -> Device:
@@ -159,8 +145,6 @@ def _check_options(module: InstanceModule) -> None:
     memory: dict[int, tuple[int, int, int]] = {}
     for option in module.options:
         own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
-        if option.degree < 1 or option.quota < 1 or min(own) < 0:
-            raise ValueError(f"{of} has {option}; degree and quota are at least 1, bytes at least 0")
         if own[1] + own[2] > own[0]:
             raise ValueError(
                 f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes of memory_bytes={own[0]} at degree "
@@ -214,24 +198,19 @@ class TableCost(Cost):
                 table.setdefault(option.degree, {})[option.quota] = option
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the degrees of its table, rising."""
         return tuple(sorted(self._tables[module]))
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the quotas of its table at a degree, rising."""
         return tuple(sorted(self._tables[module][degree]))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time alone, in milliseconds."""
         option = self._tables[module][degree][quota]
         return option.forward_ms if phase is Phase.FORWARD else option.backward_ms
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes on each of its devices."""
         return next(iter(self._tables[module][degree].values())).memory_bytes
 
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes on each of its devices that stay while other stages run."""
         option = next(iter(self._tables[module][degree].values()))
         return option.resident_bytes + option.activation_bytes
 

@@ -19,8 +19,7 @@ from mosaic.solver.held_memory import fits, place_stages, search_within_memory
 from mosaic.solver.limits import Countdown
 from mosaic.solver.planners import distmm, megatron, spindle
 from mosaic.solver.predict import build_stage, spend_spare_slots
-from mosaic.solver.slots import start_early
-from mosaic.solver.stage import StageResult
+from mosaic.solver.stage import StageResult, start_early
 from mosaic.solver.task import Answer, Task
 
 _log = logging.getLogger(__name__)

@@ -104,7 +104,12 @@ def deployment_options(
             forward_ms = time_ms(module, forward, degree, quota)
             backward_ms = time_ms(module, backward, degree, quota)
             if not (0 <= forward_ms <= MAX_MS and 0 <= backward_ms <= MAX_MS):  # also catches NaN
-                raise _no_time(module, degree, quota, forward_ms, backward_ms)
+                is_forward = not 0 <= forward_ms <= MAX_MS
+                phase, time = (forward, forward_ms) if is_forward else (backward, backward_ms)
+                raise ValueError(
+                    f"the cost model gives {module!r} {phase} a time of {time} ms at degree {degree}, quota {quota}; "
+                    f"a time is finite and not negative, and at most {MAX_MS:.0f} ms"
+                )
             options.append(
                 DeploymentOption(
                     degree=degree,
@@ -153,15 +158,6 @@ def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[
         if not any(k.quota <= option.quota and k.memory_bytes <= option.memory_bytes for k in undominated):
             undominated.append(option)
     return tuple(undominated)
-
-
-def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:
-    is_forward = not 0 <= forward_ms <= MAX_MS
-    phase, time_ms = (Phase.FORWARD, forward_ms) if is_forward else (Phase.BACKWARD, backward_ms)
-    return ValueError(
-        f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
-        f"a time is finite and not negative, and at most {MAX_MS:.0f} ms"
-    )
 
 
 def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_large: Sequence[int]) -> str:

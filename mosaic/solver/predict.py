@@ -11,8 +11,7 @@ from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage import Machine, StageResult
+from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""

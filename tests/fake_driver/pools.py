@@ -17,9 +17,6 @@ def pool_of(*layouts, device=0, **options):
 
 def public(value):
     return {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
-
-def cost_of(cost):
-    return [cost.num_contexts, cost.driver_bytes]
 """
 
 

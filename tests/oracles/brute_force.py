@@ -26,8 +26,7 @@ from mosaic.profile import Phase
 from mosaic.solver.held_memory import keeps_anything
 from mosaic.solver.options import NS_PER_MS, DeploymentOption, all_options
 from mosaic.solver.predict import PlacedTimes, build_stage
-from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage import Machine, StageResult
+from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
 from mosaic.solver.task import SearchOptions
 
 MAX_MODULES = 6

@@ -37,7 +37,7 @@ LAYERS = [
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "colocate.py", "engine", "find", "glue", "models", "parts", "pipeline.py"),
-        *("profiler", "ranks"),
+        *("integrations", "profiler", "ranks"),
         *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/worker", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },

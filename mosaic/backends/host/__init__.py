@@ -1,5 +1,5 @@
 """Pinned threads on the cores of this machine."""
 
-from mosaic.backends.host.backend import HostBackend, available_cores, cpu_name
+from mosaic.backends.host.backend import HostBackend
 
-__all__ = ["HostBackend", "available_cores", "cpu_name"]
+__all__ = ["HostBackend"]

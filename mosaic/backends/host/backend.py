@@ -17,6 +17,7 @@ import torch
 from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.host.lanes import HostLanes
 from mosaic.device import Device
+from mosaic.hardware.find import available_cores, machine_bytes
 
 
 class HostBackend(Backend):
@@ -50,7 +51,7 @@ class HostBackend(Backend):
             name=f"{cpu_name()}, {count} core{'s' if count > 1 else ''}",
             kind="host",
             num_slots=count,
-            memory_bytes=_memory_bytes(),
+            memory_bytes=machine_bytes(),
         )
 
     @property
@@ -97,13 +98,6 @@ SPINNING = (
 """The note for a process whose OpenMP threads spin while they wait."""
 
 
-def available_cores() -> tuple[int, ...]:
-    """Returns the CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
 def cpu_name() -> str:
     """Returns the processor's product name, or its architecture if the system has no name."""
     try:
@@ -113,10 +107,3 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.table import default_backend
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
@@ -19,6 +19,7 @@ from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
+from mosaic.hardware.find import available_cores
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.rows.batched import rows_of, with_batch

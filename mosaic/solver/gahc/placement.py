@@ -11,7 +11,7 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
   over g. Any other form (Eq. 8 has a product) is checked after the fact: what CP-SAT proposes is timed by
   the cost model, a group of neighbours on a device that misses the target is forbidden, exactly as it is,
   on every device, and the question is asked again. Both ways are exact.
-* which slots a module gets does not matter here: what fits by number can always be laid out (``slots.py``).
+* which slots a module gets does not matter here: what fits by number can always be laid out (``stage.py``).
 
 Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
 limit in deterministic time (not seconds) make every answer repeatable.
@@ -21,13 +21,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import Choice, Starts, lay_out
-from mosaic.solver.stage import Machine
+from mosaic.solver.stage import Choice, Machine
 
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
@@ -38,25 +36,7 @@ _VARIABLE_EFFORT = 1.5e-5
 """Of making a model, for each of its variables."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SatQuestion:
-    """A question for CP-SAT."""
-
-    options: Mapping[str, Sequence[DeploymentOption]]
-    """For each module of the stage, the options that meet the target alone."""
-    machine: Machine
-    target_ns: int
-    """Latency that every module has to meet, in nanoseconds."""
-    extras: PairwiseExtras | None = None
-    """A pairwise interference; None where there is none or where it is not pairwise."""
-    forbidden: Sequence[Group] = ()
-    """Groups that must not share a device exactly so."""
-    deterministic_limit: float = QUESTION_EFFORT
-    """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SatAnswer:
+class SatAnswer(NamedTuple):
     """The answer of CP-SAT."""
 
     is_resolved: bool
@@ -65,106 +45,99 @@ class SatAnswer:
     """Effort of the answer: CP-SAT's deterministic time, and that of the model."""
     choices: dict[str, Choice] | None = None
     """Option and devices of each module; None where there are none."""
-    starts: dict[str, Starts] = field(default_factory=dict)
-    """First slots of each module."""
 
 
-def ask(question: SatQuestion) -> SatAnswer:
-    """Finds options and devices for all modules of a stage, or proves that there are none."""
+def ask(
+    options: Mapping[str, Sequence[DeploymentOption]],
+    machine: Machine,
+    target_ns: int,
+    *,
+    extras: PairwiseExtras | None = None,
+    forbidden: Sequence[Group] = (),
+    effort: float = QUESTION_EFFORT,
+) -> SatAnswer:
+    """Finds options and devices for all modules of a stage, or proves that there are none.
+
+    Args:
+        options: For each module of the stage, the options that meet the target alone.
+        machine: Devices to place on.
+        target_ns: Latency that every module has to meet, in nanoseconds.
+        extras: A pairwise interference; None where there is none or where it is not pairwise.
+        forbidden: Groups that must not share a device exactly so.
+        effort: Effort after which the question is given up.
+    """
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
-    model = cp_model.CpModel()
-    on = _add_selection(model, question)
-    _add_capacity(model, question, on)
-    if question.extras is not None:
-        _add_interference(model, question, on, question.extras)
-    _add_forbidden(model, question, on)
+    model, devices = cp_model.CpModel(), range(machine.num_devices)
+    on: dict[tuple[str, DeploymentOption, int], Any] = {}
+    for name, own in options.items():  # one option for each module, on as many devices as its degree
+        selected = [model.new_bool_var("") for _ in own]
+        model.add_exactly_one(selected)
+        for option, select in zip(own, selected, strict=True):
+            on |= {(name, option, device): model.new_bool_var("") for device in devices}
+            model.add(sum(on[name, option, device] for device in devices) == option.degree * select)
+    loads = []
+    for device in devices:  # slots (paper Eq. 5) and memory
+        here = [(option, variable) for (_, option, at), variable in on.items() if at == device]
+        loads.append(sum(option.quota * variable for option, variable in here))
+        model.add(loads[-1] <= machine.num_slots)
+        if machine.memory_bytes:
+            model.add(sum(option.memory_bytes * variable for option, variable in here) <= machine.memory_bytes)
+    for heavier, lighter in itertools.pairwise(loads):
+        model.add(heavier >= lighter)
+    if extras is not None:
+        _add_interference(model, options, on, extras, target_ns, devices)
+    for group in forbidden:  # no device holds it with nobody else beside it
+        if not all((name, option, 0) in on for name, option in group):
+            continue
+        names = {name for name, _ in group}
+        for device in devices:
+            inside = sum(on[name, option, device] for name, option in group)
+            others = sum(variable for (name, _, at), variable in on.items() if at == device and name not in names)
+            model.add(inside - others <= len(group) - 1)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = question.deterministic_limit
+    solver.parameters.max_deterministic_time = effort
     solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
     status = solver.solve(model)
-    effort = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
+    spent = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return SatAnswer(is_resolved=status == cp_model.INFEASIBLE, effort=effort)
-    devices: dict[tuple[str, DeploymentOption], tuple[int, ...]] = {}
+        return SatAnswer(status == cp_model.INFEASIBLE, spent)
+    choices: dict[str, Choice] = {}
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
-            devices[name, option] = (*devices.get((name, option), ()), device)
-    choices = {name: (option, at) for (name, option), at in devices.items()}
-    return SatAnswer(
-        is_resolved=True, effort=effort, choices=choices, starts=lay_out(choices, question.machine.num_slots)
-    )
+            choices[name] = option, (*choices.get(name, (option, ()))[1], device)
+    return SatAnswer(True, spent, choices)
 
 
-_On = dict[tuple[str, DeploymentOption, int], Any]
-
-
-def _add_selection(model: Any, question: SatQuestion) -> _On:
-    """One option for each module, on as many devices as its degree."""
-    on: _On = {}
-    devices = range(question.machine.num_devices)
-    for index, (name, options) in enumerate(question.options.items()):
-        selected = []
-        for number, option in enumerate(options):
-            select = model.new_bool_var(f"select_{index}_{number}")
-            selected.append(select)
-            for device in devices:
-                on[name, option, device] = model.new_bool_var(f"on_{index}_{number}_{device}")
-            model.add(sum(on[name, option, device] for device in devices) == option.degree * select)
-        model.add_exactly_one(selected)
-    return on
-
-
-def _add_capacity(model: Any, question: SatQuestion, on: _On) -> None:
-    """Slots (paper Eq. 5) and memory of each device; devices in falling order of load."""
-    machine = question.machine
-    loads = []
-    for device in range(machine.num_devices):
-        here = [(option, variable) for (_, option, at), variable in on.items() if at == device]
-        load = sum(option.quota * variable for option, variable in here)
-        model.add(load <= machine.num_slots)
-        if machine.memory_bytes:
-            model.add(sum(option.memory_bytes * variable for option, variable in here) <= machine.memory_bytes)
-        loads.append(load)
-    for heavier, lighter in itertools.pairwise(loads):
-        model.add(heavier >= lighter)
-
-
-def _add_interference(model: Any, question: SatQuestion, on: _On, extras: PairwiseExtras) -> None:
+def _add_interference(
+    model: Any,
+    options: Mapping[str, Sequence[DeploymentOption]],
+    on: Mapping[tuple[str, DeploymentOption, int], Any],
+    extras: PairwiseExtras,
+    target_ns: int,
+    devices: Sequence[int],
+) -> None:
     """Paper Eq. 7, one implied linear constraint for each module, option and device.
 
     Options of a neighbour that disturb everybody alike share one variable, so a constraint stays short.
     """
     alike: dict[tuple[str, int], list[DeploymentOption]] = {}
-    for name, options in question.options.items():
-        for option in options:
+    for name, own in options.items():
+        for option in own:
             alike.setdefault((name, extras.as_neighbour(name, option.quota)), []).append(option)
-    devices = range(question.machine.num_devices)
     near: dict[tuple[str, int, int], Any] = {}
-    for number, ((name, quota), members) in enumerate(alike.items()):
+    for (name, quota), members in alike.items():
         for device in devices:
-            near[name, quota, device] = model.new_bool_var(f"near_{number}_{device}")
+            near[name, quota, device] = model.new_bool_var("")
             model.add(sum(on[name, option, device] for option in members) == near[name, quota, device])
-    for name, options in question.options.items():
-        for option in options:
-            slack = question.target_ns - option.latency_ns
-            if extras.worst_ns(name, option, tuple(question.options)) <= slack:
+    for name, own in options.items():
+        for option in own:
+            slack = target_ns - option.latency_ns
+            if extras.worst_ns(name, option, tuple(options)) <= slack:
                 continue
             costs = {key: extras.ns(name, option, *key) for key in alike if key[0] != name}
             for device in devices:
                 total = sum(extra * near[*key, device] for key, extra in costs.items())
                 model.add(total <= slack).only_enforce_if(on[name, option, device])
-
-
-def _add_forbidden(model: Any, question: SatQuestion, on: _On) -> None:
-    """No device holds a forbidden group with nobody else beside it."""
-    for group in question.forbidden:
-        if not all((name, option, 0) in on for name, option in group):
-            continue
-        names = {name for name, _ in group}
-        for device in range(question.machine.num_devices):
-            inside = sum(on[name, option, device] for name, option in group)
-            others = sum(variable for (name, _, at), variable in on.items() if at == device and name not in names)
-            model.add(inside - others <= len(group) - 1)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.cost.interference import PairShares
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
-from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, SatAnswer, SatQuestion, ask
+from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, ask
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.stage import Machine, StageResult, alone
+from mosaic.solver.stage import Choice, Machine, StageResult, alone, lay_out
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
@@ -122,21 +123,19 @@ class StageEvaluator:
         forbidden: list[Group] = []
         while (left := self._left()) > 0:
             answer = ask(
-                SatQuestion(
-                    options={name: self._candidates(name, target_ns, names) for name in names},
-                    machine=self._machine,
-                    target_ns=target_ns,
-                    extras=self._extras,
-                    forbidden=forbidden,
-                    deterministic_limit=min(QUESTION_EFFORT, left),
-                )
+                {name: self._candidates(name, target_ns, names) for name in names},
+                self._machine,
+                target_ns,
+                extras=self._extras,
+                forbidden=forbidden,
+                effort=min(QUESTION_EFFORT, left),
             )
             self._spend(answer.effort)
             self.num_sat_calls += 1
             self.num_unresolved += not answer.is_resolved and self._left() > 0
             if answer.choices is None:
                 return None
-            result = self._result(names, answer)
+            result = self._result({name: answer.choices[name] for name in names})
             if result.latency_ns <= target_ns:
                 return result
             forbidden.extend(self._groups_missing(result, target_ns))
@@ -149,12 +148,10 @@ class StageEvaluator:
             return self._extras.candidates(name, target_ns, stage)
         return tuple(option for option in self._options[name] if option.latency_ns <= target_ns)
 
-    def _result(self, names: Sequence[str], answer: SatAnswer) -> StageResult:
-        assert answer.choices is not None
-        choices = {name: answer.choices[name] for name in names}
-        alone = StageResult(latency_ns=0, choices=choices, starts=answer.starts)
-        latency = max(self._latency_on(alone, name, g) for name, (_, devices) in choices.items() for g in devices)
-        return StageResult(latency_ns=latency, choices=choices, starts=answer.starts)
+    def _result(self, choices: Mapping[str, Choice]) -> StageResult:
+        result = StageResult(latency_ns=0, choices=choices, starts=lay_out(choices, self._machine.num_slots))
+        latency = max(self._latency_on(result, name, g) for name, (_, devices) in choices.items() for g in devices)
+        return replace(result, latency_ns=latency)
 
     def _groups_missing(self, result: StageResult, target_ns: int) -> list[Group]:
         slow: list[Group] = []

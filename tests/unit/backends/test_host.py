@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import MosaicError
+from mosaic.hardware.find import available_cores
 
 
 def test_each_lane_has_as_many_threads_as_slots():

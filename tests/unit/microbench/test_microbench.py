@@ -14,9 +14,10 @@ from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
+from mosaic.hardware.find import available_cores
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
 from mosaic.microbench.overlap import gain_of
 from mosaic.microbench.result import Result, Row

@@ -13,7 +13,7 @@ from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.slots import start_early
+from mosaic.solver.stage import start_early
 
 
 def plan_of(

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "search/stages/extra_table.h"
+#include "search/stages/interference.h"
 #include "search/stages/packers/packing.h"
 
 namespace mosaic::search {
