@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall
+from mosaic.find.random_numbers import RandomState, python_state, torch_state
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, without_cache
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
 """Sites that draw random numbers: the chunk's own, all as in the plain model, or none if the model is known to draw
 none; several threads may then call at a time, because generators stay untouched."""
+
+
+STRATEGIES = ("keep", "recompute")
+"""Names of activation strategies."""
 
 
 class ChunkEnded(BaseException):
@@ -208,3 +212,40 @@ class _Received(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def repeatable(layer: Forward, buffers: Sequence[torch.Tensor]) -> Forward:
+    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
+    first: list[tuple[list[torch.Tensor], RandomState]] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        now = [buffer.detach().clone() for buffer in buffers], python_state()
+        if not first:
+            first.append(now)
+            return layer(*args, **kwargs)
+        _restore(buffers, first[0])
+        try:
+            return layer(*args, **kwargs)
+        finally:
+            _restore(buffers, now)
+
+    return run
+
+
+@torch.no_grad()
+def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
+    for buffer, value in zip(buffers, state[0], strict=True):
+        buffer.copy_(value)
+    state[1].restore()
+
+
+def run_layer(strategy: str, layer: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a layer with one of ``STRATEGIES``."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
+    if strategy == "keep":
+        return layer(*args, **kwargs)
+    args = tuple(map(without_cache, args))
+    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
+    return checkpoint(layer, *args, use_reentrant=False, **kwargs)
