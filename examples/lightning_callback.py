@@ -1,7 +1,9 @@
 """Two towers in Lightning's Trainer with Mosaic's callback: the line that ends in ``# <- mosaic``.
 
-python examples/lightning_callback.py                            # seconds, on CPU cores
-python examples/lightning_callback.py --folder out --steps 12    # keeps checkpoints, goes on from the last one
+Lightning's checkpoints and its metrics are kept where a folder is named, and training goes on from the last one.
+
+    python examples/lightning_callback.py                            # seconds, on CPU cores
+    python examples/lightning_callback.py --folder out --steps 12
 """
 
 from __future__ import annotations

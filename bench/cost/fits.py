@@ -131,24 +131,15 @@ def signed_errors(form: Interference, groups: Sequence[Group]) -> list[float]:
     return errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedTime:
-    """One measured time of counted operators."""
+def counted_errors(fit: Sequence[float], judge: Sequence[float]) -> dict[str, list[float]]:
+    """Returns the factors by which counted times are off, less one: as described, and scaled by the fit's mean error.
 
-    predicted_ms: float
-    """By the device's description."""
-    measured_ms: float
-
-    @property
-    def log_ratio(self) -> float:
-        """The logarithm of predicted over measured."""
-        return math.log(self.predicted_ms / self.measured_ms)
-
-
-def counted_errors(fit: Sequence[CountedTime], judge: Sequence[CountedTime]) -> dict[str, list[float]]:
-    """Returns the factors by which predictions are off, less one: as described, and scaled by the fit's mean error."""
-    speed = statistics.fmean(time.log_ratio for time in fit) if fit else 0.0
+    Args:
+        fit: Logarithms of predicted over measured times.
+        judge: The same of other modules.
+    """
+    speed = statistics.fmean(fit) if fit else 0.0
     return {
-        words: [math.exp(abs(time.log_ratio - shift)) - 1 for time in judge]
+        words: [math.exp(abs(error - shift)) - 1 for error in judge]
         for words, shift in (("as described (0 coefficients)", 0.0), ("one speed for everything (1)", speed))
     }

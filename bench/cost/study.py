@@ -6,13 +6,14 @@ all that is fitted.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bench.cost.fits import STUDIED, CountedTime, Group, Member, counted_errors, fit_form, signed_errors
+from bench.cost.fits import STUDIED, Group, Member, counted_errors, fit_form, signed_errors
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, summary_figure
@@ -244,26 +245,20 @@ class CostStudy:
         if hardware is None:
             raise InvalidProfileError(f"no description fits {self.device.name}, {self.device.num_slots} slots")
         fit, judge = (
-            self._times(hardware, profile, self.names[at::2]) for at, profile in enumerate((self.profile, self.later))
+            self._errors(hardware, profile, self.names[at::2]) for at, profile in enumerate((self.profile, self.later))
         )
         for words, errors in counted_errors(fit, judge).items():
             yield mean_figure(f"analytic error on other modules, {words}", errors)
 
-    def _times(self, hardware: Hardware, profile: Profile, names: Sequence[str]) -> list[CountedTime]:
-        return [
-            CountedTime(
-                predicted_ms=phase_ms(
-                    self.counts[sample.module].phase(sample.phase), hardware, sample.quota * hardware.sms_per_slot
-                ),
-                measured_ms=sample.median_ms,
-            )
-            for sample in profile.samples
-            if sample.module in names
-            and sample.degree == 1
-            and sample.times_ms
-            and sample.median_ms > 0
-            and self.counts[sample.module].phase(sample.phase).operators
-        ]
+    def _errors(self, hardware: Hardware, profile: Profile, names: Sequence[str]) -> list[float]:
+        """Returns the logarithm of predicted over measured time of each sample."""
+        errors = []
+        for sample in profile.samples:
+            counts = self.counts[sample.module].phase(sample.phase)
+            if sample.module in names and sample.degree == 1 and counts.operators and sample.times_ms:
+                predicted_ms = phase_ms(counts, hardware, sample.quota * hardware.sms_per_slot)
+                errors += [math.log(predicted_ms / sample.median_ms)] if sample.median_ms > 0 else []
+        return errors
 
 
 def surface_errors(fit: Sequence[Sample], held: Sequence[Sample]) -> list[float]:

@@ -1,7 +1,7 @@
 """One measurement in a process of its own: a crash, a hang or a broken CUDA context costs that one and no other.
 
 Processes are forked by a server that has torch loaded and has never touched CUDA, so each starts at once. A process
-sends each finding as it is made, and the parent keeps it however the process ends. Its output, and where it hung or
+sends each finding as a line of JSON, and the parent keeps it however the process ends. Its output, and where it hung or
 crashed, goes to the run's log.
 """
 
@@ -111,8 +111,12 @@ class Server:
         report: dict[str, Any] = {}
         status: Status = "done"
         reason = ""
+        running = log.with_suffix(".running.jsonl")  # of a run that is killed it keeps the findings so far
         try:
-            for row in map(json.loads, within(order, order.hard_seconds, self._context)):
+            for line in within(order, order.hard_seconds, self._context):
+                with running.open("a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+                row = json.loads(line)
                 if "figure" in row:
                     figures.append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
                 else:
@@ -121,6 +125,7 @@ class Server:
             status, reason = error.status, str(error).removeprefix("its process: ")
             if "notes" not in report:  # it was ended from outside
                 reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
+        running.unlink(missing_ok=True)
         left_out = tuple(report.get("left_out", ()))
         shorten_section(log, since=start)
         part = Part(

@@ -73,7 +73,7 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
     for one in job.model.parameters():
         one.grad = None
     copies = [copy.deepcopy(job.model) for _ in range(RANKS)]
-    ranks = InProcess(RANKS, device=bench.torch_device)
+    ranks = InProcess(RANKS)
     found = ranks.run(lambda transport: _Rank(bench, job, copies[transport.rank], transport).measure())
     times = found[0].step_ms
     labels = {"model": name, "ranks": str(RANKS)}

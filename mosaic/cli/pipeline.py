@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -14,7 +14,7 @@ from mosaic.artifact import save
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError, unknown
-from mosaic.hardware import Cluster, find_cluster
+from mosaic.hardware import find_cluster
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
@@ -27,14 +27,6 @@ from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw
 from mosaic.user_file import import_function
 
 _ZOO = "zoo:"
-
-
-@runtime_checkable
-class SharesSequences(Protocol):
-    """A module of a factory's ``PipelineModel`` whose sequences context ranks can share."""
-
-    sharing: ContextSharing
-    """The options; a dataclass's field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +67,6 @@ class PipelineCommand:
     """Partitioner of layers."""
     method: str = DEFAULT_METHOD
     """Search method of orders."""
-    weights: Literal["with", "apart", "either"] = "with"
-    """Run backward for weights with backward for inputs, apart, or the shorter of both."""
     seconds: float = 5.0
     """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
     times as many seconds of the clock end every search."""
@@ -99,7 +89,6 @@ class PipelineCommand:
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
-            weights=self.weights,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
         contenders = contend(request, microbatches, space=space, names=self.baselines)
@@ -110,9 +99,9 @@ class PipelineCommand:
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
-        for contender in contenders:
-            simulated_ms = contender.plan.makespan_ns / 1e6 if contender.plan is not None else None
-            rows.append({"schedule": contender.name, "simulated_ms": simulated_ms, "reason": contender.reason})
+        for name, plan in contenders.items():
+            simulated_ms, reason = (None, plan) if isinstance(plan, str) else (plan.makespan_ns / 1e6, "")
+            rows.append({"schedule": name, "simulated_ms": simulated_ms, "reason": reason})
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
@@ -128,7 +117,7 @@ class PipelineCommand:
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(contender.name, contender.plan) for contender in contenders if contender.plan is not None]
+            others = [(name, plan) for name, plan in contenders.items() if not isinstance(plan, str)]
             if others:
                 name, best = min(others, key=lambda pair: pair[1].makespan_ns)
                 runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
@@ -139,7 +128,8 @@ class PipelineCommand:
         if self.microbatches < 1:
             raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
-        cluster = self._cluster(degrees)
+        count = degrees.num_devices
+        cluster = find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
         machine = RankHardware(cluster=cluster, degrees=degrees)
         is_counted = self.model.startswith(_ZOO)
         model, microbatches = self._counted(machine) if is_counted else self._from_factory(machine)
@@ -163,21 +153,15 @@ class PipelineCommand:
     def _shared(self, model: PipelineModel) -> PipelineModel:
         """Applies the options of context ranks to a factory's model."""
         changes = self._sharing()
-        fixed = [module.name for module in model.modules if not isinstance(module, SharesSequences)]
+        fixed = [module.name for module in model.modules if not hasattr(module, "sharing")]
         if changes and fixed:
             raise ValueError(
                 f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask, --share, --exchange and "
                 "--encoders out, or return a torch model and a microbatch, whose layers are counted"
             )
-        modules: list[Any] = list(model.modules)
-        shared = [
-            replace(module, sharing=replace(module.sharing, **changes)) if changes else module for module in modules
-        ]
-        return replace(model, modules=tuple(shared))
-
-    def _cluster(self, degrees: Degrees) -> Cluster:
-        count = degrees.num_devices
-        return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
+        modules: list[Any] = list(model.modules) if changes else []
+        shared = [replace(module, sharing=replace(module.sharing, **changes)) for module in modules]
+        return replace(model, modules=tuple(shared)) if changes else model
 
     def _from_factory(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
         factory = import_function(self.model, otherwise="zoo:NAME-SIZE")

@@ -6,6 +6,7 @@ import logging
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -207,7 +208,9 @@ class Handle(Checkpointer):
 
     def timeline(self, title: str = "colocated") -> Timeline:
         """Returns what ran on the lanes in the recorded steps (the last 20,000 pieces of work)."""
-        spans = () if self._executor is None else self._executor.spans(self._executor.origin_ns)
+        spans = () if self._executor is None else self._executor.spans()
+        first_ms = spans[0].start_ms if spans else 0.0
+        spans = tuple(replace(s, start_ms=s.start_ms - first_ms, end_ms=s.end_ms - first_ms) for s in spans)
         return Timeline(title=title, num_slots=self.plan.device.num_slots, spans=spans)
 
     def clear_timeline(self) -> None:

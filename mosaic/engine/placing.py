@@ -69,12 +69,8 @@ class Executor(Protocol):
     def num_backwards(self) -> int:
         """Number of finished backwards."""
 
-    @property
-    def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work."""
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns``."""
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran, by start, in milliseconds of one clock; on several ranks of ``time.perf_counter_ns``."""
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""

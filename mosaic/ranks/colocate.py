@@ -82,7 +82,7 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("solve"):
         candidates = _candidates(session)
     plan, trial = candidates.plans[0], session.trial_settings
-    session.is_rough, session.report = candidates.is_rough, TrialReport(sentences=candidates.sentences)
+    session.report = TrialReport(sentences=candidates.sentences)
     if trial is not None and len(candidates.plans) > 1:
         with session.timed("try"):
             plan, report = try_plans(session, candidates.plans, trial)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,15 +128,16 @@ def _plans(
     request = Request(sample=workload.sample, backend=backend, options=Options(profiling=settings))
     session = RankSession(model=workload.model, request=request, world=world)
     session.find()
-    finding = session.finding
+    graph = session.finding.graph
 
     def planned() -> dict[str, Plan | str]:
-        profile = profile_of_all(session, ring)
-        cost = cost_of_ranks(workload.model, finding, profile, ring, world.size, route=route)
+        cost = cost_of_ranks(
+            workload.model, session.finding, profile_of_all(session, ring), ring, world.size, route=route
+        )
         plans: dict[str, Plan | str] = {}
         for method in methods:
             try:
-                plans[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=world.size)
+                plans[method] = plan_to_run(method, graph, cost, backend.device, num_devices=world.size)
             except (InfeasibleError, UndecidedError, ValueError) as reason:  # the others may have one
                 plans[method] = str(reason)
         return plans
@@ -150,24 +151,22 @@ def _measured(
 ) -> MeasuredMethod:
     handle = colocate_ranks(workload.model, sample=workload.sample, plan=plan, backend=backend)
     try:
-        ours = Steps(workload.model, workload)
-        for loop in (ours, baseline):
+        loops = {"ddp": baseline, "ours": Steps(workload.model, workload)}
+        for loop in loops.values():
             loop.take(_WARM_STEPS)
         handle.clear_timeline()
         load = ForeignLoad()
-        runs = {
-            "ddp": lambda: slowest(world, baseline.take(steps)),
-            "ours": lambda: slowest(world, ours.take(steps)),
-        }
+        runs = {name: lambda loop=loop: slowest(world, loop.take(steps)) for name, loop in loops.items()}
         ddp_ms, step_ms = take_turns(runs, rounds).values()
-        share = load.share
-        sent = dict.fromkeys(("forward", "backward", "reduce"), 0.0)
-        for name, value in handle.metrics().items():
-            if name.startswith("sent_bytes/"):
-                sent[name.split("/")[1]] += value / (rounds * steps)
+        share, metrics = load.share, handle.metrics()
     finally:
         handle.remove()
-    by_rank = world.all_gather((sent, ours.held_bytes, baseline.held_bytes, share))
+    own = {
+        phase: sum(value for name, value in metrics.items() if name.startswith(f"sent_bytes/{phase}/"))
+        for phase in ("forward", "backward", "reduce")
+    }
+    held = [loop.held_bytes for loop in loops.values()]
+    sent, ddp_held, held_here, shares = zip(*world.all_gather((own, *held, share)), strict=True)
     return MeasuredMethod(
         method=plan.search.method,
         plan=plan,
@@ -176,10 +175,10 @@ def _measured(
         ratios=tuple(
             statistics.median(ours) / statistics.median(theirs) for ours, theirs in zip(step_ms, ddp_ms, strict=True)
         ),
-        sent_bytes={phase: sum(bytes_of[phase] for bytes_of, *_ in by_rank) for phase in sent},
-        held_bytes=tuple(held for _, held, *_ in by_rank),
-        ddp_held_bytes=tuple(held for _, _, held, _ in by_rank),
-        foreign_cpu_share=by_rank[0][-1],
+        sent_bytes={phase: sum(each[phase] for each in sent) / (rounds * steps) for phase in own},
+        held_bytes=held_here,
+        ddp_held_bytes=ddp_held,
+        foreign_cpu_share=shares[0],
     )
 
 
@@ -217,7 +216,8 @@ class Steps:
         parameters = [p for p in self._workload.model.parameters() if not p.is_meta]
         gradients = [p for p in parameters if p in self._optimizer.state]
         state = [value for of in self._optimizer.state.values() for value in of.values()]
-        return _nbytes(parameters) + _nbytes(gradients) + _nbytes(state)
+        tensors = [t for t in (*parameters, *gradients, *state) if isinstance(t, torch.Tensor) and not t.is_meta]
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 def _data_parallel(workload: Any) -> Steps:
@@ -232,7 +232,3 @@ def called(model: nn.Module, sample: Any) -> Any:
     if isinstance(sample, Mapping):
         return model(**sample)
     return model(sample) if isinstance(sample, torch.Tensor) else model(*sample)
-
-
-def _nbytes(tensors: Iterable[Any]) -> int:
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_meta)

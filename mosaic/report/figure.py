@@ -1,6 +1,6 @@
 """Panels, colours, legends and files that all pictures share; plain matplotlib without pyplot.
 
-A module has one colour in all pictures and in the terminal. The hues are from the colour-blind safe sets of Okabe and
+A module has one colour in all pictures. The hues are from the colour-blind safe sets of Okabe and
 Ito and of Paul Tol, ordered so that the first few also differ in lightness.
 """
 

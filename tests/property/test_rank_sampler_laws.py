@@ -52,12 +52,6 @@ def test_going_on_gives_the_batches_that_were_left(size: int, shares: list[int],
         assert list(second) == whole[done:]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = [batches(30, [2, 1], epoch, seed=seed)[0] for epoch in (0, 1) for seed in (0, 1)]
-    assert len({str(order) for order in orders}) == 4
-    assert batches(30, [2, 1], 1, seed=1)[0] == orders[3]
-
-
 def test_a_sampler_of_indices_and_a_plain_loader_go_with_it():
     sampler = RankSampler(SequentialSampler(range(10)), (1, 2), 1)
     loaded = [batch.tolist() for batch in DataLoader(list(range(100, 110)), batch_sampler=sampler)]
@@ -88,14 +82,6 @@ def test_shares_of_the_sampler_never_send_more_than_equal_ones(
     assert sum(shares) == rows
     assert min(shares) >= least
     assert moved(shares) <= moved(rows_to_load(rows, size, [], least=least))
-
-
-def test_nothing_travels_where_all_modules_run_on_the_ranks_that_load():
-    feeds = [Feed(members=(1, 2), step_bytes=8), Feed(members=(1, 2), step_bytes=3)]
-    assert rows_to_load(9, 3, feeds, least=0) in ((0, 5, 4), (0, 4, 5))
-    assert RowRouting(held=rows_to_load(9, 3, feeds, least=0), members=(1, 2)).num_moved == 0
-    assert RowRouting(held=(3, 3, 3), members=(1, 2)).num_moved == 3
-    assert RowRouting(held=rows_to_load(9, 3, feeds), members=(1, 2)).num_moved == 1
 
 
 def test_shares_and_ranks_that_cannot_be_are_refused():

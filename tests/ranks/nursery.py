@@ -33,24 +33,6 @@ class Ended:
     """Exit code, or the negative number of a signal; None for one that was still there at the end."""
     said: str
     """Its standard output and error."""
-    seconds: float
-    """How long it ran."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A function for some ranks."""
-
-    function: str
-    """``module:function``, called with rank, number of ranks and folder."""
-    size: int
-    """Ranks."""
-    seconds: float
-    """Ranks that run longer are killed."""
-    folder: str
-    """The folder of their store and files; it is made."""
-    environment: dict[str, str]
-    """Variables of the environment."""
 
 
 def run_program(function: str, size: int, folder: Path, *, seconds: float) -> list[Ended]:
@@ -59,50 +41,32 @@ def run_program(function: str, size: int, folder: Path, *, seconds: float) -> li
 
 
 def run_programs(asked: Sequence[tuple[str, int, Path]], *, seconds: float) -> list[list[Ended]]:
-    """Runs programs at the same time, each on ranks of its own; returns for each how its ranks ended."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    programs = [
-        Program(function=function, size=size, seconds=seconds, folder=str(folder), environment=environment)
-        for function, size, folder in asked
-    ]
-    return _nursery().run(programs)
+    """Runs programs at the same time, each on ranks of its own; returns for each how its ranks ended.
 
-
-class Nursery:
-    """The other side of the process: one for each process that tests."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ranks.nursery"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, programs: Sequence[Program]) -> list[list[Ended]]:
-        """Runs programs to the end of the last."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([asdict(program) for program in programs]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the nursery has ended with exit code {self._process.wait()}"
-        return [[Ended(**rank) for rank in ranks] for ranks in json.loads(line)]
-
-    def close(self) -> None:
-        """Ends the process, which ends when nothing more can be asked."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait()
+    A program is ``module:function``, called with rank, number of ranks and folder, which is made.
+    """
+    nursery = _nursery()
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    programs = [(function, size, str(folder)) for function, size, folder in asked]
+    nursery.stdin.write(json.dumps([programs, seconds, {**os.environ, "OMP_NUM_THREADS": "1"}]) + "\n")
+    nursery.stdin.flush()
+    line = nursery.stdout.readline()
+    assert line, f"the nursery has ended with exit code {nursery.wait()}"
+    return [[Ended(**rank) for rank in ranks] for ranks in json.loads(line)]
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    nursery = Nursery()
-    atexit.register(nursery.close)
+def _nursery() -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    nursery = subprocess.Popen(
+        [sys.executable, "-m", "ranks.nursery"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(nursery.communicate)  # it ends when nothing more can be asked
     return nursery
 
 
@@ -114,42 +78,59 @@ def main() -> Callable[[], Any] | None:
     for module in LOADED:
         importlib.import_module(module)
     for line in iter(sys.stdin.readline, ""):
-        running = []
-        for program in [Program(**asked) for asked in json.loads(line)]:
-            importlib.import_module(program.function.partition(":")[0])
+        programs, seconds, environment = json.loads(line)
+        pids: list[list[int]] = []
+        for function, size, folder in programs:
+            importlib.import_module(function.partition(":")[0])
             assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads cannot be forked"
-            Path(program.folder).mkdir(exist_ok=True)
-            running.append(Running(program))
-            for rank in range(program.size):
+            Path(folder).mkdir(exist_ok=True)
+            pids.append([])
+            for rank in range(size):
                 pid = os.fork()
                 if pid == 0:
-                    return become(program, rank)
-                running[-1].pids.append(pid)
-        while [each for each in running if not each.has_ended()]:
-            time.sleep(0.02)
-        print(json.dumps([[asdict(rank) for rank in each.ended()] for each in running]), flush=True)
+                    return become(function, rank, size, Path(folder), environment)
+                pids[-1].append(pid)
+        codes = wait_for([pid for ranks in pids for pid in ranks], seconds)
+        answer = [
+            [asdict(Ended(codes[pid], (Path(folder) / f"said{rank}").read_text())) for rank, pid in enumerate(ranks)]
+            for (_, _, folder), ranks in zip(programs, pids, strict=True)
+        ]
+        print(json.dumps(answer), flush=True)
     return None
 
 
-def become(program: Program, rank: int) -> Callable[[], Any]:
+def wait_for(pids: Sequence[int], seconds: float) -> dict[int, int | None]:
+    """Returns the exit code of each process; kills those that are left after some seconds."""
+    codes: dict[int, int | None] = {}
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if pid not in codes]:
+        is_over = time.monotonic() > deadline
+        for pid in left:
+            if is_over:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if is_over else os.WNOHANG)
+            if ended:
+                codes[pid] = None if is_over else os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    return codes
+
+
+def become(function: str, rank: int, size: int, place: Path, environment: dict[str, str]) -> Callable[[], Any]:
     """Makes this process a rank: its output goes to a file, and it finds the others in another."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-    place = Path(program.folder)
     output = os.open(place / f"said{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
-    os.environ.update(program.environment)
+    os.environ.update(environment)
     import torch
 
-    module, function = program.function.split(":")
-    if function not in getattr(sys.modules[module], "WHOLE_EXITS", ()):
+    module, name = function.split(":")
+    if name not in getattr(sys.modules[module], "WHOLE_EXITS", ()):
         leave_early()
     torch.set_num_threads(1)  # torch makes its pool of threads anew after a fork, which no two threads may do at once
-    found = getattr(sys.modules[module], function)
-    return lambda: found(rank, program.size, place)
+    return functools.partial(getattr(sys.modules[module], name), rank, size, place)
 
 
 def leave_early() -> None:
@@ -168,45 +149,6 @@ def leave_early() -> None:
 
     sys.excepthook = note
     atexit.register(leave)
-
-
-class Running:
-    """A program that runs; its ranks are killed when its time is over, or when all that are left were stopped."""
-
-    def __init__(self, program: Program) -> None:
-        self.pids: list[int] = []
-        self._program = program
-        self._start = time.monotonic()
-        self._ended: dict[int, tuple[int | None, float]] = {}
-
-    def has_ended(self) -> bool:
-        """Looks whether ranks have ended; says whether all have."""
-        now = time.monotonic() - self._start
-        for pid in self._left():
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                self._ended[pid] = (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), now)
-        left = self._left()
-        if now >= self._program.seconds or all(is_stopped(pid) for pid in left):
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                self._ended[pid] = (None, self._program.seconds)
-        return not self._left()
-
-    def ended(self) -> list[Ended]:
-        """Returns how its ranks ended."""
-        said = [(Path(self._program.folder) / f"said{rank}").read_text() for rank in range(len(self.pids))]
-        return [
-            Ended(self._ended[pid][0], what, self._ended[pid][1]) for pid, what in zip(self.pids, said, strict=True)
-        ]
-
-    def _left(self) -> list[int]:
-        return [pid for pid in self.pids if pid not in self._ended]
-
-
-def is_stopped(pid: int) -> bool:
-    """Returns True if a signal has stopped a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 if __name__ == "__main__":

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mosaic.engine.placing import Executor
 
 _LOG = logging.getLogger("mosaic")
-
-
-class NotesPlaces(Protocol):
-    """Counts calls that run where they are made."""
-
-    in_place: Counter[tuple[str, str]]
-    places: dict[tuple[str, str], str]
 
 
 def caller() -> str:
@@ -27,7 +22,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def note_in_place(notes: NotesPlaces, module: str, reason: str) -> None:
+def note_in_place(notes: Executor, module: str, reason: str) -> None:
     """Counts a call that runs where it is made; the first one for a reason is told in the log, with its line."""
     notes.in_place[module, reason] += 1
     if (module, reason) not in notes.places:

@@ -183,22 +183,18 @@ class SpanLog:
     def note(self, module: str, phase: str, slots: tuple[int, ...], step: int, start_ns: int) -> None:
         self._spans.append((module, phase, slots, step, start_ns, time.perf_counter_ns()))
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+    def spans(self) -> tuple[Span, ...]:
         return tuple(
             Span(
                 module=module,
                 phase=phase,  # type: ignore[arg-type]
                 slots=slots,
                 step=step,
-                start_ms=(start - origin_ns) / 1e6,
-                end_ms=(end - origin_ns) / 1e6,
+                start_ms=start / 1e6,
+                end_ms=end / 1e6,
             )
             for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
         )
-
-    @property
-    def origin_ns(self) -> int:
-        return min((span[4] for span in self._spans), default=0)
 
     def clear(self) -> None:
         self._spans.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ _HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
 """The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
+@dataclass(eq=False)
 class Call:
     """State of one call from its launch to the end of its backward.
 
@@ -40,30 +42,27 @@ class Call:
     cycle through that graph is never collected.
     """
 
-    def __init__(
-        self,
-        executor: Any,
-        site: PlacedModule,
-        run: Callable[..., Any],
-        arguments: Arguments,
-        signature: Signature,
-        generator: tuple[torch.Generator, torch.Tensor] | None,
-        *,
-        origin: str,
-        state: ModuleState | None = None,
-        is_glue: bool = False,
-    ) -> None:
-        self.executor = executor
-        self.site = site
-        self.signature = signature
-        self.parameters = state.trained if state is not None and arguments.state.grad else []
-        self.is_glue = is_glue
-        self._run: Callable[..., Any] | None = run
-        self._arguments: Arguments | None = arguments
-        self._generator = generator  # and the state in which it must end; None if the call draws nothing
-        self._origin = origin
+    executor: Any
+    """The ``Executor``."""
+    site: PlacedModule
+    """The module, or the branch of a function."""
+    run: Callable[..., Any] | None
+    arguments: Arguments | None
+    signature: Signature
+    generator: tuple[torch.Generator, torch.Tensor] | None
+    """The generator that it draws from, and the state in which that must end; None if it draws nothing."""
+    origin: str
+    """The caller's line."""
+    state: ModuleState | None = None
+    """The module at the time of the call; None of a function."""
+    is_glue: bool = False
+    """True for a function between modules."""
+
+    def __post_init__(self) -> None:
+        arguments, state = self.arguments, self.state
+        assert arguments is not None
+        self.parameters = state.trained if state is not None and arguments.grad else []
         self._versions = versions_of(arguments.tensors)
-        self._state = state
         self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
         self._has_leaf = any(tensor.is_leaf for tensor in arguments.differentiable)
         self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
@@ -78,8 +77,8 @@ class Call:
 
     def forward(self) -> list[torch.Tensor | None]:
         """Runs on the lane: calls the module on aliases of its inputs and returns its tensors, cut from its graph."""
-        run, arguments = self._run, self._arguments
-        self._run = self._arguments = None
+        run, arguments = self.run, self.arguments
+        self.run = self.arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
         try:
@@ -116,9 +115,9 @@ class Call:
         with arguments.state.applied():
             inputs = self._alias(arguments)
             args, kwargs = arguments.nesting.unflatten(inputs)
-            if self._generator is None:
+            if self.generator is None:
                 return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
-            with drawing_from(self._generator[0], everywhere=self.signature.drawing is None):
+            with drawing_from(self.generator[0], everywhere=self.signature.drawing is None):
                 return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:
@@ -181,7 +180,7 @@ class Call:
                 "results depend on values",
                 _VALUES,
             )
-        if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
+        if self.generator is not None and not torch.equal(self.generator[0].get_state(), self.generator[1]):
             raise self._unforeseen(
                 "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
             )
@@ -201,7 +200,7 @@ class Call:
 
     def _check_hidden(self, arguments: Arguments) -> None:
         """Raises if what the module reads was changed before its lane had finished with it."""
-        name, state = self.site.name, self._state
+        name, state = self.site.name, self.state
         written = "an input" if self._versions != versions_of(arguments.tensors) else None
         if state is not None:
             now = ModuleState.take(self.site.module)
@@ -213,11 +212,11 @@ class Call:
             of = "of a function that follows" if self.is_glue else "of"
             raise ModuleContractError(
                 f"{written} {of} {name!r} was written to while its lane had not finished with it (called at "
-                f"{self._origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
+                f"{self.origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
             )
 
     def _unforeseen(self, what: str, todo: str, *, apart: bool = False) -> UnforeseenError:
-        return refuse(self.site, what, todo, apart=apart, origin=self._origin, way_out=self.executor.way_out)
+        return refuse(self.site, what, todo, apart=apart, origin=self.origin, way_out=self.executor.way_out)
 
     # Backward.
 
@@ -322,7 +321,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _add_place(error: BaseException, where: str, call: Call) -> None:
     """Adds to an error where it comes from, since it surfaces where the result is needed."""
     if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
-        error.add_note(f"raised {where} {call.site.name!r}, called at {call._origin}")
+        error.add_note(f"raised {where} {call.site.name!r}, called at {call.origin}")
 
 
 def refuse(

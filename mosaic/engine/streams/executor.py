@@ -290,12 +290,8 @@ class StreamExecutor(Executor):
     def num_backwards(self) -> int:
         return self.timeline.num_backwards
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self.timeline.spans(origin_ns)
-
-    @property
-    def origin_ns(self) -> int:
-        return self.timeline.origin_ns
+    def spans(self) -> tuple[Span, ...]:
+        return self.timeline.spans()
 
     def clear_spans(self) -> None:
         self.timeline.clear()

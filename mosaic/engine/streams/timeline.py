@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +81,10 @@ class StreamTimeline:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: backward.end())
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran since the lanes were opened; waits for it."""
         self._read(wait=True)
-        shift_ms = origin_ns / 1e6
-        return tuple(
-            replace(span, start_ms=span.start_ms - shift_ms, end_ms=span.end_ms - shift_ms)
-            for span in sorted(self._known, key=lambda span: span.start_ms)
-        )
-
-    @property
-    def origin_ns(self) -> int:
-        """The start of the oldest piece of work, since the lanes were opened."""
-        self._read(wait=True)
-        return round(min((span.start_ms for span in self._known), default=0.0) * 1e6)
+        return tuple(sorted(self._known, key=lambda span: span.start_ms))
 
     def clear(self) -> None:
         self._read(wait=False)  # so that the clock forgets the events of the steps
@@ -138,8 +128,8 @@ class StreamTimeline:
                         phase=phase,  # type: ignore[arg-type]
                         slots=site.lane.slots,
                         step=step,
-                        start_ms=round(start_ms * 1e6) / 1e6,  # whole nanoseconds, as their origin is
-                        end_ms=round(end_ms * 1e6) / 1e6,
+                        start_ms=start_ms,
+                        end_ms=end_ms,
                     )
                 )
 

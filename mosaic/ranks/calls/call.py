@@ -26,11 +26,6 @@ class RoutedCall:
     The module's own graph is apart from the caller's, in which the whole call is one node (``_Node``): its backward
     moves gradients to the members, runs the module's backward where its forward ran, and moves gradients home.
 
-    Args:
-        executor: Runs the calls of this rank.
-        request: This rank's part in it.
-        spec: The nesting of its arguments.
-
     Attributes:
         token: An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no
             result takes a gradient.
@@ -53,9 +48,7 @@ class RoutedCall:
     def forward(self, leaves: list[Any], anchor: torch.Tensor | None = None) -> list[Any]:
         """Returns the leaves of the result, each tensor one that nobody else has.
 
-        Args:
-            leaves: Those of the arguments.
-            anchor: An empty tensor below the call in the graph; a backward reaches it after the call.
+        A backward reaches ``anchor``, an empty tensor, after the call.
         """
         routed, request = self.routed, self._request
         assert request is not None, "a call ran twice"

@@ -22,15 +22,7 @@ from mosaic.ranks.world.progress import SentPhase
 
 
 def exchange(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> tuple[Agreement, list[Any]]:
-    """Agrees on a call with all ranks, and moves the rows of its arguments.
-
-    Args:
-        request: This rank's part in it.
-        leaves: The arguments; not read where the request has an error.
-        wants: For each argument, whether it takes a gradient here.
-
-    Returns:
-        The agreement, and the arguments with this rank's part of the rows.
+    """Agrees on a call with all ranks; returns the agreement, and the arguments with this rank's part of the rows.
 
     Raises:
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
@@ -77,14 +69,7 @@ def move(
 ) -> list[torch.Tensor]:
     """Moves the rows of some tensors to the module's ranks, or back to the ranks that hold them, in one message.
 
-    Messages go over the module's own communicator, so they keep their order.
-
-    Args:
-        routed: The module.
-        routing: The way of the rows; None: each rank keeps its own.
-        tensors: With as many rows each.
-        phase: Of the step.
-        is_back: Whether they go to the ranks that hold the rows.
+    Without a routing each rank keeps its own. Messages go over the module's own communicator, so they keep their order.
     """
     if routing is None or not routing.num_moved or not tensors:
         return list(tensors)

@@ -10,7 +10,7 @@ Every backward goes through all of these calls, whatever a rank's loss is made o
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from mosaic.engine.calls.placed_module import PendingBackwards
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.placing import Executor
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.routed import CallRequest, RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
@@ -31,29 +32,23 @@ from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.executor import Executor
+    from mosaic.engine.host.executor import Executor as HostExecutor
     from mosaic.engine.streams.executor import StreamExecutor
     from mosaic.timeline import Span
 
 
-class RankExecutor(ABC):
+class RankExecutor(Executor):
     """The placed calls of one rank; a subclass runs them on host lanes or on streams.
 
     Attributes:
         lanes: Of this rank; a module computes on the one of its quota.
         engine: The executor of one rank.
-        in_place: For each module and reason, the number of its calls that were waited for where they were made.
-        places: For each module and reason, the line of the first such call.
-        in_order: Modules that keep to the order of the caller's stream, and why.
-        closed: Whether the lanes were given back.
         traffic: The bytes that this rank sent to others.
         progress: The place of this rank.
         calls_again: A call of the whole model is never made again, which would take all ranks.
     """
 
-    calls_again = False
-
-    def __init__(self, lanes: Lanes, engine: Executor | StreamExecutor, progress: RankProgress) -> None:
+    def __init__(self, lanes: Lanes, engine: HostExecutor | StreamExecutor, progress: RankProgress) -> None:
         self.lanes = lanes
         self.engine = engine
         self.in_place, self.places, self.in_order = engine.in_place, engine.places, engine.in_order
@@ -101,10 +96,10 @@ class RankExecutor(ABC):
         """Returns where a module's gradients are summed."""
         return SumPlace()
 
-    def backward_reached(self, routed: RoutedModule) -> None:  # noqa: B027  # optional
+    def backward_reached(self, routed: RoutedModule) -> None:  # optional
         """Called in the backward of each call of a module, before its own work."""
 
-    def backward_done(self, routed: RoutedModule) -> None:  # noqa: B027  # optional
+    def backward_done(self, routed: RoutedModule) -> None:  # optional
         """Called when a backward of a module has started all of its reduction."""
 
     @abstractmethod
@@ -122,10 +117,10 @@ class RankExecutor(ABC):
         closed = "its lanes are closed" if self.engine.closed else None
         return next(filter(None, (request.obstacle, *obstacles, closed)), None)
 
-    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:  # noqa: B027  # optional
+    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:  # optional
         """Called when a backward begins, with the reducers of what modules share."""
 
-    def _end_backward(self) -> None:  # noqa: B027  # optional
+    def _end_backward(self) -> None:  # optional
         """Called when a backward has ended, before shared gradients are reduced."""
 
     def _whole_call(self) -> AbstractContextManager[None]:
@@ -261,13 +256,6 @@ class RankExecutor(ABC):
     def settle(self) -> None:
         self.engine.settle()
 
-    def pause(self) -> None:
-        """Comes to rest; on several ranks plans are tried before a loop begins or is planned anew."""
-        self.engine.pause()
-
-    def resume(self) -> None:
-        self.engine.resume()
-
     def close(self) -> None:
         if not self.closed:
             self.closed = True
@@ -283,27 +271,12 @@ class RankExecutor(ABC):
         """True if something that it alone can do has yet to be done for a backward."""
         return bool(self._pending) or self.engine.is_in_flight
 
-    def forget_calls(self) -> None:
-        self.engine.forget_calls()
-
-    @property
-    def num_failed(self) -> int:
-        return self.engine.num_failed
-
-    @property
-    def num_learned(self) -> int:
-        return self.engine.num_learned
-
     @property
     def num_backwards(self) -> int:
         return self.progress.step
 
-    @property
-    def origin_ns(self) -> int:
-        return self.engine.origin_ns
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self.engine.spans(origin_ns)
+    def spans(self) -> tuple[Span, ...]:
+        return self.engine.spans()
 
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""

@@ -21,7 +21,6 @@ from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
-from mosaic.engine.host.backwards import SpanLog
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
@@ -50,7 +49,6 @@ class HostRankExecutor(RankExecutor):
     def __init__(self, lanes: Lanes, progress: RankProgress) -> None:
         super().__init__(lanes, Executor(lanes), progress)
         self.engine.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._log = SpanLog()
         self._sites: dict[str, PlacedModule] = {}
         self._signatures: dict[tuple[str, int, int, bool], Signature] = {}
 
@@ -78,7 +76,7 @@ class HostRankExecutor(RankExecutor):
                 return lane.submit(on_its_lane).wait()
             return timed()
         finally:
-            self._log.note(name, phase, routed.slots, self.progress.step, start)
+            self.engine.log.note(name, phase, routed.slots, self.progress.step, start)
 
     def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
         routed, arguments = request.routed, Arguments.take(request.args, request.kwargs, join_joined)
@@ -99,7 +97,7 @@ class HostRankExecutor(RankExecutor):
         )
         if routed.draws():
             request.run = _drawing_anew(request.run)
-        kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
+        kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.grad)
         if kind not in self._signatures:
             if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
                 self._signatures.clear()
@@ -148,20 +146,9 @@ class HostRankExecutor(RankExecutor):
         if own is not None and self.routed[site.name].is_member:
             self.engine.reach(own)
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self._record.spans(origin_ns)
-
-    @property
-    def _record(self) -> SpanLog:
-        return self._log if self.routed else self.engine.log
-
-    @property
-    def origin_ns(self) -> int:
-        return self._record.origin_ns
-
-    def clear_spans(self) -> None:
-        super().clear_spans()
-        self._log.clear()
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran on slots; routing holds none."""
+        return tuple(span for span in self.engine.spans() if span.slots)
 
 
 class _LaneCall(Call):

@@ -35,6 +35,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,14 +151,10 @@ class StreamRankExecutor(RankExecutor):
                 routed.reduce()
         self.lanes.join()
 
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``; waits for it."""
-        return self.engine.spans(origin_ns - self._zero_ns)
-
-    @property
-    def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
-        return self._zero_ns + self.engine.origin_ns
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, by ``time.perf_counter_ns``; waits for it."""
+        zero_ms = self._zero_ns / 1e6
+        return tuple(replace(s, start_ms=zero_ms + s.start_ms, end_ms=zero_ms + s.end_ms) for s in self.engine.spans())
 
 
 class LanePlace(SumPlace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,8 @@ from mosaic.ranks.world.world import World
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run, with_reserved, without_reserved
 from mosaic.take_turns import TrialSettings
 
+_LOG = logging.getLogger("mosaic")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
@@ -43,8 +46,6 @@ class Candidates:
     """The one to beat first; a single one runs untried."""
     sentences: tuple[str, ...] = ()
     """Reasons for the choice: predicted times, or why there is nothing to try."""
-    is_rough: bool = False
-    """True if other processes used the CPU while rank 0 profiled."""
 
 
 def plans_of_first(session: RankSession, trial: TrialSettings | None) -> Candidates:
@@ -95,8 +96,9 @@ def _planned(session: RankSession, ring: Link, route: Link | None, trial: TrialS
     else:
         candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
     load = load_of_others(profile, options.profiling)
-    is_rough = bool(load) and options.profile is None and backend.device.kind == "host"
-    return replace(candidates, sentences=(*candidates.sentences, load), is_rough=is_rough) if load else candidates
+    if load and options.profile is None and backend.device.kind == "host":
+        _LOG.warning("%s; once others are gone, handle.replan(reason=..., optimizer=optimizer) plans anew", load)
+    return replace(candidates, sentences=(*candidates.sentences, load)) if load else candidates
 
 
 def profile_of_all(session: RankSession, ring: Link) -> Profile:
@@ -125,18 +127,11 @@ def cost_of_ranks(
     sums_over_ring: bool = True,
     route: Link | None = None,
 ) -> RankedCost:
-    """Returns the cost model of a profile with what ranks tell each other.
+    """Returns the cost model of a profile of all ranks' batch, with what ranks send each other.
 
-    Args:
-        model: The model.
-        finding: Its modules with the inputs of one rank's batch.
-        profile: Of the batch of all ranks.
-        ring: The links between ranks.
-        num_ranks: Ranks.
-        sums_over_ring: Whether the profile's backwards have the sum of the gradients over ``ring``, so that the part
-            of it that a backward hides can be taken out. A profile that is given has it over links of which nobody
-            knows; its times stay as they are, and rows that travel are added.
-        route: The way of rows that travel; None: that of ``ring``.
+    With ``sums_over_ring`` the profile's backwards have the sum of the gradients over ``ring``, and the part of it that
+    a backward hides is taken out. Otherwise its links are unknown; its times stay as they are, and rows that travel
+    are added. They travel over ``route``, or over ``ring`` without one.
     """
     with preserved(model, alone=finding.subjects):
         traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}

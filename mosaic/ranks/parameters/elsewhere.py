@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import nn
@@ -174,10 +174,10 @@ def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Runs an operator on lists that writes into some tensors of this rank and into some stand-ins."""
     into = args[0]
-    kept = [place for place, tensor in enumerate(into) if not isinstance(tensor, Elsewhere)]
+    here = [place for place, tensor in enumerate(into) if not isinstance(tensor, Elsewhere)]
 
     def chosen(value: Any) -> Any:
-        return [value[place] for place in kept] if isinstance(value, list) and len(value) == len(into) else value
+        return [value[place] for place in here] if isinstance(value, list) and len(value) == len(into) else value
 
     operands, named = tuple(map(chosen, args)), {name: chosen(value) for name, value in kwargs.items()}
     for tensor in _tensors((operands, named)):
@@ -186,31 +186,24 @@ def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     func(*operands, **named)
 
 
-def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int:
-    """Frees a module's parameters and buffers on a rank that does not run it; returns the bytes that were freed.
+def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> None:
+    """Frees a module's parameters and buffers on a rank that does not run it, except for those in ``keep``, by id.
 
     The parameters stay the same objects, so an optimizer that has them keeps them; without gradients it skips them.
-
-    Args:
-        module: The module.
-        home: Where it is not given up; whoever calls a part of it here, or a copy, is told.
-        keep: Ids of tensors that this rank needs nevertheless.
     """
-    freed = 0
+
+    def goes(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+        return tensor is not None and not tensor.is_meta and id(tensor) not in keep
+
     with swappable(module):
         for part in module.modules():
-            before = freed
-            for parameter in part._parameters.values():
-                if parameter is not None and not parameter.is_meta and id(parameter) not in keep:
-                    freed += parameter.nbytes
-                    torch.utils.swap_tensors(parameter, Elsewhere.of(parameter, home, is_parameter=True))
-            for name, buffer in part._buffers.items():
-                if buffer is not None and not buffer.is_meta and id(buffer) not in keep:
-                    freed += buffer.nbytes
-                    part._buffers[name] = Elsewhere.of(buffer, home)
-            if freed > before:
+            parameters = [parameter for parameter in part._parameters.values() if goes(parameter)]
+            buffers = {name: buffer for name, buffer in part._buffers.items() if goes(buffer)}
+            for parameter in parameters:
+                torch.utils.swap_tensors(parameter, Elsewhere.of(parameter, home, is_parameter=True))
+            part._buffers.update({name: Elsewhere.of(buffer, home) for name, buffer in buffers.items()})
+            if parameters or buffers:
                 part.register_forward_pre_hook(GivenUp(home))
-    return freed
 
 
 def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tensor]) -> None:

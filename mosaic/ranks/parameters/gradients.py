@@ -127,14 +127,10 @@ class GradientReducer:
         group: The ranks that hold them; a communicator of its own.
         bucket_bytes: Bytes of a bucket.
         overlaps: Whether buckets start while the backward runs; otherwise they start at its end, which is right where
-            others have the gradients until then, as lanes have those of operations between modules.
-        waiting: Notes that a thread waits for other ranks.
+            lanes have gradients until then.
+        waiting: Records that a thread waits for other ranks.
         place: Where sums are made.
         sparse: Ids of parameters whose gradients are sparse (``sparse_in``); each is a bucket of its own.
-
-    Attributes:
-        parameters: Those that train.
-        group: The ranks that hold them.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +29,6 @@ from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
 
-_LOG = logging.getLogger("mosaic")
-_REMINDERS = (100, 1000)
-"""Steps after which rank 0 says that a profile was disturbed by other processes."""
-
 
 class RankHandle(Handle):
     """A model that is colocated over several ranks.
@@ -54,7 +49,6 @@ class RankHandle(Handle):
         loops.enter(self)
 
     def _begin(self, session: Session) -> None:
-        self._num_rough_steps = 0
         self._trains = [(name, p, p.requires_grad) for name, p in self._model.named_parameters()]
         self._is_whole = True
         super()._begin(session)
@@ -114,18 +108,6 @@ class RankHandle(Handle):
         self._attachment.stepped.update(stepped)
         world.progress.step, world.progress.calls = steps, calls
 
-    def _measure_again(self) -> bool:
-        """Says after a busy start, on rank 0, how to repeat it; all ranks have to plan anew together."""
-        self._num_rough_steps += 1
-        if self._num_rough_steps in _REMINDERS:
-            _LOG.warning(
-                "the modules were profiled %d steps ago while other processes used the CPU, and the plan may be worse "
-                "than it could be; once these are gone, call handle.replan(reason=..., optimizer=optimizer) between "
-                "two steps, on every rank",
-                self._num_rough_steps,
-            )
-        return False
-
     def _check_can_move(self, optimizers: Sequence[Optimizer]) -> None:
         """Raises ModuleContractError where something would be lost if parameters moved to other ranks."""
         self._check_between_steps()
@@ -179,7 +161,7 @@ class RankHandle(Handle):
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
         executor = self._executor
-        spans = [] if executor is None else computed_spans(self.timeline().spans, executor.origin_ns)
+        spans = [] if executor is None else computed_spans(executor.spans())
         trace_of(spans, self.world).write(path)
         return path
 

@@ -308,11 +308,6 @@ class PassThroughDDP(DistributedDataParallel):
             "a model that is colocated over ranks; leave the hook out"
         )
 
-    def _set_static_graph(self) -> None: ...
-
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return {}
-
     def train(self, mode: bool = True) -> PassThroughDDP:
         nn.Module.train(self, mode)
         return self

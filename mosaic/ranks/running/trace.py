@@ -5,31 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from mosaic.rank_trace import RankSpan, RankTrace
-from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.progress import THE_LOOP, Wait
 from mosaic.ranks.world.world import World
 from mosaic.timeline import Span
 
 _ROUNDS = 5
 
 
-def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
+def computed_spans(spans: Iterable[Span]) -> list[RankSpan]:
     """Returns what a rank computed, on its own clock."""
-    return [
-        RankSpan(
-            kind="compute",
-            module=span.module,
-            phase=span.phase,
-            step=span.step,
-            start_us=origin_ns / 1e3 + span.start_ms * 1e3,
-            end_us=origin_ns / 1e3 + span.end_ms * 1e3,
-        )
-        for span in spans
-    ]
+    return [_span("compute", span, span.start_ms * 1e3, span.end_ms * 1e3) for span in spans]
 
 
 def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
@@ -37,14 +28,7 @@ def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
     with world.progress.waiting(THE_LOOP, "agreement"):
         offset_ns, error_ns = _measure_clock(world.agreements)
     waited = [
-        RankSpan(
-            kind="wait",
-            module=wait.module,
-            phase=wait.phase,
-            step=wait.step,
-            start_us=wait.start_ns / 1e3,
-            end_us=wait.end_ns / 1e3,
-        )
+        _span("wait", wait, wait.start_ns / 1e3, wait.end_ns / 1e3)
         for wait in world.progress.waits
         if wait.phase != "agreement"  # of no step: starts, norms, checkpoints
     ]
@@ -61,6 +45,10 @@ def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
         clock_error_us=error_ns / 1e3,
         spans=tuple(sorted(spans, key=lambda span: span.start_us)),
     )
+
+
+def _span(kind: Literal["compute", "wait"], work: Span | Wait, start_us: float, end_us: float) -> RankSpan:
+    return RankSpan(kind=kind, module=work.module, phase=work.phase, step=work.step, start_us=start_us, end_us=end_us)
 
 
 def _measure_clock(group: dist.ProcessGroup) -> tuple[int, int]:

@@ -34,15 +34,8 @@ class CancelledError(MosaicError):
 class CancelToken:
     """A block of work that any rank may cancel: the others' calls in its groups then raise.
 
-    A rank that is killed cancels nothing; its heartbeats end.
-
-    Args:
-        store: Shared by all ranks.
-        rank: This one.
-        progress: Its place; errors that end its waits are explained by the cancellation.
-        grace_s: The time that aborts may take.
-        name: The same on all ranks, and used once.
-        groups: Communicators of the work; the list may grow.
+    A rank that is killed cancels nothing; its heartbeats end. ``name`` is the same on all ranks, and used once. The
+    list of groups may grow.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from mosaic.checkpoint.ranks import run_on_all
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
@@ -31,7 +32,7 @@ from mosaic.ranks.world.groups import (
 )
 from mosaic.ranks.world.heartbeat import Heartbeats
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
-from mosaic.ranks.world.rendezvous import open_store, rendezvous
+from mosaic.ranks.world.rendezvous import CPU, open_store, rendezvous
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 1800.0
@@ -90,7 +91,7 @@ class World:
         *,
         timeout_s: float = RankSettings().timeout_s,
         watch: RankSettings | None = None,
-        device: torch.device | None = None,
+        device: torch.device = CPU,
     ) -> None:
         if not dist.is_initialized():
             raise BackendUnavailableError(
@@ -99,12 +100,12 @@ class World:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.progress = RankProgress()
         self.max_ctas: int | None = None
-        self.device = device = device or torch.device("cpu")
+        self.device = device
         if device.type == "cuda" and self.size > 1:
             set_launch_order(os.environ, num_collectives=num_nccl_collectives())
         # A connection of its own: calls that wait hold up no others.
         store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
-        members, self.store = rendezvous(store, self.rank, self.size, timeout_s=timeout_s)
+        members, self.store = rendezvous(store, self.rank, self.size, timeout_s=timeout_s, device=device)
         self.me = members[self.rank]
         self.groups = GroupPool(self._made, self._forget)
         self._grace_s = (watch or RankSettings()).grace_s
@@ -118,7 +119,6 @@ class World:
         with self.opening():
             self._control = self._new_group(self._patience)
             self.run: str = self.broadcast(uuid.uuid4().hex)
-            self.check_devices((device.type, _gpu_of(device)))
             self.everyone = self.group(range(self.size))
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
             if self._heartbeats is not None:
@@ -143,17 +143,14 @@ class World:
                     needed=", ".join(_VARIABLES),
                 )
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            _, store = rendezvous(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s)
-            store.set(f"device/{rank}", _gpu_of(device))
-            gpus = [store.get(f"device/{other}").decode() for other in range(size)]
+            _, store = rendezvous(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s, device=device)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore("default_pg", store),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
-                # NCCL connects no two ranks on one GPU; the world names them.
-                device_id=device if device.type == "cuda" and all(gpus) and len(set(gpus)) == size else None,
+                device_id=device if device.type == "cuda" else None,
             )
         return cls(timeout_s=timeout_s, watch=watch, device=device)
 
@@ -246,13 +243,7 @@ class World:
 
     def run_on_all(self, work: Callable[[], _T]) -> _T:
         """Returns the result of this rank's work; if any rank fails, all raise as in ``raise_if_any_failed``."""
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as failure:  # of any kind: all ranks have to hear of it
-            error = failure
-        self.raise_if_any_failed(error)
-        return result  # type: ignore[return-value]  # there is no error
+        return run_on_all(self, work)
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
         """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""
@@ -264,25 +255,6 @@ class World:
             raise MosaicError("; ".join(failed))
 
     # Checks, which raise on all ranks alike.
-
-    def check_devices(self, device: tuple[str, str]) -> None:
-        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one."""
-        kinds, names = zip(*self.all_gather(device), strict=True)
-        unlike = [f"rank {rank} on {kind}" for rank, kind in enumerate(kinds) if kind != kinds[0]]
-        if unlike:
-            raise BackendUnavailableError(
-                "all ranks have to be on GPUs, or none; move the model to cuda:$LOCAL_RANK on every rank",
-                found="; ".join(unlike),
-                needed=f"{kinds[0]} as on rank 0",
-            )
-        firsts = [names.index(name) if name else rank for rank, name in enumerate(names)]
-        shared = [f"rank {rank} is on that of rank {first}" for rank, first in enumerate(firsts) if first != rank]
-        if shared:
-            raise BackendUnavailableError(
-                "each rank needs a GPU of its own; move the model to cuda:$LOCAL_RANK on every rank",
-                found="; ".join(shared),
-                needed=f"{self.size} GPUs",
-            )
 
     def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Raises BackendUnavailableError that names ranks which differ from rank 0, and in what."""
@@ -320,9 +292,3 @@ class World:
                 f"the plan is for {num_devices} devices and there are {self.size} ranks; start {num_devices} ranks, "
                 f"or plan again: mosaic plan --gpus {self.size}"
             )
-
-
-def _gpu_of(device: torch.device) -> str:
-    """Returns a text that names a GPU among all machines; empty where torch does not tell, or there is none."""
-    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
-    return "" if identity is None else f"{os.uname().nodename} {identity}"

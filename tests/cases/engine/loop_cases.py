@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -98,10 +97,6 @@ def checkpointing_around(reentrant: bool) -> TwoTowers:
         return (left @ self.weight) @ checkpoint(self.right, y, use_reentrant=reentrant).T
 
     return Glued(glue)
-
-
-def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) * random.random()
 
 
 def lending(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -209,11 +204,6 @@ def firing_hooks(model: nn.Module, record: Record) -> None:
         calls.clear()
 
 
-def seeding_python(model: nn.Module, record: Record) -> None:
-    random.seed(0)
-    train(4)(model, record)
-
-
 def adding_sparse_gradients(model: nn.Module, record: Record) -> None:
     for step in range(4):
         losses = [model(*pair_batch(step + 10 * index)).square().mean() for index in range(2)]
@@ -274,12 +264,6 @@ LOOPS = {
             ("around", partial(checkpointing_around, reentrant)),
         )
     },
-    "Python's random numbers": LoopCase(
-        make=lambda: TwoTowers(Doing(skipping), Doing(skipping)),
-        loop=seeding_python,
-        host="Python's or numpy's random numbers",
-        on_lanes=False,
-    ),
     "a result kept in an attribute": LoopCase(
         make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="is kept after its call"
     ),

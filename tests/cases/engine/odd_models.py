@@ -78,15 +78,6 @@ class Tied(TwoTowers):
         return self.left(x) @ self.right(y).T + self.head(x).mean()  # here: Tied
 
 
-class Normed(TwoTowers):
-    def __init__(self):
-        super().__init__(tower(8, 16, nn.BatchNorm1d(16)))
-
-    def forward(self, x, y):
-        left = self.left(x)  # here: Normed
-        return left @ self.right(y).T
-
-
 class Compiled(TwoTowers):
     def __init__(self):
         super().__init__()
@@ -101,14 +92,6 @@ class Compiled(TwoTowers):
         twin = type(self)()
         twin.load_state_dict(self.state_dict())
         return twin
-
-
-class Optional(TwoTowers):
-    """Has nothing for its right tower in every other batch."""
-
-    def forward(self, x, y):
-        left = self.left(x)
-        return left.mean() if x[0, 0] < 0 else left @ self.right(y).T  # here: Optional
 
 
 class Elsewhere(TwoTowers):
@@ -130,5 +113,5 @@ def _maker(kind):
     return make
 
 
-KINDS = (Twice, Reading, Inside, Writing, Hooked, Tied, Normed, Compiled, Optional, Elsewhere, Refusing)
+KINDS = (Twice, Reading, Inside, Writing, Hooked, Tied, Compiled, Elsewhere, Refusing)
 globals().update({f"make_{kind.__name__}": _maker(kind) for kind in KINDS})

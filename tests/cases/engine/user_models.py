@@ -53,3 +53,7 @@ def wrong() -> int:
 
 def nothing_to_place() -> tuple[nn.Module, Any]:
     return nn.Linear(4, 4), torch.randn(2, 4)
+
+
+def narrow() -> tuple[nn.Module, Any]:
+    return Two(), {"a": torch.randn(4, 31), "b": torch.randn(4, 16)}

@@ -26,8 +26,8 @@ KEEP = 2
 _T = TypeVar("_T")
 
 
-def belongings() -> dict[str, Any]:
-    """All that is kept: a model, its average, an optimizer for each of its parameters, a generator."""
+def train_state() -> dict[str, Any]:
+    """Returns a model, its average, an optimizer for each of its parameters, a scaler, a generator."""
     model = nn.Linear(4, 3)
     return {
         "model": model,
@@ -39,31 +39,31 @@ def belongings() -> dict[str, Any]:
 
 
 def save(folder: Path, step: int) -> None:
-    """Saves what has the step for its weights, scale and seed."""
-    kept = belongings()
+    """Saves a state whose weights, scale and seed are the step."""
+    state = train_state()
+    model, scaler = state.pop("model"), state["scaler"]
     with torch.no_grad():
-        for module in (kept["model"], kept["companions"]["average"]):
-            for parameter in module.parameters():
-                parameter.fill_(step)
-    kept["scaler"].load_state_dict({**kept["scaler"].state_dict(), "scale": float(step)})
-    kept["generators"]["own"].manual_seed(step)
-    checkpointer = Checkpointer(kept.pop("model"))
-    checkpointer.save(folder, step=step, extra={"step": step}, keep=KEEP, **kept)
+        for parameter in (*model.parameters(), *state["companions"]["average"].parameters()):
+            parameter.fill_(step)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": float(step)})
+    state["generators"]["own"].manual_seed(step)
+    checkpointer = Checkpointer(model)
+    checkpointer.save(folder, step=step, extra={"step": step}, keep=KEEP, **state)
     checkpointer.finish_saving()
 
 
 def loaded_step(folder: Path, *, fall_back: bool = False) -> int:
-    """Loads the newest, and checks that it is of one piece."""
-    kept = belongings()
-    model = kept.pop("model")
-    found = Checkpointer(model).load(folder, fall_back=fall_back, **kept)
-    assert found is not None
-    assert found.extra == {"step": found.step}
-    for module in (model, kept["companions"]["average"]):
-        assert all(bool((parameter == found.step).all()) for parameter in module.parameters())
-    assert kept["scaler"].get_scale() == found.step
-    assert kept["generators"]["own"].initial_seed() == found.step
-    return found.step
+    """Loads the newest checkpoint, and checks that all its parts have its step."""
+    state = train_state()
+    model = state.pop("model")
+    loaded = Checkpointer(model).load(folder, fall_back=fall_back, **state)
+    assert loaded is not None
+    assert loaded.extra == {"step": loaded.step}
+    for parameter in (*model.parameters(), *state["companions"]["average"].parameters()):
+        assert bool((parameter == loaded.step).all())
+    assert state["scaler"].get_scale() == loaded.step
+    assert state["generators"]["own"].initial_seed() == loaded.step
+    return loaded.step
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -126,8 +126,8 @@ def main(top: Path) -> None:
     assert threading.active_count() == 1, threading.enumerate()
     for folder in killed_at_each(start, lambda folder: save(folder, 3)):
         complete = checkpoints_in(folder)
-        for found in complete:
-            assert damage_of(found.path) == (), found
+        for checkpoint in complete:
+            assert damage_of(checkpoint.path) == (), checkpoint
         if len(list(start.parent.iterdir())) % 2:  # each second time, since a process each takes a while
             assert in_child(lambda folder=folder: after(folder)) == 0, folder
         print(complete[0].step, len(complete))

@@ -20,6 +20,8 @@ WRONG = [
     (1, "profile --model {FILE}:fails", "RuntimeError: no data today"),
     (1, "profile --model {FILE}:wrong", "returned a int"),
     (1, "profile --model {FILE}:nothing_to_place", "found no module to place"),
+    (2, "profile --model {FILE}:narrow", "mat1 and mat2 shapes cannot be multiplied"),
+    (2, "profile --model {FILE}:narrow", "pass one batch that the model accepts"),
     (2, "profile --model zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
     (2, "profile --model zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),

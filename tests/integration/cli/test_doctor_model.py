@@ -34,7 +34,7 @@ SEEN = {
 }
 
 
-QUIET = ("Optional", "Inside", "Normed")
+QUIET = ("Inside",)
 """In which there is nothing for their user to do."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import queue
+import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -129,6 +130,10 @@ def sets_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * SCALE.get()
 
 
+def draws(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * random.random()
+
+
 class OfThread(TwoTowers):
     """Sets a value of this thread around a call."""
 
@@ -156,6 +161,7 @@ class ReadsThread(nn.Module):
     [
         (lambda: TwoTowers(Doing(in_double)), "it changes the default dtype"),
         (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
+        (lambda: TwoTowers(Doing(draws)), "it draws from Python's or numpy's random numbers"),
         (OfThread, "it reads OF_THREAD, a threading.local"),
     ],
 )
@@ -164,6 +170,7 @@ def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, 
 
     def loop(model: nn.Module, record: Record) -> None:
         SCALE.set(1.0)
+        random.seed(0)
         train(4)(model, record)
 
     described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)

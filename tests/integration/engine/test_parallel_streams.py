@@ -136,26 +136,3 @@ def test_what_a_piece_uses_may_be_used_between_pieces(backend: FakeBackend, betw
                     other = BETWEEN[between](model.encoder, y)
                 found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))
         assert all(torch.equal(one + 0, two) and torch.equal(three, four) for one, three, two, four in found)
-
-
-def run_on_lanes(backend: FakeBackend, left: Any, right: Any) -> bool:
-    """Runs two pieces twice; returns whether the last products of the two lanes were ordered."""
-    x, y = pair_batch()
-    for _ in range(2):
-        with torch.no_grad(), mosaic.parallel(QUOTAS, backend=backend) as p:
-            p.run("left", left, x)
-            p.run("right", right, y)
-    lanes = pool_of(backend, cuda_graphs=False).executor.lanes
-    one, other = (
-        next(one for one in reversed(backend.api.on(lanes.lane(slots).stream)) if one.name == "aten.addmm.default")
-        for slots in ((0, 1), (2,))
-    )
-    return not one.is_concurrent_with(other)
-
-
-def test_what_is_compiled_and_cannot_be_watched_runs_with_nothing_beside_it(backend: FakeBackend):
-    encoder = tower()
-    encode = torch.compile(lambda x: encoder(x), backend="eager")
-    with torch.compiler.set_stance("force_eager"):
-        assert run_on_lanes(backend, encode, tower())
-        assert run_on_lanes(backend, tower(), encode)

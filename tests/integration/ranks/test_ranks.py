@@ -1,30 +1,45 @@
-"""Modules on some of several ranks: gradients are those of data-parallel training, and ranks that differ are named."""
+"""Programs on several ranks; each checks what it computes, most of them against DistributedDataParallel."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import pytest
 from ranks.cases import run_ranks
-from torch import nn
+from ranks.nursery import run_program
 
-from mosaic.ranks.parameters.elsewhere import Home, give_up
+PROGRAMS = {
+    "rank 0 profiles and solves for all": ("training:solved", 2),
+    "random graphs under random layouts, the same bits, activation checkpointing": (
+        "programs.parameters.equality:on_two_ranks",
+        2,
+    ),
+    "random graphs on four ranks": ("programs.parameters.equality:random_graphs", 4),
+    "loops as people write them": ("programs.running.unchanged:everything", 2),
+    "a backward that one rank leaves out ends both": ("programs.running.unchanged:uneven", 2),
+    "examples as they stand, with Trainer and Lightning": ("programs.running.examples:examples", 2),
+    "loops that need more parameters or rows than a rank has": ("programs.parameters.awkward:everything", 2),
+    "state that a module reads besides its arguments": ("programs.calls.hidden:everything", 2),
+    "what is sent, and what overlaps": ("programs.calls.engine:observed", 2),
+    "a failure on a lane leaves the loop": ("programs.calls.engine:failing", 2),
+    "routed calls on streams": ("programs.calls.streams:observed", 2),
+    "plans of all planners in turn with data-parallel training": ("programs.choosing.planners:compared", 2),
+    "plans are tried, and nothing of it is left but the choice": ("programs.choosing.trial:everything", 2),
+}
 
 
-def test_a_module_that_was_given_up_keeps_its_parameters_as_objects_and_no_memory():
-    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    weight = module[0].weight
-    optimizer = torch.optim.AdamW(module.parameters())
-    home = Home("tower", (1,))
-    assert give_up(module, home) == 4 * (9 + 3 + 3 + 3 + 3 + 3) + 8
-    assert module[0].weight is weight
-    assert weight.is_meta
-    assert all(tensor.is_meta for tensor in module.parameters())
-    optimizer.step()  # skips what has no gradient
-    assert give_up(module, home) == 0
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_on_ranks_is_right(name: str, tmp_path: Path):
+    function, size = PROGRAMS[name]
+    run_ranks(f"ranks.{function}", size, tmp_path)
 
 
-def test_rank_0_profiles_and_solves_for_all(tmp_path: Path):
-    first, second = run_ranks("ranks.training:solved", 2, tmp_path)
-    assert first[0] == second[0]
-    assert first[1] != second[1]
+def test_a_model_is_planned_anew_in_a_running_loop(tmp_path: Path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_ranks("ranks.programs.choosing.replan:on_two_ranks", 2, tmp_path, arguments=[str(saved)], timeout=300)
+
+
+def test_a_glued_model_trains_on_ranks_that_share_its_sequences_as_on_one(tmp_path: Path):
+    ended = run_program("ranks.programs.glued:over_sequences", 4, tmp_path / "ranks", seconds=120.0)
+    assert [(rank.code, rank.said.endswith("equal\n")) for rank in ended] == [(0, True)] * 4, ended

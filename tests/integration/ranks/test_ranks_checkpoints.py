@@ -108,27 +108,14 @@ def test_each_tensor_is_written_once_and_all_ranks_write_about_as_much(saved: tu
     assert max(shares[0]) < 2 * min(shares[0])
 
 
-def test_the_plain_model_loads_what_four_ranks_exported(saved: tuple[Path, list[list[int]]]):
-    folder, _ = saved
-    for seed in SEEDS:
-        plain = Kept(seed)
-        plain.load_state_dict(load_file(folder / "four" / f"end{seed}.safetensors"))
-        newest = tensors_of(checkpoints_in(folder / "four" / f"run{seed}")[0].path)
-        for name, first in ModelTensors.of(plain).names.items():
-            assert torch.equal(plain.state_dict()[name], newest[f"model.{first}"])
-
-
 def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):
     assert [equal for _, equal, _ in on_two] == [True, True]
 
 
 def test_what_ranks_cannot_save_or_load_is_said_on_all_of_them(on_two: list[Any]):
     for _, _, said in on_two:
-        different_steps, odd, different_optimizers, other_buffer, damaged, full = said
+        different_steps, damaged, full = said
         assert "different steps (rank 0: 1; rank 1: 2)" in different_steps
-        assert "extra['odd'] is a builtins.object" in odd
-        assert "different optimizers, companions or generators (rank 0: " in different_optimizers
-        assert "text.seen_steps is I64 [3] in the checkpoint and I64 [4] in the model" in other_buffer
         assert "was changed: its SHA-256" in damaged
         assert "step=1, or with fall_back=True" in damaged
         assert full.startswith("NoRoomError")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 STOP = Path(__file__).with_name("stop")
 
-class Passing(torch.utils.data.IterableDataset):
+class Stateful(torch.utils.data.IterableDataset):
     def __init__(self, rows):
         self.rows, self.place = rows, 0
 
@@ -27,7 +27,6 @@ class Passing(torch.utils.data.IterableDataset):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield self.rows[(self.place * 7) % len(self.rows)]
 
-class Stateful(Passing):
     def state_dict(self):
         return {"place": self.place}
 
@@ -36,30 +35,21 @@ class Stateful(Passing):
 
 def passing(folder, train):
     return Stateful(Rows(folder, train)) if train else Rows(folder, train)
-
-def forgetful(folder, train):
-    return Passing(Rows(folder, train)) if train else Rows(folder, train)
 """
-SOURCES = {"fresh_share": 0.0, "replay": {"share": 0.0}}
 
 
-def node_with(make_node: Callable[..., Any], name: str, data: str, **sources: object) -> Any:
-    node = make_node(name=name, data=f"train.py:{data}", sources={**SOURCES, **sources})
+def node_with(make_node: Callable[..., Any], name: str) -> Any:
+    sources = {"fresh_share": 0.0, "replay": {"share": 0.0}, "exact": True}
+    node = make_node(name=name, data="train.py:passing", sources=sources)
     program: Path = node.folder.path / "train.py"
     program.write_text(program.read_text() + ADDED)
     return node
 
 
 def test_a_day_that_was_told_to_stop_goes_on_with_the_same_bits(make_node: Callable[..., Any]):
-    undisturbed, stopped = (node_with(make_node, name, "passing", exact=True) for name in ("undisturbed", "stopped"))
+    undisturbed, stopped = (node_with(make_node, name) for name in ("undisturbed", "stopped"))
     assert undisturbed.run() == 0
     (stopped.folder.path / "stop").touch()
     assert stopped.run() == 75
     assert stopped.run() == 0
     assert bits_of(stopped.folder.days()[0]) == bits_of(undisturbed.folder.days()[0])
-
-
-def test_data_without_a_state_is_refused_with_the_rule(make_node: Callable[..., Any]):
-    node = node_with(make_node, "node", "forgetful")
-    assert node.run() == 1
-    assert "has no state_dict and load_state_dict" in node.report.reason

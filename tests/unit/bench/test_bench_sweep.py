@@ -16,7 +16,7 @@ from bench.sweep.tables import EQUAL, ON_LANES, STUDY
 def test_every_case_has_an_outcome_in_the_kept_results():
     kept = pages.newest_study(STUDY, tables.RESULTS)
     assert kept is not None
-    assert {case.name for case in all_cases()} <= {figure.labels["case"] for figure in kept.figures}
+    assert {case.name for case in all_cases()} == {figure.labels["case"] for figure in kept.figures}
 
 
 def test_a_model_is_equal_in_chunks():

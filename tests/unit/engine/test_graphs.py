@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import TwoTowers, pair_batch, tower
 from graph_cases import bench, one_thread, train_both  # noqa: F401
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -272,58 +269,3 @@ def test_random_numbers_are_refused_where_replays_would_share_their_seed(monkeyp
         monkeypatch.setattr(type(ours.runtime), "draws_apart", False)
         ours.call("dropout", nn.Dropout(0.5), pair_batch()[0])
         assert "draws random numbers" in ours.graphs.refused["dropout"]
-
-
-# Random modules and loops.
-
-WIDTH = 6
-KINDS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Linear(WIDTH, WIDTH),
-    "deep": lambda: nn.Sequential(nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, WIDTH)),
-    "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.4)),
-    "norm": lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)),
-    "in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
-    "identity": nn.Identity,
-}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    kinds: tuple[str, ...]
-    frozen: tuple[bool, bool, bool]
-    stem: bool
-    rows: tuple[int, ...]
-    every: int
-    none: bool
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    recipe=st.builds(
-        Recipe,
-        kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).map(tuple),
-        frozen=st.tuples(*[st.booleans()] * 3),
-        stem=st.booleans(),
-        rows=st.lists(st.integers(2, 3), min_size=1, max_size=3).map(tuple),
-        every=st.integers(1, 2),
-        none=st.booleans(),
-    )
-)
-def test_random_modules_compute_what_plain_code_does(recipe: Recipe):
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Linear(WIDTH, WIDTH)
-            self.parts = nn.ModuleList(KINDS[kind]() for kind in recipe.kinds)
-            for part, frozen in zip(self.parts, recipe.frozen, strict=False):
-                part.requires_grad_(not frozen)
-
-    def step(model: Any, call: Any, number: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(number)
-        x = torch.randn(recipe.rows[number % len(recipe.rows)], WIDTH, generator=generator)
-        shared, product = model.stem(x) if recipe.stem else x, model.stem(x)
-        for index, part in enumerate(model.parts):
-            product = product * call(f"part {index}", part, shared)
-        return product.square().mean()
-
-    assert train_both(Model, step, every=recipe.every, none=recipe.none).graphs.refused == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from torch import nn
 from mosaic.errors import BackendUnavailableError
 from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
-    carrier_of,
     check_place,
     device_of,
     no_splits,
-    peers_share_a_communicator,
     set_launch_order,
 )
 
@@ -28,16 +25,6 @@ def test_a_parameter_elsewhere_is_named():
     with pytest.raises(BackendUnavailableError, match=r"parameter '1.weight' is on meta .* runs on cpu"):
         check_place(model, torch.device("cpu"))
     assert device_of(model) == torch.device("cpu")
-
-
-@pytest.mark.parametrize(("backend", "carrier"), [("nccl", "control"), ("gloo", "group")])
-def test_tensors_in_host_memory_are_given_to_no_nccl_communicator(
-    monkeypatch: pytest.MonkeyPatch, backend: str, carrier: str
-):
-    named: dict[str, Any] = {"group": object(), "control": object()}
-    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-    assert carrier_of(torch.zeros(2), named["group"], named["control"]) is named[carrier]
-    assert carrier_of(torch.zeros(2, device="meta"), named["group"], named["control"]) is named["group"]
 
 
 @pytest.mark.parametrize(
@@ -60,15 +47,6 @@ def test_the_order_of_launches_is_set_before_nccl_s_first_collective_or_was_set_
     set_launch_order(environ, num_collectives=0)
     assert environ == {LAUNCH_ORDER: "1"}
     set_launch_order(environ, num_collectives=7)
-
-
-@pytest.mark.parametrize(("backend", "shared"), [("nccl", False), ("nccl2", True), ("gloo", False)])
-def test_peers_share_a_communicator_in_groups_of_nccl2(monkeypatch: pytest.MonkeyPatch, backend: str, shared: bool):
-    nccl = type("ProcessGroupNCCL", (), {})
-    group: Any = SimpleNamespace(_get_backend=lambda device: nccl() if backend == "nccl" else object())
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
-    monkeypatch.setattr(dist, "get_backend", lambda group: backend.rstrip("2"))
-    assert peers_share_a_communicator(group) is shared
 
 
 def test_new_groups_are_no_split_of_a_default_group_that_is_bound_to_a_device():

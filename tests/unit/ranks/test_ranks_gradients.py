@@ -91,20 +91,3 @@ def test_gradients_become_the_mean_and_accumulate_over_backwards(monkeypatch: py
     twice = [[3.0, 3.0], [3.0, 3.0], [4.0, 4.0], None]
     assert results == [[once, twice, once]] * 2
     assert sorted(set(sums.sizes)) == [2, 6], "the last bucket has a flag for each of four parameters"
-
-
-def test_a_sparse_gradient_stays_away_where_no_rank_has_elements(monkeypatch: pytest.MonkeyPatch):
-    def run(rank: int) -> list[Any]:
-        table = nn.Embedding(4, 2, sparse=True)
-        reducer = reducer_of([table.weight], sparse=gradients.sparse_in(table))
-        reducer.finish()
-        assert table.weight.grad is None
-        if rank:
-            table(torch.tensor([1, 1])).sum().backward()
-        reducer.finish()
-        grad = table.weight.grad
-        assert grad is not None
-        return grad.to_dense().tolist()  # type: ignore[no-any-return]
-
-    results, _ = on_two_ranks(monkeypatch, run)
-    assert results == [[[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]] * 2

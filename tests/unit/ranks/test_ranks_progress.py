@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from mosaic.ranks.world.progress import RankProgress
 
 
@@ -28,10 +26,3 @@ def test_a_rank_that_computes_is_not_waiting_whatever_its_other_threads_do():
     done.set()
     thread.join()
     assert [(wait.module, wait.step) for wait in progress.waits] == [("text", 0)]
-
-
-def test_an_error_that_ends_a_wait_is_explained():
-    progress = RankProgress()
-    progress.explain = lambda error: LookupError(f"rank 1 was at fault: {error}")
-    with pytest.raises(LookupError, match="at fault: connection closed"), progress.waiting("text", "forward"):
-        raise RuntimeError("connection closed")

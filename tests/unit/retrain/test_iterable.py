@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.iterable import IterableLoader
-from mosaic.retrain.worker.loader import BatchCut
+from mosaic.retrain.worker.loader import BatchCut, IterableLoader
 
 
 class Plain:
@@ -87,9 +86,11 @@ def test_a_chain_of_runs_has_the_samples_of_a_single_run(kind: type):
     assert len(set(whole)) == len(whole)
 
 
-def test_states_that_give_other_samples_or_are_of_other_ranks_are_refused():
+def test_states_that_are_missing_give_other_samples_or_are_of_other_ranks_are_refused():
     with pytest.raises(MosaicError, match=r"of sample 0 after the saved state, sample\['row'\] is another"):
         loader(LosesItsBuffer())
     state, cut = loader(Stateful()).state_dict(), BatchCut(batch=4, rank=1, num_ranks=2)
     with pytest.raises(MosaicError, match="as many ranks"):
         IterableLoader(Stateful(), cut, range(1, 8), seed=3, state=state)
+    with pytest.raises(MosaicError, match="has no state_dict and load_state_dict"):
+        loader(Plain(), exact=True)

@@ -24,14 +24,6 @@ def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], 
     return graphs.plan_of(find_modules(model, sample, include=list(members)).graph, members, size)
 
 
-def observed(rank: int, size: int) -> dict[str, Any]:
-    """Runs small loops and returns what the tests look at; one start of the ranks serves all of it."""
-    return {
-        "met": met_while_computing(rank, size),
-        "own rows": own_rows(rank, size),
-    }
-
-
 class Meets(nn.Module):
     """A layer that, once it has a group, meets another rank's in the middle of its forward and of its backward."""
 
@@ -71,7 +63,12 @@ class Pair(nn.Module):
         return self.left(x).square() + self.right(x).sin()
 
 
-def met_while_computing(rank: int, size: int) -> bool:
+def observed(rank: int, size: int) -> None:
+    met_while_computing(rank, size)
+    own_rows(rank, size)
+
+
+def met_while_computing(rank: int, size: int) -> None:
     """One module on each rank; neither ends, forward or backward, before the other has got its rows and begun."""
     model = Pair()
     sample = torch.randn(3, 4)
@@ -91,14 +88,10 @@ def met_while_computing(rank: int, size: int) -> bool:
     for _ in range(2):
         model(torch.randn(3, 4)).sum().backward()
     handle.remove()
-    return True
 
 
-def own_rows(rank: int, size: int) -> tuple[bool, int]:
-    """Two modules on all ranks, called with rows and arguments of each rank's own, and one on rank 0.
-
-    Returns whether gradients are those of data-parallel training, and how many messages two steps took.
-    """
+def own_rows(rank: int, size: int) -> None:
+    """Modules on all ranks, called with rows and arguments of each rank's own, agree on nothing; one is on rank 0."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -137,13 +130,14 @@ def own_rows(rank: int, size: int) -> tuple[bool, int]:
     for one in batches:
         (plain(*one).square().mean() / size).backward()
     held = [(own, other) for own, other in zip(model.parameters(), plain.parameters(), strict=True) if not own.is_meta]
-    equal = all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
+    assert all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
+    # Of the third module: facts, rows, results and their gradients; then facts with rows, results, gradients.
+    assert len(sent) == 7
     handle.remove()
-    return equal, len(sent)
 
 
-def failing(rank: int, size: int) -> str:
-    """A module's compute fails on rank 0 in the second step's backward; returns what the loop got."""
+def failing(rank: int, size: int) -> None:
+    """A module's compute fails on rank 0 in a backward: the error leaves the loop, and nothing is sent after it."""
 
     class Fails(torch.autograd.Function):
         @staticmethod
@@ -187,4 +181,9 @@ def failing(rank: int, size: int) -> str:
             said.append(f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', ()))}")
         if rank:
             break
-    return " | ".join(said)
+    if rank:
+        assert said[0].startswith(("RankFailedError: rank 0", "RuntimeError")), said
+        return
+    assert all("ArithmeticError: no such gradient" in text for text in said), said
+    assert "raised in the backward of module 'left'" in said[0]
+    assert "this rank is out of step with the others" in said[0]

@@ -14,63 +14,66 @@ from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated
 
 
-def refusals(rank: int) -> dict[str, str]:
-    """Returns the messages of refusals while the model is colocated; each ends on both ranks."""
+def refusals(rank: int) -> None:
+    """Refusals while the model is colocated; each ends on both ranks."""
     torch.manual_seed(0)
     model = Clip()
     plain_clip = clip_grad_norm_.__closure__[0].cell_contents
     handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
     batch = batch_of(0, rank)
-    missing = model.image if rank else model.audio
+    missing, where = (model.image, "'image' are on rank 0") if rank else (model.audio, "'audio' are on rank 1")
+    assert where in told(lambda: copy.deepcopy(missing)(torch.randn(2, 6 if rank else 4)))
+    assert where in told(lambda: missing[0](torch.randn(2, 6 if rank else 4)))
+    assert "handle.remove()" in told(lambda: handle.disabled().__enter__())
     others = nn.ModuleDict({"model": model, "extra": nn.Linear(2, 2)})
-    said = {
-        "copy": told(lambda: copy.deepcopy(missing)(torch.randn(2, 6 if rank else 4))),
-        "part": told(lambda: missing[0](torch.randn(2, 6 if rank else 4))),
-        "disabled": told(lambda: handle.disabled().__enter__()),
-        "wrapped": told(lambda: nn.parallel.DistributedDataParallel(others), UnsupportedModelError),
-    }
+    wrapped = told(lambda: nn.parallel.DistributedDataParallel(others), UnsupportedModelError)
+    assert "around extra.weight and 1 more" in wrapped
+    assert "colocate the module that holds both" in wrapped
     mean_loss(model(**batch)).backward()
-    said["norm"] = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    norm = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    assert "cannot know of those on other ranks" in norm
     assert clip_grad_norm_.__closure__[0].cell_contents is not plain_clip
     handle.remove()
     assert clip_grad_norm_.__closure__[0].cell_contents is plain_clip
     with handle.disabled():
-        said["whole"] = str(tuple(model(**batch)["logits"].shape))
+        assert model(**batch)["logits"].shape[1] == 3
     attempts: dict[str, Callable[[Clip], object]] = {
-        "padding": lambda model: mean_loss(model(**{**batch, "image": batch["image"][:, : 6 - rank]})).item(),
-        "keyword": lambda model: model.image(input=batch["image"]).sum().item(),
-        "kinds": lambda model: model.image("a photo"),
-        "one rank": lambda model: model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item(),
+        "pad to one length on all ranks": lambda model: mean_loss(
+            model(**{**batch, "image": batch["image"][:, : 6 - rank]})
+        ).item(),
+        "other arguments than in the sample's step": lambda model: model.image(input=batch["image"]).sum().item(),
+        "is called with str": lambda model: model.image("a photo"),
+        "could not be called on rank 0, which says why" if rank else "other arguments": lambda model: (
+            model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item()
+        ),
     }
-    for name, attempt in attempts.items():  # none of these ranks can go on after one
+    for reason, attempt in attempts.items():  # none of these ranks can go on after one
         model = Clip()
         handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
-        said[name] = told(lambda attempt=attempt, model=model: attempt(model))
+        assert reason in told(lambda attempt=attempt, model=model: attempt(model))
         handle.remove()
-    return said
 
 
-def not_begun(rank: int) -> list[str]:
-    """Returns what is said of plans that ranks cannot run together, and of a layer that keeps statistics of a batch."""
+def not_begun(rank: int) -> None:
+    """Plans that ranks cannot run together, and a layer that keeps statistics of a batch, are refused on all ranks."""
     normalized, sample = Clip(), batch_of(0, rank, (3, 3))
     normalized.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
     others = {**MEMBERS, "image": (rank,)}
-    return [
-        told(lambda: colocated(Clip(), sample, MEMBERS, 3), InvalidPlanError),
-        told(lambda: colocated(Clip(), sample, others, 2), InvalidPlanError),
-        told(lambda: colocated(normalized, sample, MEMBERS, 2), UnsupportedModelError),
-    ]
+    other_size = told(lambda: colocated(Clip(), sample, MEMBERS, 3), InvalidPlanError)
+    assert "the plan is for 3 devices and there are 2 ranks; start 3 ranks, or plan" in other_size
+    assert "different plans (rank 0: " in told(lambda: colocated(Clip(), sample, others, 2), InvalidPlanError)
+    statistics = told(lambda: colocated(normalized, sample, MEMBERS, 2), UnsupportedModelError)
+    assert "image.1 is a BatchNorm1d: its statistics would be those of another batch" in statistics
 
 
-def unfrozen(rank: int) -> str:
-    """Returns what is said of parameters that train only since the model was colocated, or do not any more."""
+def unfrozen(rank: int) -> None:
+    """Parameters that train only since the model was colocated, or do not any more, are named."""
     torch.manual_seed(0)
     model = Clip(frozen=("image",))
     handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1)}, 2)
     model.image.requires_grad_(True)
-    said = told(lambda: model(**batch_of(0, rank)))
+    assert "image.0.weight and 3 more" in told(lambda: model(**batch_of(0, rank)))
     model.image.requires_grad_(False)
     model.head.bias.requires_grad_(False)
-    said += "; " + told(lambda: model(**batch_of(0, rank)))
+    assert "head.bias trained, or did not" in told(lambda: model(**batch_of(0, rank)))
     handle.remove()
-    return said

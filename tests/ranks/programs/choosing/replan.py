@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine_cases import FAST
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.options import Options
 from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks import RankHandle
@@ -107,7 +105,7 @@ FIRST: Members = {"image": (0,), "text": (1,), "audio": (0, 1)}
 SECOND: Members = {"image": (1,), "text": (0, 1), "audio": (0,)}
 
 
-def as_if_stopped(rank: int, size: int, folder: str) -> bool:
+def as_if_stopped(rank: int, size: int, folder: str) -> None:
     """Planned anew is bit for bit a run that stops, saves, and starts under the other plan."""
     on = Run(rank, size, FIRST)
     on.train(range(3))
@@ -133,11 +131,12 @@ def as_if_stopped(rank: int, size: int, folder: str) -> bool:
     assert on.handle.world.progress.step == 12
     for run in (on, second):
         run.handle.remove()
-    return whole.keys() == other.keys() and all(torch.equal(whole[name], other[name]) for name in whole)
+    assert whole.keys() == other.keys()
+    assert all(torch.equal(whole[name], other[name]) for name in whole)
 
 
-def coming_and_going(rank: int, size: int, folder: str) -> list[int]:
-    """Modules go and come under plans that move everything; returns how many groups there were after each change."""
+def coming_and_going(rank: int, size: int) -> None:
+    """Modules go and come under plans that move everything, and train as where nothing moves."""
     run = Run(rank, size, FIRST)
     optimizer = run.optimizer
     run.train(range(2))
@@ -180,32 +179,29 @@ def coming_and_going(rank: int, size: int, folder: str) -> list[int]:
     assert run.optimizer is optimizer
     for each in (run, twin):
         each.handle.remove()
-    return groups
+    assert groups[3] <= groups[1] + 2, groups  # communicators do not pile up: another module has two more
 
 
-def refusals(rank: int, size: int, folder: str) -> list[str]:
-    """Returns the messages of refusals on all ranks, which change nothing, and of the failure that ends the handle."""
-    said = []
+def refusals(rank: int, size: int) -> None:
+    """What would lose something is refused on all ranks, and changes nothing; a failure ends the handle."""
     run = Run(rank, size, FIRST)
 
-    def refused(kind: type[Exception], **options: Any) -> None:
-        with pytest.raises(kind) as found:
+    def refused(kind: type[Exception], reason: str, **options: Any) -> None:
+        with pytest.raises(kind, match=reason):
             run.replan(SECOND, **options)
-        said.append(str(found.value))
 
     run.train(range(1))
-    refused(ValueError, optimizer=None)
-    refused(ModuleContractError, optimizer=())
+    refused(ValueError, "needs optimizer=", optimizer=None)
+    refused(ModuleContractError, "an AdamW that was not given has stepped parameters of this model", optimizer=())
     loss = run.model(**batch_of(run.model, 0, rank))
-    refused(ModuleContractError)
+    refused(ModuleContractError, "in the middle of a step")
     loss.backward()
-    refused(ModuleContractError)
+    refused(ModuleContractError, "has a gradient, which would not move")
     run.optimizer.zero_grad()
     if rank == 0:
         run.model.encoders["depth"] = encoder()
-    with pytest.raises(ModuleContractError) as found:
+    with pytest.raises(ModuleContractError, match=r"rank 1 is not that of rank 0: encoders.depth.0.weight"):
         run.handle.replan(reason="rank 0 has another model", optimizer=run.optimizer)
-    said.append(str(found.value))
     if rank == 0:
         del run.model.encoders["depth"]
     with pytest.raises(MosaicError) as failed:
@@ -214,33 +210,11 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     with pytest.raises(MosaicError, match=r"after remove\(\)"):
         run.handle.replan(reason="again", optimizer=run.optimizer)
     run.handle.remove()
-    return said
 
 
-def solved(rank: int, size: int, folder: str) -> list[str]:
-    """Has rank 0 measure and solve twice; returns what it measured the second time."""
-    told: list[str] = []
-    model = Encoders("image", "text")
-    options = Options(profiling=FAST, trial=None, progress=lambda what, done, total: told.append(what))
-    handle = colocate_ranks(model, sample=batch_of(model, 0, rank), backend=HostBackend(1), options=options)
-    told.clear()
-    torch.manual_seed(0)
-    model.encoders["depth"] = nn.Sequential(encoder(), encoder())
-    handle.replan(batch_of(model, 0, rank), reason="depth came", optimizer=())
-    model(**batch_of(model, 0, rank)).backward()
-    assert {"setup_ms/gather", "setup_ms/find", "setup_ms/solve", "setup_ms/open", "setup_ms/move"} <= set(
-        handle.metrics()
-    )
-    handle.remove()
-    return told
-
-
-def on_two_ranks(rank: int, size: int, folder: str) -> tuple[bool, list[int], list[str], list[str]]:
+def on_two_ranks(rank: int, size: int, folder: str) -> None:
     """All that is tried on two ranks, in one start of them."""
     torch.set_num_threads(1)
-    return (
-        as_if_stopped(rank, size, folder),
-        coming_and_going(rank, size, folder),
-        refusals(rank, size, folder),
-        solved(rank, size, folder),
-    )
+    as_if_stopped(rank, size, folder)
+    coming_and_going(rank, size)
+    refusals(rank, size)

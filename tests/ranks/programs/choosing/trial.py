@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import plans as planning
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.session import RANK_TRIAL
-from ranks.begun import join
 from ranks.graphs import difference
 
 ROWS = 2
@@ -133,9 +131,8 @@ def is_as_data_parallel(handle: RankHandle, model: Towers, rank: int, size: int)
     return difference(handle, wrapped) < 1e-5
 
 
-def nothing_left(rank: int, size: int, place: Path) -> None:
+def nothing_left(rank: int, size: int) -> None:
     """The planned plan wins; what the trial found is there bit for bit, and an optimizer made before it trains."""
-    join(rank, size, place)
     torch.manual_seed(7)
     model = Towers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -171,12 +168,10 @@ def nothing_left(rank: int, size: int, place: Path) -> None:
     assert all(not torch.equal(p, weight[name]) for name, p in model.named_parameters() if not p.is_meta)
     assert is_as_data_parallel(handle, model, rank, size)
     handle.remove()
-    print("done")
 
 
-def slowest_counts(rank: int, size: int, place: Path) -> None:
+def slowest_counts(rank: int, size: int) -> None:
     """The planned plan is faster on rank 0 and slower on rank 1: data-parallel training runs, as DDP does."""
-    join(rank, size, place)
     torch.manual_seed(7)
     model = Towers()
     handle = tried(model, 10, 5 if rank == 0 else 12)
@@ -186,7 +181,6 @@ def slowest_counts(rank: int, size: int, place: Path) -> None:
     assert "none is faster than data-parallel beyond the noise" in handle.describe(), handle.describe()
     assert is_as_data_parallel(handle, model, rank, size)
     handle.remove()
-    print("done")
 
 
 def no_memory(*_: Any) -> None:
@@ -203,10 +197,9 @@ class Late(torch.autograd.Function):
     backward = staticmethod(no_memory)
 
 
-def fails(rank: int, size: int, place: Path) -> None:
+def fails(rank: int, size: int) -> None:
     """One plan in a forward, then the other in a backward, runs out of memory on one rank, while the other waits."""
 
-    join(rank, size, place)
     outcomes = ((2 * ROWS, no_memory, "data-parallel", "exact"), (ROWS, Late.apply, "exact", "data-parallel"))
     for rows, act, winner, loser in outcomes:
         torch.manual_seed(7)
@@ -221,4 +214,8 @@ def fails(rank: int, size: int, place: Path) -> None:
         model.right.at = {}
         assert is_as_data_parallel(handle, model, rank, size)
         handle.remove()
-    print("done")
+
+
+def everything(rank: int, size: int) -> None:
+    for check in (nothing_left, slowest_counts, fails):
+        check(rank, size)

@@ -49,15 +49,15 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 
 
 def unlike(rank: int, size: int, place: Path) -> None:
-    """Rank 1 has another torch, device, model and then sample; all ranks are told each time."""
+    """Rank 1 has another torch and then another sample; all ranks are told each time."""
     from mosaic.errors import MosaicError
-    from mosaic.ranks import colocate
+    from mosaic.ranks import session
 
     join(rank, size, place)
-    plain = colocate.facts_of
-    colocate.facts_of = lambda *of: {**plain(*of), **(changes if rank == 1 else {})}
+    plain = session.facts_of
+    session.facts_of = lambda *of: {**plain(*of), **(changes if rank == 1 else {})}
     changes: dict[str, Any] = {}
-    for changed in ({"torch": "2.5.0"}, {"sms_per_slot": 16, "num_slots": 8}, {"graph": "another"}, {}):
+    for changed in ({"torch": "2.5.0"}, {}):
         changes.clear()
         changes.update(changed)
         sample = batch(0, ROWS)
@@ -67,29 +67,6 @@ def unlike(rank: int, size: int, place: Path) -> None:
             colocate_ranks(Model(), sample=sample, backend=HostBackend(1), options=watching())
         except MosaicError as error:
             print(error)
-
-
-# In order.
-
-
-def slow_rank(rank: int, size: int, place: Path) -> None:
-    """One rank computes a module that both have for much longer."""
-    from ranks.programs.meeting import restart
-
-    join(rank, size, place)
-    model = Model()
-    handle = colocate_ranks(
-        model,
-        sample=batch(0, ROWS),
-        backend=HostBackend(1),
-        plan=restart.plan_for(model),
-        options=watching(timeout_s=60.0),
-    )
-    if rank == 1:
-        heavy = torch.randn(400, 400)
-        model.audio.register_forward_hook(lambda *_: [heavy @ heavy for _ in range(20)] and None)
-    train(model, steps=6)
-    handle.write_trace(place)
 
 
 def in_order(rank: int, size: int, place: Path) -> None:

@@ -16,7 +16,6 @@ from mosaic import colocate
 from mosaic.backends.host.backend import HostBackend
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
-from mosaic.checkpoint.tensors import ModelTensors
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
@@ -190,23 +189,10 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     run = Run(0, rank, size, plan_seed=1)
     place = Path(folder)
     attempt(lambda: run.save(place, 1 + rank))
-    attempt(lambda: run.handle.save(place, step=1, extra={"odd": object()} if rank else {}))
-    attempt(lambda: run.handle.save(place, step=1, optimizer=run.optimizer if rank else None))
     place.mkdir(exist_ok=True)
     run.train(0, 1)
     run.save(place, 1)
     run.handle.finish_saving()
-    other = Run(1, rank, size, plan_seed=2)  # of another buffer and optimizer
-    before = other.handle.full_state_dict()
-    attempt(lambda: other.load(place))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in other.handle.full_state_dict().items())
-    fitting = {name: value for name, value in other.belongings.items() if name != "scheduler"}
-    found = other.handle.load(place, **fitting, partial=True)
-    assert "text.seen_steps" in found.changed
-    saved, taken = run.handle.full_state_dict(), other.handle.full_state_dict()
-    for name in ModelTensors.of(other.model).tensors:
-        kept = before if name in found.new or name in found.changed else saved
-        assert torch.equal(taken[name], kept[name]), name
     path = run.save(place, 2)
     run.handle.finish_saving()
     dist.barrier()
@@ -218,7 +204,6 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     dist.barrier()
     attempt(lambda: run.load(place))
     assert run.load(place, fall_back=True).step == 1
-    other.handle.remove()
     before_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:  # whose disk is full
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before_limit[1]))
