@@ -81,9 +81,6 @@ class Tasks:
         base_bytes: Sequence[int],
         limit_bytes: Sequence[int],
     ) -> None: ...
-    num_groups: int
-    natural_ranking: list[int]
-    """Groups by microbatch, each after what feeds it."""
 
 class Deadlock:
     """Rows that wait for ever."""
@@ -104,17 +101,14 @@ class FoundOrders:
     orders: list[list[int]]
     start_ns: list[int]
     makespan_ns: int
+    peak_bytes: list[int]
     num_rollouts: int
-    num_deadlocks: int
     progress: list[tuple[float, int]]
     deadlock: Deadlock | None
     """The first one."""
 
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed: ...
-def peak(tasks: Tasks, orders: Sequence[Sequence[int]], start_ns: Sequence[int]) -> list[int]:
-    """Returns the most bytes in use on each rank."""
-
-def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]: ...
+def roll_out(tasks: Tasks) -> tuple[list[list[int]], Replayed]: ...
 def lower_bound(tasks: Tasks) -> int:
     """Returns a time that no orders are below."""
 
@@ -130,8 +124,6 @@ def find_orders(
     should_stop: Callable[[], bool] | None,
 ) -> FoundOrders: ...
 
-_Columns = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
-
 class MaskRuns:
     """A mask in runs of tokens with one word in one document."""
 
@@ -139,14 +131,9 @@ class MaskRuns:
     def work(self, block: int) -> npt.NDArray[np.int64]:
         """Visible pairs of each block of queries."""
     def tiles(
-        self, rows: npt.NDArray[np.int64], query: int, key: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full, pairs."""
-
-def turn_tiles(
-    offsets: npt.NDArray[np.int64], columns: npt.NDArray[np.int32], is_full: npt.NDArray[np.uint8], num_columns: int
-) -> _Columns:
-    """Returns the tiles of each column."""
+        self, rows: npt.NDArray[np.int64], block: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full."""
 
 def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]:
     """Returns the rank of each piece of work, the largest first."""

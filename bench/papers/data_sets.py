@@ -26,7 +26,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mosaic.pipelining.layers import Microbatch
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Content of one microbatch."""
+
+    text_tokens: int = 0
+    """Tokens of text, without those of other modalities."""
+    images: int = 0
+    audio_s: float = 0.0
+    video_s: float = 0.0
+    clips: int = 0
+    """Equally long clips of the video; 0: one, if it has video."""
+
 
 TOKENS_PER_WORD = 1.3
 """Of English text."""

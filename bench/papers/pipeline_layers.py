@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.papers.data_sets import Microbatch
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
-from mosaic.pipelining.layers import ContextCosts, Layer, Microbatch, Strategy
-from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
 
 ITEM_BYTES = 2
@@ -334,9 +335,6 @@ class LayerStack:
         counts, share = self._counted("block", load), self._share(load)
         return context_costs(counts, self.machine, self.layers(microbatch, units)[self.shape.layers // 2], share)
 
-    def on_share(self, share: float) -> LayerStack:
-        return dataclasses.replace(self, machine=dataclasses.replace(self.machine, share=share))
-
     def timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
         middle = self._layer("block", load)
         layers = [middle] * self.shape.layers
@@ -347,9 +345,7 @@ class LayerStack:
         if self.projects_to:
             projector = self._layer("projector", load)
             if self._share(load).rows < 1:  # every context rank reads all of the output
-                gather = self.machine.collective_ns(
-                    Collective(name="output", num_bytes=self._gathered_bytes(load), axis="context")
-                )
+                gather = self.machine.gather_ns(self._gathered_bytes(load), "context")
                 projector = dataclasses.replace(
                     projector,
                     forward_ms=projector.forward_ms + gather / 1e6,

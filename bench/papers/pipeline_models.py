@@ -21,11 +21,11 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from bench.papers.data_sets import IMAGE_MIXTURE, IMAGE_TOKENS, draw_step
+from bench.papers.data_sets import IMAGE_MIXTURE, IMAGE_TOKENS, Microbatch, draw_step
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.papers.baselines import PAPER_BASELINES
-from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE, draw_step
+from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE, Microbatch, draw_step
 from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
@@ -16,10 +16,10 @@ from mosaic.errors import InfeasibleError
 from mosaic.hardware import Cluster
 from mosaic.pipelining.baselines import one_f_one_b
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.layers import Microbatch, PipelineModel
+from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.planner import Contender, PlannedStep, PlannerOptions, contend, plan_step
+from mosaic.pipelining.planner import PlannedStep, PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import Timed, roll_out, simulate
 
@@ -72,7 +72,7 @@ class Job:
     def plan(self, step: Sequence[Microbatch], options: PlannerOptions) -> PlannedStep:
         return plan_step(self.request, step, space=self.space, options=options)
 
-    def contend(self, step: Sequence[Microbatch], names: Sequence[str]) -> tuple[Contender, ...]:
+    def contend(self, step: Sequence[Microbatch], names: Sequence[str]) -> dict[str, PlannedStep | str]:
         return contend(
             replace(self.request, chunks_per_rank=2), step, space=self.space, names=names, table=PAPER_BASELINES
         )
@@ -92,12 +92,12 @@ class Job:
 
 def options(seconds: float) -> PlannerOptions:
     """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
-    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=seconds))
+    return PlannerOptions(partition="separated", limits=OrderLimits(effort=seconds))
 
 
 def own_options(seconds: float) -> PlannerOptions:
-    """Returns options without PipeWeaver's choices: any partition, backward for weights apart or not."""
-    return PlannerOptions(weights="either", limits=OrderLimits(effort=seconds))
+    """Returns options without PipeWeaver's choices: any partition."""
+    return PlannerOptions(limits=OrderLimits(effort=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:
@@ -106,23 +106,25 @@ def simulated(name: str, values: Sequence[float]) -> Figure:
 
 
 def ratios(
-    of: str, plans: Sequence[PlannedStep], others: Sequence[Sequence[Contender]], *, what: str
+    of: str, plans: Sequence[PlannedStep], others: Sequence[Mapping[str, PlannedStep | str]], *, what: str
 ) -> Iterator[Figure]:
     """Gives each baseline's step over the planned one's, of the same steps; one that cannot run has its reason."""
-    for contenders in zip(*others, strict=True):
-        name = f"{of}: {contenders[0].name}: {what}, ratio"
-        reason = next((one.reason for one in contenders if one.makespan_ns is None), None)
-        if reason is not None:
-            yield missing_figure(name, reason, source="simulated")
-            continue
-        pairs = zip(contenders, plans, strict=True)
-        yield simulated(name, [(one.makespan_ns or 0) / plan.makespan_ns for one, plan in pairs])
+    for baseline in others[0]:
+        name = f"{of}: {baseline}: {what}, ratio"
+        shares = []
+        for plan, contenders in zip(plans, others, strict=True):
+            if isinstance(rival := contenders[baseline], str):
+                yield missing_figure(name, rival, source="simulated")
+                break
+            shares.append(rival.makespan_ns / plan.makespan_ns)
+        else:
+            yield simulated(name, shares)
 
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
 """Those that PipeWeaver compares with; Optimus knows no decoders."""
-OWN = "any partition, weights apart or not"
-"""The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules, weights with inputs."""
+OWN = "any partition"
+"""The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules."""
 
 
 def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:

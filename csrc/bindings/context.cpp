@@ -59,34 +59,20 @@ void bind_context(py::module_& module) {
             py::arg("block"), "Visible pairs of each block of queries.")
         .def(
             "tiles",
-            [](const Runs& runs, const Array<std::int64_t>& rows, std::int64_t query, std::int64_t key) {
-                if (query < 1 || key < 1) throw std::invalid_argument("a block has 1 token at least");
+            [](const Runs& runs, const Array<std::int64_t>& rows, std::int64_t block) {
+                if (block < 1) throw std::invalid_argument("a block has 1 token at least");
                 const std::vector<std::int64_t> asked = vector_of(rows);
                 for (const std::int64_t row : asked) {
-                    if (row < 0 || row * query >= runs.num_tokens) {
+                    if (row < 0 || row * block >= runs.num_tokens) {
                         throw std::invalid_argument("row " + std::to_string(row) + " is not in the sequence");
                     }
                 }
-                Tiles found = without_lock([&] { return find_tiles(runs, asked, {query, key}); });
+                Tiles found = without_lock([&] { return find_tiles(runs, asked, block); });
                 return py::make_tuple(array_of(std::move(found.offsets)), array_of(std::move(found.columns)),
-                                      array_of(std::move(found.is_full)), array_of(std::move(found.pairs)));
+                                      array_of(std::move(found.is_full)));
             },
-            py::arg("rows").noconvert(), py::arg("query"), py::arg("key"),
-            "Tiles of blocks of queries that have a visible pair: offsets, columns, is_full, pairs.");
-    module.def(
-        "turn_tiles",
-        [](const Array<std::int64_t>& offsets, const Array<std::int32_t>& columns, const Array<std::uint8_t>& is_full,
-           std::int64_t num_columns) {
-            Tiles tiles{vector_of(offsets), vector_of(columns), vector_of(is_full), {}};
-            for (const std::int32_t column : tiles.columns) {
-                if (column < 0 || column >= num_columns) throw std::invalid_argument("a tile has no column");
-            }
-            Tiles made = without_lock([&] { return turned(tiles, num_columns); });
-            return py::make_tuple(array_of(std::move(made.offsets)), array_of(std::move(made.columns)),
-                                  array_of(std::move(made.is_full)));
-        },
-        py::arg("offsets").noconvert(), py::arg("columns").noconvert(), py::arg("is_full").noconvert(),
-        py::arg("num_columns"), "The same the other way: for each column its rows.");
+            py::arg("rows").noconvert(), py::arg("block"),
+            "Tiles of blocks of queries that have a visible pair: offsets, columns, is_full.");
     module.def(
         "longest_first",
         [](const Array<std::int64_t>& work, std::int32_t ranks, std::int64_t cap) {

@@ -49,35 +49,6 @@ Columns columns_of(const std::vector<py::buffer>& tasks, const std::vector<py::b
     return columns;
 }
 
-Column copy_of(const py::bytes& bytes) {
-    const std::string_view view = bytes;
-    Column column(view.size() / 8);
-    std::memcpy(column.data(), view.data(), column.size() * 8);
-    return column;
-}
-
-py::bytes bytes_of(const Column& column) {
-    return py::bytes(reinterpret_cast<const char*>(column.data()), column.size() * 8);
-}
-
-py::tuple state_of(const Tasks& tasks) {
-    const Columns& c = tasks.columns();
-    const Column* all[] = {&c.row,    &c.kind,   &c.microbatch, &c.group,   &c.time, &c.takes, &c.frees,
-                           &c.source, &c.target, &c.lag,        &c.rank_of, &c.base, &c.limit};
-    py::tuple state(std::size(all));
-    for (std::size_t i = 0; i < std::size(all); ++i) state[i] = bytes_of(*all[i]);
-    return state;
-}
-
-std::shared_ptr<Tasks> tasks_of(const py::tuple& state) {
-    Columns c;
-    Column* all[] = {&c.row,    &c.kind,   &c.microbatch, &c.group,   &c.time, &c.takes, &c.frees,
-                     &c.source, &c.target, &c.lag,        &c.rank_of, &c.base, &c.limit};
-    if (state.size() != std::size(all)) throw std::invalid_argument("this is no state of tasks");
-    for (std::size_t i = 0; i < std::size(all); ++i) *all[i] = copy_of(state[i].cast<py::bytes>());
-    return std::make_shared<Tasks>(std::move(c));
-}
-
 struct Replayed {
     Ns makespan;  // kNever: they wait for ever
     std::vector<Ns> starts;
@@ -93,20 +64,10 @@ Replayed replay(const Tasks& tasks, const Orders& orders) {
     return {makespan, played.starts(), played.peak(), std::nullopt};
 }
 
-Ranking ranking_of(const Tasks& tasks, const std::vector<int>& groups, bool is_gated) {
-    std::vector<int> sorted = groups;
-    std::sort(sorted.begin(), sorted.end());
-    for (int i = 0; i < tasks.num_groups() || i < static_cast<int>(sorted.size()); ++i) {
-        if (i < static_cast<int>(sorted.size()) && i < tasks.num_groups() && sorted[i] == i) continue;
-        throw std::invalid_argument("a ranking has each group from 0 to " + std::to_string(tasks.num_groups() - 1) +
-                                    " once, and this one has not");
-    }
-    return {groups, groups, is_gated ? Admission::gate : Admission::reserve, Lean::alternate};
-}
-
-std::tuple<Orders, Replayed> roll_out(const Tasks& tasks, const std::vector<int>& groups, bool is_gated) {
+std::tuple<Orders, Replayed> roll_out(const Tasks& tasks) {
+    const Groups groups(tasks);
     Rollout rollout(tasks);
-    const Ns makespan = rollout.run(ranking_of(tasks, groups, is_gated));
+    const Ns makespan = rollout.run({groups.natural, groups.natural});
     if (makespan == kNever) return {Orders{}, {makespan, {}, {}, rollout.deadlock()}};
     return {rollout.orders(),
             {makespan, rollout.starts(), peak_of(tasks, rollout.orders(), rollout.starts()), std::nullopt}};
@@ -122,10 +83,7 @@ void bind_orders(py::module_& module) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Tasks>(std::move(columns));
              }),
-             py::arg("tasks"), py::arg("waits"), py::arg("rank_of"), py::arg("base_bytes"), py::arg("limit_bytes"))
-        .def(py::pickle(&state_of, &tasks_of))
-        .def_property_readonly("num_groups", &Tasks::num_groups)
-        .def_property_readonly("natural_ranking", [](const Tasks& tasks) { return Groups(tasks).natural; });
+             py::arg("tasks"), py::arg("waits"), py::arg("rank_of"), py::arg("base_bytes"), py::arg("limit_bytes"));
     py::class_<Deadlock>(module, "Deadlock", "Rows that wait for ever.")
         .def_readonly("waiting", &Deadlock::waiting)
         .def_readonly("at_ns", &Deadlock::at)
@@ -140,16 +98,14 @@ void bind_orders(py::module_& module) {
         .def_readonly("orders", &FoundOrders::orders)
         .def_readonly("start_ns", &FoundOrders::starts)
         .def_readonly("makespan_ns", &FoundOrders::makespan)
+        .def_readonly("peak_bytes", &FoundOrders::peak)
         .def_readonly("num_rollouts", &FoundOrders::num_rollouts)
-        .def_readonly("num_deadlocks", &FoundOrders::num_deadlocks)
         .def_readonly("progress", &FoundOrders::progress)
         .def_readonly("deadlock", &FoundOrders::deadlock);
     module.def("replay", &replay, py::arg("tasks"), py::arg("orders"), py::call_guard<py::gil_scoped_release>(),
                "Plays orders.");
-    module.def("peak", &peak_of, py::arg("tasks"), py::arg("orders"), py::arg("start_ns"),
-               "Most in use on each rank where tasks run in these orders and start at these times.");
-    module.def("roll_out", &roll_out, py::arg("tasks"), py::arg("ranking"), py::arg("is_gated"),
-               py::call_guard<py::gil_scoped_release>(), "Rolls a ranking of groups out.");
+    module.def("roll_out", &roll_out, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
+               "Rolls the natural ranking of groups out.");
     module.def("lower_bound", &lower_bound, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
                "Returns a time that no orders are below.");
     module.def(

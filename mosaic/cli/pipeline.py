@@ -69,8 +69,6 @@ class PipelineCommand:
     """Partitioner of layers."""
     method: str = DEFAULT_METHOD
     """Search method of orders."""
-    weights: Literal["with", "apart", "either"] = "with"
-    """Run backward for weights with backward for inputs, apart, or the shorter of both."""
     seconds: float = 5.0
     """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
     times as many seconds of the clock end every search."""
@@ -93,7 +91,6 @@ class PipelineCommand:
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
-            weights=self.weights,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
         files = {name: _baseline_of(name) for name in self.baselines if name.endswith(".csv")}
@@ -108,9 +105,9 @@ class PipelineCommand:
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
-        for contender in contenders:
-            simulated_ms = contender.plan.makespan_ns / 1e6 if contender.plan is not None else None
-            rows.append({"schedule": contender.name, "simulated_ms": simulated_ms, "reason": contender.reason})
+        for name, plan in contenders.items():
+            simulated_ms, reason = (None, plan) if isinstance(plan, str) else (plan.makespan_ns / 1e6, "")
+            rows.append({"schedule": name, "simulated_ms": simulated_ms, "reason": reason})
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
@@ -126,7 +123,7 @@ class PipelineCommand:
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(contender.name, contender.plan) for contender in contenders if contender.plan is not None]
+            others = [(name, plan) for name, plan in contenders.items() if not isinstance(plan, str)]
             if others:
                 name, best = min(others, key=lambda pair: pair[1].makespan_ns)
                 runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))

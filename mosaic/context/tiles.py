@@ -40,8 +40,11 @@ class Tiles:
 
     def turned(self, num_columns: int) -> Tiles:
         """Returns the transposed tiles, for the backward pass."""
-        offsets, rows, is_full = load_search().turn_tiles(self.offsets, self.columns, self.is_full, num_columns)
-        return Tiles(offsets=offsets, columns=rows, is_full=is_full)
+        small = self.columns.astype(np.uint16) if num_columns < 2**16 else self.columns  # numpy sorts these by digits
+        order = np.argsort(small, kind="stable")
+        rows = np.repeat(np.arange(self.num_rows, dtype=np.int32), np.diff(self.offsets))
+        counts = np.bincount(self.columns, minlength=num_columns)
+        return Tiles(offsets=np.cumsum([0, *counts]), columns=rows[order], is_full=self.is_full[order])
 
     def in_columns(self, place: npt.NDArray[np.int32]) -> Tiles:
         """Returns the tiles with renumbered columns, in the same order."""
@@ -87,7 +90,7 @@ class MaskBlocks:
         Raises:
             ValueError: A row is not in the sequence.
         """
-        offsets, columns, is_full, _ = self.runs.tiles(np.asarray(rows, np.int64), self.block, self.block)
+        offsets, columns, is_full = self.runs.tiles(np.asarray(rows, np.int64), self.block)
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
     def tile_pairs(self, at_once: int = 512) -> Work:

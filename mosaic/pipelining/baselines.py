@@ -282,16 +282,3 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
     }
 )
 """By name."""
-
-
-def draw_baseline(
-    baseline: Baseline, request: Request, build: Callable[[Partition], TaskGraph]
-) -> tuple[Partition, TaskGraph, tuple[Orders, ...]]:
-    """Cuts a model for ``request`` and orders a step, whose tasks ``build`` makes, as a baseline does.
-
-    Raises:
-        ValueError: The baseline does not fit the model, the ranks or the step.
-    """
-    partition = baseline.cut(request)
-    graph = build(partition)
-    return partition, graph, baseline.order(graph, partition)

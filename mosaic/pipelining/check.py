@@ -8,7 +8,7 @@ the action.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, plan_of, wrong_cell
@@ -36,10 +36,7 @@ def check_pipeline_schedule(
         )
     check = _Check(schedule, graph)
     check.sizes()
-    check.tasks()
-    check.messages()
-    check.frees()
-    check.reduces(training)
+    check.rows(training)
     check.channels_alike()
     return _Clock(check).run()
 
@@ -88,71 +85,45 @@ class _Check:
                         "make the schedule again"
                     )
 
-    def tasks(self) -> None:
-        """Checks that every task is once in its row, after its inputs of the row."""
-        for cell, (row, place) in self.where.items():
-            if _split(cell)[0] is None and self.row.get(cell) != row:
-                raise wrong_cell(self.schedule, row, place, "the step has no such task in this row")
-        for name, row in self.row.items():
-            self._in_turn((name,), row)
+    def rows(self, training: Collection[int] | None) -> None:
+        """Checks that each action of the step is once in its row, behind those that it needs there, and no other is."""
+        known: set[str] = set()
+        for row, cells in self._chains(training):
+            known.update(cells)
+            for before, cell in zip(("", *cells), cells, strict=False):
+                if cell not in self.where:
+                    raise wrong_cell(self.schedule, row, len(self.schedule.rows[row]), f"{cell} is missing; do it once")
+                if self.where[cell][0] != row:
+                    raise wrong_cell(self.schedule, *self.where[cell], f"it belongs into row {row}")
+                if before and self.where[before] > self.where[cell]:
+                    raise wrong_cell(self.schedule, *self.where[cell], f"it belongs behind {before}")
+        for cell, place in self.where.items():
+            if cell not in known:
+                raise wrong_cell(self.schedule, *place, "the step has no such action; leave it out")
+
+    def _chains(self, training: Collection[int] | None) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Yields actions that are in one row in this order, with the row."""
+        last: dict[tuple[int, int, int], tuple[str, str]] = {}
+        """First and last phase of each chunk with a piece."""
+        for (name, row), task in zip(self.row.items(), self.graph.tasks, strict=True):
+            yield row, (name,)
+            key = task.chunk, task.microbatch, task.piece
+            last[key] = last.get(key, (name,))[0], name
+            reduced = f"REDUCE({task.chunk})"
+            is_reduced = reduced in self.where if training is None else task.chunk in training
+            if is_reduced and task.kind is not ActionKind.FORWARD:
+                yield row, (name, reduced)
         for edge in self.waits:
             source, target = edge.split(">")
-            if self.row[source] == self.row[target] and self.where[source] > self.where[target]:
-                problem = f"it needs {source}, which comes later in its row; put it before"
-                raise wrong_cell(self.schedule, *self.where[target], problem)
-
-    def messages(self) -> None:
-        """Checks that every message is sent after its source, received before its target, and awaited at both ends."""
-        for cell, (row, place) in self.where.items():
-            verb, message = _split(cell)
-            source, arrow, target = message.partition(">")
-            if not arrow:
-                continue
-            if message not in self.channels:
-                raise wrong_cell(self.schedule, row, place, "the step hands nothing of that name to another rank")
-            end = source if verb in ("SEND", "SENT") else target
-            if self.row[end] != row:
-                raise wrong_cell(self.schedule, row, place, f"it belongs into row {self.row[end]}, to {end}")
+            if self.row[source] == self.row[target]:
+                yield self.row[source], (source, target)
         for message, (sender, receiver, _) in self.channels.items():
             source, target = message.split(">")
-            self._in_turn((source, f"SEND({message})", f"SENT({message})"), sender)
-            self._in_turn((f"RECV({message})", f"GOT({message})", target), receiver)
-
-    def frees(self) -> None:
-        """Checks that activations are freed after the last phase of their chunk with the same piece."""
-        last: dict[tuple[int, int, int], str] = {}
-        for text in sorted(self.row, key=self.where.__getitem__):
-            name = TaskName.parse(text)
-            last[name.chunk, name.microbatch, name.piece] = text
-        for text in self.kept:
-            name = TaskName.parse(text)
-            self._in_turn((last[name.chunk, name.microbatch, name.piece], f"FREE({text})"), self.row[text])
-        for cell, (row, place) in self.where.items():
-            verb, name_of_forward = _split(cell)
-            if verb == "FREE" and (name_of_forward not in self.kept or self.row[name_of_forward] != row):
-                raise wrong_cell(self.schedule, row, place, "nothing of that name is kept in this row")
-
-    def reduces(self, training: Collection[int] | None) -> None:
-        """Checks that gradients are reduced after the last backward of their chunk."""
-        last: dict[int, str] = {}
-        for text in sorted(self.row, key=self.where.__getitem__):
-            name = TaskName.parse(text)
-            if name.kind is not ActionKind.FORWARD:
-                last[name.chunk] = text
-        reduced = {int(_split(cell)[1]): place for cell, place in self.where.items() if _split(cell)[0] == "REDUCE"}
-        for chunk, (row, place) in reduced.items():
-            if chunk not in last or (training is not None and chunk not in training):
-                raise wrong_cell(self.schedule, row, place, "that chunk has no gradients to reduce")
-        for chunk in sorted(reduced.keys() | set(training or ()) & last.keys()):
-            self._in_turn((last[chunk], f"REDUCE({chunk})"), self.row[last[chunk]])
-
-    def _in_turn(self, cells: Sequence[str], row: int) -> None:
-        """Checks that actions are in one row, in this order."""
-        for before, cell in zip(("", *cells), cells, strict=False):
-            if cell not in self.where:
-                raise wrong_cell(self.schedule, row, len(self.schedule.rows[row]), f"{cell} is missing; do it once")
-            if before and (self.where[before] > self.where[cell] or self.where[cell][0] != row):
-                raise wrong_cell(self.schedule, *self.where[cell], f"it belongs behind {before}, in row {row}")
+            yield sender, (source, f"SEND({message})", f"SENT({message})")
+            yield receiver, (f"RECV({message})", f"GOT({message})", target)
+        for forward, end in last.values():
+            if forward in self.kept:
+                yield self.row[forward], (end, f"FREE({forward})")
 
     def channels_alike(self) -> None:
         """Checks that both ends of a channel name the same messages in the same order."""
@@ -170,9 +141,7 @@ class _Check:
                 other = sent[channel][num_received[channel]]
                 num_received[channel] += 1
                 if other != message:
-                    problem = (
-                        f"row {channel[0]} sends {other} as its {num_received[channel]}. one; post both ends alike"
-                    )
+                    problem = f"row {channel[0]} sends {other} at this point; post both ends alike"
                     raise wrong_cell(self.schedule, number, place, problem)
 
 

@@ -6,44 +6,12 @@ made for their shapes, and travel with them to the planner.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Microbatch:
-    """Content of one microbatch.
-
-    Raises:
-        ValueError: A figure is negative or not finite, a count is not whole, or all are 0.
-    """
-
-    text_tokens: int = 0
-    """Tokens of text, without those of other modalities."""
-    images: int = 0
-    """Images."""
-    audio_s: float = 0.0
-    """Seconds of audio."""
-    video_s: float = 0.0
-    """Seconds of video."""
-    clips: int = 0
-    """Equally long clips of the video; 0: one, if it has video."""
-
-    def __post_init__(self) -> None:
-        for name in ("text_tokens", "images", "clips"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"microbatch: {name}={value!r}; use a whole number, 0 or more")
-        for name in ("audio_s", "video_s"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:  # also catches NaN
-                raise ValueError(f"microbatch: {name}={value!r}; use a finite number of seconds, 0 or more")
-        if not (self.text_tokens or self.images or self.audio_s or self.video_s):
-            raise ValueError("a microbatch without text, images, audio or video; give it some of any, or leave it out")
-        if self.clips and not self.video_s:
-            raise ValueError(f"microbatch: clips={self.clips} without video; give video_s too")
+Microbatch: TypeAlias = Hashable
+"""Content of a microbatch, which its model's modules can read; equal ones have equal costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +86,6 @@ class LayeredModule(Protocol):
 
 
 @runtime_checkable
-class Shareable(Protocol):
-    """A module with times of its layers on a share of a rank."""
-
-    def on_share(self, share: float) -> LayeredModule:
-        """Returns the module on a share of its ranks' SMs."""
-
-
-@runtime_checkable
 class KnowsOutput(Protocol):
     """A module whose output differs in size from the tensors between its layers."""
 
@@ -154,73 +114,31 @@ class PipelineModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseFit:
-    """One phase of a module's layers; by default as counted."""
-
-    scale: float = 1.0
-    """Measured over counted time."""
-    layer_ms: float = 0.0
-    """Constant time of each layer."""
-    first_ms: float = 0.0
-    """Further time of the first layer, for the steps before the layers."""
-    last_ms: float = 0.0
-    """Further time of the last layer, for the steps behind them, such as a loss."""
-
-    def slower(self, by: float) -> PhaseFit:
-        """Returns the line of a module that takes ``by`` times as long."""
-        return PhaseFit(
-            scale=self.scale * by, layer_ms=self.layer_ms * by, first_ms=self.first_ms * by, last_ms=self.last_ms * by
-        )
-
-    def ms(self, counted_ms: float, at: int, count: int) -> float:
-        """Returns the time of layer ``at`` of ``count``."""
-        ends_ms = (0.0 if at else self.first_ms) + (self.last_ms if at == count - 1 else 0.0)
-        return self.scale * counted_ms + self.layer_ms + ends_ms
-
-
-_AS_COUNTED = PhaseFit()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleFit:
-    """All phases of a module's layers."""
+    """Measured over counted times of a module's layers; by default as counted."""
 
-    forward: PhaseFit = _AS_COUNTED
-    """Forward."""
-    backward: PhaseFit = _AS_COUNTED
-    """Backward for inputs."""
-    weights: PhaseFit = _AS_COUNTED
-    """Backward for weights."""
-
-    def slower(self, by: float) -> ModuleFit:
-        """Returns the lines of a module that takes ``by`` times as long."""
-        return ModuleFit(
-            forward=self.forward.slower(by), backward=self.backward.slower(by), weights=self.weights.slower(by)
-        )
+    forward: float = 1.0
+    """Forward, and what is recomputed of it."""
+    backward: float = 1.0
+    """Backward for inputs and for weights."""
 
     def layers(self, counted: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """Returns all layers of the module with fitted times; recomputation scales as forward."""
+        """Returns all layers of the module with fitted times."""
         if self == AS_COUNTED:
             return counted
-        return tuple(self._layer(layer, at, len(counted)) for at, layer in enumerate(counted))
-
-    def _layer(self, layer: Layer, at: int, count: int) -> Layer:
-        forward_ms = self.forward.ms(layer.forward_ms, at, count)
-        return replace(
-            layer,
-            forward_ms=forward_ms,
-            backward_ms=self.backward.ms(layer.backward_ms, at, count),
-            weights_ms=self.weights.ms(layer.weights_ms, at, count),
-            strategies=scaled_layer(layer, forward_ms / layer.forward_ms if layer.forward_ms else 1.0, 1).strategies,
+        by = self.backward
+        return tuple(
+            replace(
+                scaled_layer(layer, self.forward, 1),
+                backward_ms=by * layer.backward_ms,
+                weights_ms=by * layer.weights_ms,
+            )
+            for layer in counted
         )
 
 
 AS_COUNTED = ModuleFit()
 """No measurement."""
-
-
-IN_PROPORTION = 1.0
-"""Exponent of a module whose speed is proportional to its share, the default before lanes are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +154,7 @@ class CountedLayers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CountedMicrobatch(Microbatch):
+class CountedMicrobatch:
     """A microbatch with the counts of its shapes; equal keys are equal to the planner."""
 
     key: str
@@ -271,9 +189,6 @@ class CountedModule:
     """Bytes of each layer: weights, and gradients and optimizer state if trained."""
     fit: ModuleFit = AS_COUNTED
     """Correction of counted times by measured steps."""
-    share_exponent: float = IN_PROPORTION
-    """On a share s of its rank, beside other lanes, its time is ``s ** -share_exponent`` times as long: 0 if it cannot
-    use more of the rank, above 1 if others interfere."""
     context: ContextCosts | None = None
     """Costs of one layer on a context rank; None: unknown."""
 
@@ -300,10 +215,6 @@ class CountedModule:
         assert counts is not None  # it has units
         share = units / counts.units
         return self.fit.layers(tuple(scaled_layer(layer, share) for layer in counts.layers))
-
-    def on_share(self, share: float) -> CountedModule:
-        """Returns the module on a share of its rank."""
-        return replace(self, fit=self.fit.slower(share**-self.share_exponent))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two layers."""

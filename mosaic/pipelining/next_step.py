@@ -2,7 +2,7 @@
 
 ::
 
-    with NextStepPlanner(StepPlanning(...)) as planner:
+    with NextStepPlanner(step_planner) as planner:
         planner.start(0, microbatches[0])
         for step in range(num_steps):
             schedule = planner.take(step).schedule   # the best so far, or None
@@ -23,20 +23,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.orders import OrderLimits
-from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_shares, plan_step, shares_of
-from mosaic.pipelining.schedule import PipelineSchedule
-from mosaic.pipelining.task_graph import RankSpace
 
 BUDGET_SHARE = 0.9
 """Share of the last step's time in which the next one is planned."""
@@ -46,40 +41,6 @@ FIRST_STEP_S = 1.0
 """Seconds of a step before any has run."""
 _WATCH_S = 0.5
 """Seconds between two checks of the process that its parent is still there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPlanning:
-    """Plans a step on replicas of a pipeline, each share in its part of the time."""
-
-    request: Request
-    """Model and ranks."""
-    partition: Partition
-    """Layers of each rank."""
-    space: RankSpace = field(default_factory=RankSpace)
-    """The ranks."""
-    options: PlannerOptions = field(default_factory=PlannerOptions)
-    """Options; seconds, threads and the end of the search are the call's."""
-    num_replicas: int = 1
-    """Replicas that share the step."""
-
-    def __call__(self, microbatches: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
-        """Returns the best schedules at the end of the search.
-
-        Raises:
-            InfeasibleError, ValueError: See ``plan_step``.
-        """
-        own = replace(
-            self.options.limits, seconds=limits.seconds, threads=limits.threads, should_stop=limits.should_stop
-        )
-        shares = shares_of(self.request, microbatches, self.num_replicas)
-        options = replace(self.options, limits=own.share(1 / max(1, sum(map(bool, shares)))))
-
-        def plan(share: Sequence[Microbatch]) -> PipelineSchedule:
-            step = plan_step(self.request, share, space=self.space, options=options, partition=self.partition)
-            return step.schedule()
-
-        return plan_shares(shares, microbatches, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

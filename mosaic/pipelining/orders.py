@@ -93,8 +93,6 @@ class Searched:
     """Lower bound of all orders."""
     num_rollouts: int
     """Number of roll-outs."""
-    num_deadlocks: int
-    """Number of rankings that deadlocked."""
     progress: tuple[tuple[float, int], ...] = field(default=())
     """Seconds since the start of the search, and the best makespan from then on."""
 
@@ -136,8 +134,7 @@ def search_orders(
         raise ValueError(unknown("method", method, METHODS))
     limits = limits or OrderLimits()
     least = lower_bound_ns(graph) if bound_ns is None else bound_ns
-    search = load_search()
-    result = search.find_orders(
+    result = load_search().find_orders(
         graph.compiled,
         method,
         seconds=limits.seconds,
@@ -149,15 +146,12 @@ def search_orders(
     )
     if not result.has_any:
         return deadlock_of(result.deadlock)
-    starts = tuple(result.start_ns)
-    peak_bytes = tuple(search.peak(graph.compiled, result.orders, starts))
-    timed = Timed(start_ns=starts, makespan_ns=result.makespan_ns, peak_bytes=peak_bytes)
+    timed = Timed(start_ns=tuple(result.start_ns), makespan_ns=result.makespan_ns, peak_bytes=tuple(result.peak_bytes))
     return Searched(
         method=method,
         orders=tuple(map(tuple, result.orders)),
         timed=timed,
         bound_ns=least,
         num_rollouts=result.num_rollouts,
-        num_deadlocks=result.num_deadlocks,
         progress=tuple(result.progress),
     )

@@ -1,46 +1,37 @@
-"""Corrections of counted times by measured steps, and the plan that a trial ends with, as plain data."""
+"""The plan of a pipeline as plain data, and the planner of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mosaic.pipelining.layers import AS_COUNTED, IN_PROPORTION, CountedModule, LayeredModule, ModuleFit, PipelineModel
-from mosaic.pipelining.partition import Partition
+from mosaic.pipelining.layers import AS_COUNTED, CountedModule, Microbatch, ModuleFit, PipelineModel
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.task_graph import HostTimes
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only
+from mosaic.pipelining.task_graph import NO_HOST_TIMES, HostTimes, RankSpace, task_graph, trained_parameters
+from mosaic.pipelining.tasks import TaskGraph, Timed, simulate
+
+GRADIENT_BYTES = 4
+"""Bytes of a parameter's gradient, in predictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTimes:
-    """All corrections; plain data."""
+    """Corrections of counted times by a measured step; by default none."""
 
-    modules: dict[str, ModuleFit]
+    modules: dict[str, ModuleFit] = field(default_factory=dict)
     """By module."""
-    host: HostTimes
-    share_exponents: dict[str, float] = field(default_factory=dict)
-    """By module measured on lanes; see ``CountedModule``."""
-
-    @classmethod
-    def of(cls, modules: Iterable[LayeredModule], host: HostTimes) -> FittedTimes:
-        """Collects the corrections of modules."""
-        counted = [module for module in modules if isinstance(module, CountedModule)]
-        return cls(
-            modules={module.name: module.fit for module in counted},
-            host=host,
-            share_exponents={
-                module.name: module.share_exponent for module in counted if module.share_exponent != IN_PROPORTION
-            },
-        )
+    host: HostTimes = NO_HOST_TIMES
 
     def model(self, model: PipelineModel) -> PipelineModel:
         """Returns a counted model with these corrections."""
         modules = []
         for module in model.modules:
             assert isinstance(module, CountedModule)
-            fit = self.modules.get(module.name, AS_COUNTED)
-            exponent = self.share_exponents.get(module.name, IN_PROPORTION)
-            modules.append(replace(module, fit=fit, share_exponent=exponent))
+            modules.append(replace(module, fit=self.modules.get(module.name, AS_COUNTED)))
         return replace(model, modules=tuple(modules))
 
 
@@ -50,11 +41,115 @@ class PipelinePlan:
 
     name: str
     """Readable name."""
-    baseline: str
+    baseline: str = ""
     """One of ``BASELINES``; empty: each step is planned."""
     degrees: Degrees
     """The grid."""
     partition: Partition
     """Layers of each rank of a pipeline."""
-    fitted: FittedTimes
+    fitted: FittedTimes = field(default_factory=FittedTimes)
     """Measured corrections of the trial."""
+    predicted_ms: float = 0.0
+    """A step of the sample, gradients' sums included; 0: not predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlanner:
+    """Plans the steps of a pipeline; plain data, for a process beside the training one."""
+
+    plan: PipelinePlan
+    request: Request
+    """Model with fitted times, ranks of one pipeline, and the microbatches of the sample."""
+    space: RankSpace
+    options: PlannerOptions
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        degrees: Degrees,
+        request: Request,
+        *,
+        space: RankSpace,
+        options: PlannerOptions,
+        fitted: FittedTimes,
+        baseline: str = "",
+    ) -> StepPlanner:
+        """Makes a partition for the first replica's share of a step of the request's microbatches.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step`` and ``plan_baseline``.
+        """
+        request = replace(request, num_ranks=degrees.pipeline)
+        share = shares_of(request, request.microbatches, degrees.data)[0]
+        step = [request.microbatches[at] for at in share]
+        if baseline:
+            planned = plan_baseline(baseline, request, step, space=space)
+        else:
+            planned = plan_step(request, step, space=space, options=options)
+        copies, partition = degrees.data * degrees.context, planned.partition
+        sum_bytes = GRADIENT_BYTES * max(trained_parameters(request.model, partition))
+        sum_ms = 0.0 if copies == 1 or space.network is None else space.network.all_reduce_ms(sum_bytes, copies)
+        plan = PipelinePlan(
+            name=name,
+            baseline=baseline,
+            degrees=degrees,
+            partition=partition,
+            fitted=fitted,
+            predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
+        )
+        return cls(plan=plan, request=request, space=space, options=options)
+
+    def __call__(self, step: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
+        """Plans a step with the options' effort, and the clock, the threads and the end of ``limits``."""
+        own = replace(
+            self.options.limits, seconds=limits.seconds, threads=limits.threads, should_stop=limits.should_stop
+        )
+        return self._plan(step, own)
+
+    def plan_step(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
+        """Plans a step; ``seconds`` of the clock end the search, unless roll-outs do. With 0 orders are natural.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step`` and ``plan_baseline``.
+        """
+        limits = self.options.limits
+        if seconds is not None and (limits.rollouts is None or not seconds):
+            limits = replace(limits, seconds=min(limits.seconds, seconds))
+        return self._plan(step, limits)
+
+    def plan_forwards(self, step: Sequence[Microbatch]) -> SharedStep:
+        """Plans the forwards of microbatches: at once, and whatever memory their backwards would take."""
+        shared = replace(self, space=replace(self.space, limit_bytes=0)).plan_step(step, seconds=0.0)
+        schedules = (schedule and forward_only(schedule) for schedule in shared.schedules)
+        return replace(shared, schedules=tuple(schedules))
+
+    def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
+        """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
+        layers = {TaskName.parse(text): own for text, own in schedule.strategies.items()}
+        pairs = {(task.chunk, task.microbatch, task.piece): own for task, own in layers.items()}
+        strategies = pairs or schedule.strategy
+        return task_graph(self.request.model, self.plan.partition, step, self.space, strategies=strategies)
+
+    def simulate(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> tuple[TaskGraph, Timed]:
+        """Returns the tasks of a step, and their times in a schedule's orders, whatever memory they take."""
+        graph = replace(self.tasks(step, schedule), limit_bytes=())
+        index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
+        timed = simulate(graph, tuple(tuple(index[cell] for cell in row if cell in index) for row in schedule.rows))
+        assert isinstance(timed, Timed)
+        return graph, timed
+
+    def _plan(self, step: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
+        """Plans each replica's share of a step, in its share of the limits."""
+        plan, shares = self.plan, shares_of(self.request, step, self.plan.degrees.data)
+        limits = limits.share(1 / max(1, sum(map(bool, shares))))
+        is_natural = limits.is_counted_out or limits.seconds == 0
+        options = replace(self.options, limits=limits, method="natural" if is_natural else self.options.method)
+
+        def schedule(share: tuple[int, ...]) -> PipelineSchedule:
+            own = [step[at] for at in share]
+            if plan.baseline:
+                return plan_baseline(plan.baseline, self.request, own, space=self.space).schedule()
+            return plan_step(self.request, own, space=self.space, options=options, partition=plan.partition).schedule()
+
+        return SharedStep(shares=shares, schedules=tuple(schedule(share) if share else None for share in shares))

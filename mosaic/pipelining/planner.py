@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from mosaic.errors import InfeasibleError, unknown
-from mosaic.pipelining.baselines import BASELINES, Baseline, draw_baseline
+from mosaic.pipelining.baselines import BASELINES, Baseline
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.orders import DEFAULT_METHOD, OrderLimits, Searched, search_orders
@@ -22,13 +23,11 @@ from mosaic.pipelining.partition import Partition, Request, layer_times
 from mosaic.pipelining.schedule import PipelineSchedule, lower
 from mosaic.pipelining.task_graph import RankSpace, Strategies, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Deadlock, Orders, TaskGraph, Timed, lower_bound_ns, roll_out, simulate
-from mosaic.pipelining.tuning import Candidates, MemoryShortage, Pair, pairs_of, strategies_of, tune, with_candidates
+from mosaic.pipelining.tuning import MemoryShortage, Pair, pairs_of, strategies_of, tune, with_candidates
 
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 """Partition methods of ``auto``."""
-WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
-"""Values of ``PlannerOptions.weights``: True for backward for weights as a task of its own."""
 UNIFORM_STRATEGIES = ("keep", "recompute")
 """Strategies of all layers, in the order in which a baseline tries them until its memory holds."""
 _TRIAL_SHARE = 0.6
@@ -39,27 +38,14 @@ _FIRST_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerOptions:
-    """Options of a step's planning.
-
-    Raises:
-        ValueError: ``weights`` is unknown.
-    """
+    """Options of a step's planning."""
 
     partition: str = AUTO
     """A name of ``PARTITION_METHODS``; ``auto``: all of ``TRIED`` that fit the model."""
-    weights: str = "with"
-    """Backward for weights: ``with`` backward for inputs (as in PipeWeaver), ``apart`` as a task of its own, or
-    ``either``, the better of both."""
     method: str = DEFAULT_METHOD
     """A name of ``mosaic.pipelining.orders.METHODS``."""
     limits: OrderLimits = field(default_factory=OrderLimits)
     """Limits of all searches of the step together."""
-    candidates: int = 8
-    """Most combinations of strategies for each forward with its backward."""
-
-    def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights={self.weights!r}; use one of {', '.join(WEIGHTS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,23 +89,6 @@ class PlannedStep:
         return lower(self.partition, self.graph, self.orders, strategies=self.strategies, training=self.training)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A baseline's result for a step."""
-
-    name: str
-    """Name in ``BASELINES``."""
-    plan: PlannedStep | None = None
-    """None if it cannot run the step."""
-    reason: str = ""
-    """Reason why it cannot; otherwise empty."""
-
-    @property
-    def makespan_ns(self) -> int | None:
-        """End of the last task; None if it cannot run."""
-        return None if self.plan is None else self.plan.makespan_ns
-
-
 def plan_step(
     request: Request,
     microbatches: Sequence[Microbatch],
@@ -127,7 +96,7 @@ def plan_step(
     space: RankSpace | None = None,
     options: PlannerOptions | None = None,
     partition: Partition | None = None,
-    contenders: Sequence[Contender] = (),
+    contenders: Mapping[str, PlannedStep | str] = MappingProxyType({}),
 ) -> PlannedStep:
     """Plans one step.
 
@@ -137,17 +106,17 @@ def plan_step(
         space: The ranks.
         options: Options of the planner.
         partition: A fixed partition; None: made by ``options``.
-        contenders: Baselines of the same step; a shorter one with fitting ``weights`` is the result.
+        contenders: Baselines of the same step, as ``contend`` returns them; a shorter one that ranks can run is the
+            result.
 
     Raises:
         InfeasibleError: No tried plan fits in memory; the message has rank, time, shortage and remedies.
         ValueError: See ``partition_by``, ``task_graph`` and ``search_orders``.
     """
-    options = options or PlannerOptions()
-    job = _Job(request, microbatches, space or RankSpace(), options)
-    plans = [contender.plan for contender in contenders if contender.plan is not None]
-    if options.weights == "with":
-        plans = [plan for plan in plans if all(task.kind is not ActionKind.WEIGHTS for task in plan.graph.tasks)]
+    job = _Job(request, microbatches, space or RankSpace(), options or PlannerOptions())
+    limits = job.options.limits
+    plans = [plan for plan in contenders.values() if not isinstance(plan, str)]
+    plans = [plan for plan in plans if all(task.kind is not ActionKind.WEIGHTS for task in plan.graph.tasks)]
     cuts = sorted(job.cuts(partition), key=lambda cut: cut.natural_ns)
     shortage = None
     best_cut: _Cut | None = None  # None if no partition may be shorter than a contender
@@ -156,7 +125,7 @@ def plan_step(
         if plans and (job.is_over() or cut.bound_ns >= min(plan.makespan_ns for plan in plans)):
             continue
         try:
-            planned = job.plan(cut, options.limits.share(share))
+            planned = job.plan(cut, limits.share(share))
         except InfeasibleError as error:
             shortage = shortage or error
             continue
@@ -168,7 +137,7 @@ def plan_step(
         raise shortage
     if len(cuts) > 1 and best_cut is not None and not job.is_over():
         with suppress(InfeasibleError):  # other draws than the first time; earlier plans stay
-            plans.append(job.plan(best_cut, replace(options.limits.share(1 - _TRIAL_SHARE), seconds=job.seconds_left)))
+            plans.append(job.plan(best_cut, replace(limits.share(1 - _TRIAL_SHARE), seconds=job.seconds_left)))
     return min(plans, key=lambda planned: planned.makespan_ns)
 
 
@@ -189,30 +158,29 @@ def plan_baseline(
     if name not in table:
         raise ValueError(unknown("baseline", name, table))
     baseline, space = table[name], space or RankSpace()
-
-    def graph_of(partition: Partition, strategy: str = "keep") -> TaskGraph:
-        apart = baseline.weights_apart
-        return task_graph(request.model, partition, microbatches, space, strategies=strategy, weights_apart=apart)
-
-    for strategy in UNIFORM_STRATEGIES:
-        try:
-            partition, graph, candidates = draw_baseline(baseline, request, partial(graph_of, strategy=strategy))
-        except ValueError as error:
-            raise InfeasibleError(f"{name} cannot run this step", reasons=[str(error)]) from None
-        played = ((orders, simulate(graph, orders)) for orders in candidates)
-        fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
-        if fits:
-            orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
-            return PlannedStep(
-                partition=partition,
-                graph=graph,
-                orders=orders,
-                timed=timed,
-                bound_ns=lower_bound_ns(graph if strategy == "keep" else graph_of(partition)),
-                strategies=strategy,
-                training=training_chunks(request.model, partition),
-                origin=name,
-            )
+    try:
+        partition = baseline.cut(request)
+        graph_of = partial(
+            task_graph, request.model, partition, microbatches, space, weights_apart=baseline.weights_apart
+        )
+        for strategy in UNIFORM_STRATEGIES:
+            graph = graph_of(strategies=strategy)
+            played = ((orders, simulate(graph, orders)) for orders in baseline.order(graph, partition))
+            fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
+            if fits:
+                orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
+                return PlannedStep(
+                    partition=partition,
+                    graph=graph,
+                    orders=orders,
+                    timed=timed,
+                    bound_ns=lower_bound_ns(graph if strategy == "keep" else graph_of()),
+                    strategies=strategy,
+                    training=training_chunks(request.model, partition),
+                    origin=name,
+                )
+    except ValueError as error:
+        raise InfeasibleError(f"{name} cannot run this step", reasons=[str(error)]) from None
     reason = f"its memory does not hold with {' or '.join(UNIFORM_STRATEGIES)}"
     raise InfeasibleError(f"{name} cannot run this step", reasons=[reason])
 
@@ -224,20 +192,19 @@ def contend(
     space: RankSpace | None = None,
     names: Sequence[str] = tuple(BASELINES),
     table: Mapping[str, Baseline] = BASELINES,
-) -> tuple[Contender, ...]:
-    """Returns each baseline's step, in the order of ``names``.
+) -> dict[str, PlannedStep | str]:
+    """Returns each baseline's step by name, or the reason why it cannot run.
 
     Raises:
         ValueError: A name is not in ``table``.
     """
-    contenders = []
+    results: dict[str, PlannedStep | str] = {}
     for name in names:
         try:
-            plan = plan_baseline(name, request, microbatches, space=space, table=table)
-            contenders.append(Contender(name=name, plan=plan))
+            results[name] = plan_baseline(name, request, microbatches, space=space, table=table)
         except InfeasibleError as error:
-            contenders.append(Contender(name=name, reason=error.reasons[0]))
-    return tuple(contenders)
+            results[name] = error.reasons[0]
+    return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +213,6 @@ class _Cut:
 
     partition: Partition
     name: str
-    weights_apart: bool
     graph: TaskGraph
     bound_ns: int
     natural_ns: int
@@ -287,30 +253,27 @@ class _Job:
                 continue
             if len(names) > 1 and len({chunk.rank for chunk in partition.chunks}) < self.request.num_ranks:
                 continue  # ranks would do nothing
-            for weights_apart in WEIGHTS[self.options.weights]:
-                if cuts and (self.is_over() or self.seconds_left < (1 - _TRIAL_SHARE) * self.options.limits.seconds):
-                    return cuts
-                cuts.append(self._cut(partition, "given" if fixed else name, weights_apart=weights_apart))
+            if cuts and (self.is_over() or self.seconds_left < (1 - _TRIAL_SHARE) * self.options.limits.seconds):
+                return cuts
+            graph = task_graph(self.request.model, partition, self.microbatches, self.space)
+            natural = roll_out(replace(graph, limit_bytes=()))
+            assert not isinstance(natural, Deadlock)  # without limits nothing waits for memory
+            cuts.append(
+                _Cut(
+                    partition=partition,
+                    name="given" if fixed else name,
+                    graph=graph,
+                    bound_ns=lower_bound_ns(graph),
+                    natural_ns=natural[1].makespan_ns,
+                )
+            )
         if not cuts:
             raise problem or ValueError(f"no partition of {', '.join(names)} uses all ranks; use fewer")
         return cuts
 
-    def _cut(self, partition: Partition, name: str, *, weights_apart: bool) -> _Cut:
-        graph = task_graph(self.request.model, partition, self.microbatches, self.space, weights_apart=weights_apart)
-        natural = roll_out(replace(graph, limit_bytes=()))
-        assert not isinstance(natural, Deadlock)  # without limits nothing waits for memory
-        return _Cut(
-            partition=partition,
-            name=name,
-            weights_apart=weights_apart,
-            graph=graph,
-            bound_ns=lower_bound_ns(graph),
-            natural_ns=natural[1].makespan_ns,
-        )
-
     def plan(self, cut: _Cut, limits: OrderLimits) -> PlannedStep:
-        candidates = Candidates(count=self.options.candidates, weights_apart=cut.weights_apart)
-        orders, graph, timed, strategies = _MemoryPlanning(cut.graph, candidates, self.options.method, limits).run()
+        """Plans one partition; raises InfeasibleError where nothing that is tried fits in memory."""
+        orders, graph, timed, strategies = _MemoryPlanning(cut.graph, self.options.method, limits).run()
         return PlannedStep(
             partition=cut.partition,
             graph=graph,
@@ -319,7 +282,7 @@ class _Job:
             bound_ns=cut.bound_ns,
             strategies=strategies,
             training=training_chunks(self.request.model, cut.partition),
-            origin=f"{cut.name}, {self.options.method}" + (", weights apart" if cut.weights_apart else ""),
+            origin=f"{cut.name}, {self.options.method}",
         )
 
 
@@ -330,8 +293,8 @@ _Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
 class _MemoryPlanning:
     """Orders and strategies of one partition: the shortest of several searches that fits in memory."""
 
-    def __init__(self, graph: TaskGraph, candidates: Candidates, method: str, limits: OrderLimits) -> None:
-        self.graph, self.candidates, self.method, self.limits = graph, candidates, method, limits
+    def __init__(self, graph: TaskGraph, method: str, limits: OrderLimits) -> None:
+        self.graph, self.method, self.limits = graph, method, limits
         self.began, self.effort_left = time.monotonic(), limits.effort
         self.fitting: list[_Fitting] = []
 
@@ -347,28 +310,26 @@ class _MemoryPlanning:
         if self._holds(first.timed):
             return first.orders, self.graph, first.timed, "keep"
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
-        pairs = pairs_of(self.graph, self.candidates)
+        pairs = pairs_of(self.graph)
         shortage = self._tune(pairs, first.orders)
-        if shortage is None and self.fitting:
-            return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
-        # leanest strategies first, then faster ones that fit in the order
-        choice = [pair.leanest for pair in pairs]
-        leanest = with_candidates(self.graph, pairs, choice)
-        searched = self._search(leanest, 0.5)
-        self._note(leanest, searched, strategies_of(self.graph, pairs, choice))
-        if isinstance(searched, Searched):
-            self._tune(pairs, searched.orders)
-        if not self.fitting:
-            reason = str(shortage) if shortage is not None else self._short(searched)
-            raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
+        if shortage is not None or not self.fitting:
+            # leanest strategies first, then faster ones that fit in the order
+            choice = [pair.leanest for pair in pairs]
+            leanest = with_candidates(self.graph, pairs, choice)
+            searched = self._search(leanest, 0.5)
+            self._note(leanest, searched, strategies_of(self.graph, pairs, choice))
+            if isinstance(searched, Searched):
+                self._tune(pairs, searched.orders)
+            if not self.fitting:
+                reason = str(shortage or self._shortage(searched))
+                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
         return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
 
     def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
         """Chooses strategies in these orders, then searches for better orders with them."""
-        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
+        tuned = tune(self.graph, pairs, orders)
         if isinstance(tuned, MemoryShortage):
             return tuned
-        assert not isinstance(tuned, Deadlock)  # the orders have run before
         strategies = strategies_of(self.graph, pairs, tuned.choice)
         if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
             self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
@@ -395,14 +356,19 @@ class _MemoryPlanning:
         limits = self.graph.limit_bytes or (0,) * self.graph.num_ranks
         return [peak - limit if limit else 0 for peak, limit in zip(timed.peak_bytes, limits, strict=True)]
 
-    def _short(self, searched: Searched | Deadlock) -> str:
+    def _shortage(self, searched: Searched | Deadlock) -> MemoryShortage:
+        """Returns what the leanest strategies lack."""
         if isinstance(searched, Deadlock):
-            short, when = list(searched.short_bytes), f"{searched.at_ns / 1e6:.3f} ms into the step"
+            short, at_ns = list(searched.short_bytes), searched.at_ns
         else:
-            short, when = self._excess_bytes(searched.timed), "whatever is recomputed"
-        return (
-            f"rank {short.index(max(short))} is short of {max(short)} bytes {when}; what would help: a higher limit, "
-            "smaller microbatches, or more ranks"
+            short, at_ns = self._excess_bytes(searched.timed), 0
+        rank = short.index(max(short))
+        return MemoryShortage(
+            rank=rank,
+            at_ns=at_ns,
+            short_bytes=short[rank],
+            limit_bytes=self.graph.limit_bytes[rank],
+            base_bytes=self.graph.base_bytes[rank],
         )
 
 
@@ -438,16 +404,8 @@ def shares_of(request: Request, step: Sequence[Microbatch], num_replicas: int) -
     """Divides a step by the times of its microbatches, over all phases of all layers."""
     if num_replicas == 1:
         return (tuple(range(len(step))),)
-    known: dict[Microbatch, float] = {}
+    times: dict[Microbatch, float] = {}
     for microbatch in dict.fromkeys(step):
-        times = layer_times(replace(request, microbatches=(microbatch,)))
-        known[microbatch] = math.fsum(time for layers in times.values() for time in layers)
-    return share_out([known[microbatch] for microbatch in step], num_replicas)
-
-
-def plan_shares(
-    shares: Shares, step: Sequence[Microbatch], plan: Callable[[Sequence[Microbatch]], PipelineSchedule]
-) -> SharedStep:
-    """Plans the schedule of each share that is not empty."""
-    schedules = (plan([step[at] for at in share]) if share else None for share in shares)
-    return SharedStep(shares=shares, schedules=tuple(schedules))
+        layers = layer_times(replace(request, microbatches=(microbatch,)))
+        times[microbatch] = math.fsum(time_ms for own in layers.values() for time_ms in own)
+    return share_out([times[microbatch] for microbatch in step], num_replicas)

@@ -24,7 +24,7 @@ from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, pack
 from mosaic.cost.counts import ModuleCounts, Operator, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import operator_ms, phase_ms
 from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
-from mosaic.pipelining.rank_hardware import Collective, Degrees, Exchange, RankHardware
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 
 MAX_SHARES = 2000
 """Most cached shares."""
@@ -159,15 +159,7 @@ WHOLE = RankShare()
 def rank_share(
     sharing: ContextSharing, degrees: Degrees, *, sequences: int, tokens: int, is_causal: bool, has_items: bool
 ) -> RankShare:
-    """Returns the part of a module's data on one context rank.
-
-    Args:
-        sharing: The options.
-        degrees: The axes of the job.
-        sequences: Number of equally long sequences, in each of which attention stays.
-        tokens: Tokens of each.
-        is_causal: True for causal attention, which ``sharing.mask`` replaces.
-        has_items: True for an encoder, whose sequences are whole items such as images.
+    """Returns the part of a module's data on one context rank; sequences of encoders are whole items such as images.
 
     Raises:
         ValueError: Ranks outnumber blocks.
@@ -208,21 +200,20 @@ def rank_layer(
     """
     tensor = machine.degrees.tensor
     forward, backward = (_divided(phase, share, tensor) for phase in (counts.forward, counts.backward))
-    forward_ms, backward_ms = (
-        phase_ms(phase, machine.cluster.hardware, machine.num_sms) for phase in (forward, backward)
-    )
+    hardware = machine.cluster.hardware
+    forward_ms, backward_ms = (phase_ms(phase, hardware, hardware.num_sms) for phase in (forward, backward))
     weights_ms = _ms_of(backward, _PRODUCTS, machine) / 2 if trains else 0.0
     backward_ms = max(0.0, backward_ms - weights_ms)
 
     whole_bytes = round(hidden_bytes * share.rows)
-    gather_ms = machine.time_ns(Collective(name="rows", num_bytes=whole_bytes, axis="tensor")) / 1e6
+    gather_ms = machine.gather_ns(whole_bytes, "tensor") / 1e6
     pass_ms = halves * gather_ms
     forward_ms += 2 * pass_ms
     backward_ms += pass_ms + (max(0.0, 2 * pass_ms - weights_ms) if trains else pass_ms)
 
-    fetched = _fetched(counts.forward, share, tensor)
+    fetched = _fetched_ns(counts.forward, share, machine)
     if fetched is not None:
-        fetch_ms, return_ms = (machine.time_ns(message) / 1e6 for message in fetched)
+        fetch_ms, return_ms = (time_ns / 1e6 for time_ns in fetched)
         forward_ms += _exposed_ms(fetch_ms, _ms_of(forward, (OperatorKind.ATTENTION,), machine))
         backward_ms += _exposed_ms(fetch_ms + return_ms, _ms_of(backward, (OperatorKind.ATTENTION,), machine))
 
@@ -273,7 +264,7 @@ def _divided_operator(operator: Operator, share: RankShare, tensor: int) -> Oper
 
 def _ms_of(phase: PhaseCounts, kinds: tuple[OperatorKind, ...], machine: RankHardware) -> float:
     hardware = machine.cluster.hardware
-    return sum(each.calls * operator_ms(each, hardware, machine.num_sms) for each in phase.of_kind(*kinds))
+    return sum(each.calls * operator_ms(each, hardware, hardware.num_sms) for each in phase.of_kind(*kinds))
 
 
 def _exposed_ms(fetch_ms: float, compute_ms: float) -> float:
@@ -290,16 +281,19 @@ def _key_bytes(forward: PhaseCounts, share: RankShare, tensor: int) -> int:
     return round(keys * share.sequence.fetched_tokens / share.num_tokens / tensor)
 
 
-def _fetched(forward: PhaseCounts, share: RankShare, tensor: int) -> tuple[Collective | Exchange, ...] | None:
-    """Returns the messages of all keys and values, and of their gradients, which have twice the bytes."""
+def _fetched_ns(forward: PhaseCounts, share: RankShare, machine: RankHardware) -> tuple[int, int] | None:
+    """Returns the times of all keys and values, and of their gradients, which have twice the bytes."""
     sequence = share.sequence
-    if sequence is None or sequence.ranks == 1 or not (key_bytes := _key_bytes(forward, share, tensor)):
+    if sequence is None or sequence.ranks == 1:
+        return None
+    if not (key_bytes := _key_bytes(forward, share, machine.degrees.tensor)):
         return None
     if not sequence.sent_tokens:
-        return tuple(Collective(name="keys", num_bytes=size * key_bytes, axis="context") for size in (1, 2))
+        return machine.gather_ns(key_bytes, "context"), machine.gather_ns(2 * key_bytes, "context")
+
+    def exchange_ns(rows: tuple[tuple[int, ...], ...], token_bytes: float) -> int:
+        return machine.exchange_ns(tuple(tuple(round(token_bytes * count) for count in row) for row in rows))
+
     per_token = key_bytes / max(1, sequence.fetched_tokens)
     back = tuple(zip(*sequence.sent_tokens, strict=True))
-    return tuple(
-        Exchange(name="keys", sent_bytes=tuple(tuple(round(size * per_token * count) for count in row) for row in rows))
-        for size, rows in ((1, sequence.sent_tokens), (2, back))
-    )
+    return exchange_ns(sequence.sent_tokens, per_token), exchange_ns(back, 2 * per_token)

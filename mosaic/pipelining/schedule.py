@@ -74,6 +74,11 @@ class TaskName:
         chunk, kind, microbatch, piece = match.groups()
         return cls(int(chunk), ActionKind(kind), int(microbatch), int(piece or 0))
 
+    @property
+    def forward(self) -> TaskName:
+        """The forward of its chunk with the same piece."""
+        return replace(self, kind=ActionKind.FORWARD)
+
     def __str__(self) -> str:
         piece = f".{self.piece}" if self.piece else ""
         return f"{self.chunk}{self.kind.value}{self.microbatch}{piece}"
@@ -121,6 +126,8 @@ class PipelineSchedule(StrictFile):
     """Default activation strategy."""
     strategies: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Strategy index of each layer, by forward."""
+    turns: tuple[tuple[int, ...], ...] = ()
+    """For each rank the lane of each action, in an order of all its lanes that cannot deadlock on one thread."""
     hash: str = ""
     """Hash of the content, by which ranks compare schedules; computed if empty."""
 
@@ -138,7 +145,7 @@ class PipelineSchedule(StrictFile):
             for place, cell in enumerate(cells):
                 if _CELL.fullmatch(cell) is None:
                     raise wrong_cell(self, row, place, str(_no_action(cell)))
-        sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies))
+        sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies), self.turns)
         content_hash = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
         if self.hash not in ("", content_hash):
             raise InvalidScheduleError(
@@ -147,6 +154,10 @@ class PipelineSchedule(StrictFile):
                 grid=self.text,
             )
         object.__setattr__(self, "hash", content_hash)
+
+    def rows_of(self, rank: int) -> tuple[tuple[str, ...], ...]:
+        """Returns the actions of each lane of a rank, in order."""
+        return tuple(row for row, other in zip(self.rows, self.rank_of, strict=True) if other == rank)
 
     @property
     def num_actions(self) -> int:
@@ -185,6 +196,10 @@ def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
 
     Both ends of each remaining message keep their order, so no new deadlock arises.
     """
+    turns = []
+    for rank, lanes in enumerate(schedule.turns):
+        rows = [iter(row) for row in schedule.rows_of(rank)]
+        turns.append(tuple(lane for lane in lanes if _is_forward(next(rows[lane]))))
     return replace(
         schedule,
         plan=f"forwards of {schedule.plan}",
@@ -193,6 +208,7 @@ def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
         kept={},
         strategy="keep",
         strategies={},
+        turns=tuple(turns),
         hash="",
     )
 
@@ -262,15 +278,8 @@ def lower(
     deadlock is impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
     https://arxiv.org/abs/2311.10418); the walk is by causes.
 
-    Args:
-        partition: The partition of the tasks.
-        graph: The step's tasks.
-        orders: Tasks of each row, in order.
-        strategies: Strategies of the graph.
-        training: Chunks whose gradients are reduced after their last backward; see ``training_chunks``.
-
     Raises:
-        InvalidScheduleError: A task is not in its row once, or the rows deadlock.
+        InvalidScheduleError: The rows deadlock.
     """
     chunks = tuple(map(str, partition.chunks))
     walk = _Walk(graph, orders, set(training))
@@ -290,6 +299,7 @@ def lower(
             str(TaskName(chunk, ActionKind.FORWARD, microbatch, piece)): tuple(layers)
             for (chunk, microbatch, piece), layers in sorted(chosen.items())
         },
+        turns=tuple(map(tuple, walk.turns)) if len(set(graph.rank_of)) < graph.num_rows else (),
     )
 
 
@@ -300,6 +310,8 @@ class _Walk:
         self.graph, self.orders = graph, orders
         self.names = [str(TaskName.of(task)) for task in graph.tasks]
         self.rows: list[list[str]] = [[] for _ in orders]
+        self.turns: list[list[int]] = [[] for _ in range(graph.num_ranks)]
+        self._lane = [graph.rank_of[:row].count(rank) for row, rank in enumerate(graph.rank_of)]
         self.kept: dict[str, int] = {}
         self._inputs: list[list[int]] = [[] for _ in graph.tasks]
         self._outputs: list[list[int]] = [[] for _ in graph.tasks]
@@ -315,7 +327,6 @@ class _Walk:
         """Messages of a forward, whose buffers its last phase awaits."""
         self._open: dict[tuple[int, int, bool], tuple[int, list[str]]] = {}
         """Last sender of each channel, and its messages, whose buffers the next sender awaits."""
-        self._check_rows()
         for index in (index for order in orders for index in order):
             task = graph.tasks[index]
             key = task.chunk, task.microbatch, task.piece
@@ -356,21 +367,21 @@ class _Walk:
             offer(row)
         self._check_end(at)
         for (row, _, _), (_, messages) in self._open.items():
-            self.rows[row] += (f"SENT({message})" for message in messages)
+            self._put(row, *(f"SENT({message})" for message in messages))
 
     def _write(self, index: int) -> None:
         task = self.graph.tasks[index]
-        row = self.rows[task.row]
-        row += (f"GOT({self._message(wait)})" for wait in self._inputs[index] if self._crosses(wait))
-        row.append(self.names[index])
+        cells = [f"GOT({self._message(wait)})" for wait in self._inputs[index] if self._crosses(wait)]
+        cells.append(self.names[index])
         key = task.chunk, task.microbatch, task.piece
         forward = self._forward[key]
         if self._last[key] == index:
             if forward in self.kept:
-                row.append(f"FREE({forward})")
-            row += (f"SENT({message})" for message in self._unsent.pop(forward, ()))
+                cells.append(f"FREE({forward})")
+            cells += (f"SENT({message})" for message in self._unsent.pop(forward, ()))
         if self._reduced_by.get(task.chunk) == index:
-            row.append(f"REDUCE({task.chunk})")
+            cells.append(f"REDUCE({task.chunk})")
+        self._put(task.row, *cells)
         for wait in self._outputs[index]:
             if self._crosses(wait):
                 self._send(wait, lives_on=self._last[key] != index and task.kind is ActionKind.FORWARD)
@@ -386,11 +397,15 @@ class _Walk:
             channel = source.row, target.row, source.kind is ActionKind.FORWARD
             sender, messages = self._open.get(channel, (ends.source, []))
             if sender != ends.source:
-                self.rows[source.row] += (f"SENT({earlier})" for earlier in messages)
+                self._put(source.row, *(f"SENT({earlier})" for earlier in messages))
                 messages = []
             self._open[channel] = ends.source, [*messages, message]
-        self.rows[source.row].append(f"SEND({message})")
-        self.rows[target.row].append(f"RECV({message})")
+        self._put(source.row, f"SEND({message})")
+        self._put(target.row, f"RECV({message})")
+
+    def _put(self, row: int, *cells: str) -> None:
+        self.rows[row] += cells
+        self.turns[self.graph.rank_of[row]] += [self._lane[row]] * len(cells)
 
     def _message(self, wait: int) -> str:
         return f"{self.names[self.graph.waits[wait].source]}>{self.names[self.graph.waits[wait].target]}"
@@ -400,33 +415,13 @@ class _Walk:
         source, target = self.graph.waits[wait].source, self.graph.waits[wait].target
         return ranks[tasks[source].row] != ranks[tasks[target].row]
 
-    def _check_rows(self) -> None:
-        seen: set[int] = set()
-        for row, order in enumerate(self.orders):
-            for index in order:
-                if index in seen or self.graph.tasks[index].row != row:
-                    raise InvalidScheduleError(
-                        f"row {row} has {self.names[index]} of row {self.graph.tasks[index].row}; run each task once, "
-                        "in its own row"
-                    )
-                seen.add(index)
-        if len(self.orders) != self.graph.num_rows or len(seen) < len(self.graph.tasks):
-            left = next((name for index, name in enumerate(self.names) if index not in seen), "nothing")
-            raise InvalidScheduleError(
-                f"orders of {len(self.orders)} rows leave out {left}; there are {self.graph.num_rows} rows: run each "
-                "task once"
-            )
-
     def _check_end(self, at: Sequence[int]) -> None:
-        stuck = next((row for row, order in enumerate(self.orders) if at[row] < len(order)), None)
-        if stuck is None:
-            return
-        task = self.orders[stuck][at[stuck]]
-        todo = {index for row, order in enumerate(self.orders) for index in order[at[row] :]}
-        source = next(end for end in (self.graph.waits[wait].source for wait in self._inputs[task]) if end in todo)
-        other = self.graph.tasks[source].row
-        now = self.names[self.orders[other][at[other]]]
-        raise InvalidScheduleError(
-            f"rank {self.graph.rank_of[stuck]} stands at {self.names[task]}, which waits for {self.names[source]} of "
-            f"rank {self.graph.rank_of[other]}, which stands at {now}: both wait for ever; change an order"
-        )
+        for row, order in enumerate(self.orders):
+            if at[row] == len(order):
+                continue
+            task = order[at[row]]
+            sources = (self.names[self.graph.waits[wait].source] for wait in self._inputs[task])
+            raise InvalidScheduleError(
+                f"rank {self.graph.rank_of[row]} would wait for ever at {self.names[task]}, which needs "
+                f"{', '.join(sources)}; change an order"
+            )

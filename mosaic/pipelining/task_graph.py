@@ -25,7 +25,6 @@ from mosaic.pipelining.layers import (
     LayeredModule,
     Microbatch,
     PipelineModel,
-    Shareable,
     Strategy,
     scaled_layer,
 )
@@ -39,7 +38,7 @@ from mosaic.pipelining.partition import (
     sources_of,
     strategy_of,
 )
-from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.tasks import ActionKind, PairKey, Task, TaskGraph, Wait
 
 MAX_TASKS = 2_000_000
@@ -51,21 +50,19 @@ Strategies = str | Mapping[PairKey, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """Host time of one task or message, beside layers and the network.
+    """Host time of messages, beside the network's.
 
     Raises:
         ValueError: A time is negative.
     """
 
-    task_ns: int = 0
-    """Time of a forward beside its layers: the model's own Python around them."""
     post_ns: int = 0
     """Time of a task for each message that it sends or receives."""
     message_ns: int = 0
     """Latency of a message beside the network's."""
 
     def __post_init__(self) -> None:
-        if min(self.task_ns, self.post_ns, self.message_ns) < 0:
+        if min(self.post_ns, self.message_ns) < 0:
             raise ValueError(f"{self}; use 0 or more nanoseconds")
 
 
@@ -88,7 +85,7 @@ class RankSpace:
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     host: HostTimes = NO_HOST_TIMES
-    """Host time of tasks and messages."""
+    """Host time of messages."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:
@@ -159,23 +156,16 @@ LayerMemory = tuple[int, int, int]
 """Bytes of a layer: kept by its strategy, kept by ``keep``, and its workspace."""
 
 
-def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> int:
+def workspace_bytes(layers: Sequence[LayerMemory]) -> int:
     """Returns the bytes of a chunk above its kept ones, while forward or backward runs.
 
-    A layer has all its activations while it runs, in either phase, beside the kept ones of earlier layers. Recomputed
-    activations stay until the end of backward for weights, if that is apart.
+    A layer has all its activations while it runs, in either phase, beside the kept ones of earlier layers.
     """
-    if weights_apart:
-        return _remade_bytes(layers) + max((works for _, _, works in layers), default=0)
     peak = before = 0
     for kept_bytes, whole, works in layers:
         peak = max(peak, before + max(kept_bytes, whole) + works)
         before += kept_bytes
     return max(0, peak - before)
-
-
-def _remade_bytes(layers: Sequence[LayerMemory]) -> int:
-    return sum(max(0, whole - kept_bytes) for kept_bytes, whole, _ in layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,27 +241,27 @@ class _CostCounter:
         if (least := min(map(min, memory))) < 0:
             raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
         forward, backward, weights_ns = (_whole_ns(phase, chunk) for phase in zip(*times, strict=True))
+        # recomputed activations stay until the end of backward for weights, if that is apart
+        remade = sum(max(0, whole - kept) for kept, whole, _ in memory) if self.weights_apart else 0
+        works = remade + max(own for *_, own in memory) if self.weights_apart else workspace_bytes(memory)
         return _Costs(
             forward_ns=forward,
             backward_ns=backward,
             weights_ns=weights_ns,
             kept_bytes=sum(kept_bytes for kept_bytes, _, _ in memory),
-            workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
-            remade_bytes=_remade_bytes(memory) if self.weights_apart else 0,
+            workspace_bytes=works,
+            remade_bytes=remade,
             has_backward=has_backward,
             has_weights=has_weights,
             layers=tuple(layers),
         )
 
     def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        """Returns a module's layers on a share of its rank, in proportion to the share unless it is ``Shareable``."""
+        """Returns a module's layers on a share of its rank, whose speed is in proportion to the share."""
         key = name, share, microbatch, units
         if key not in self.layers:
-            module = self.modules[name]
-            if share < 1 and isinstance(module, Shareable):
-                self.layers[key] = module.on_share(share).layers(microbatch, units)
-            else:
-                self.layers[key] = tuple(scaled_layer(own, 1 / share, 1) for own in module.layers(microbatch, units))
+            layers = self.modules[name].layers(microbatch, units)
+            self.layers[key] = tuple(scaled_layer(layer, 1 / share, 1) for layer in layers)
         return self.layers[key]
 
 
@@ -388,9 +378,8 @@ class _StepBuilder:
                 if cost.has_backward:
                     self.layers[pair] = cost.layers
                 works = cost.workspace_bytes
-                time_ns = cost.forward_ns + self.space.host.task_ns
                 at = chunk, piece
-                task = self._task(current, ActionKind.FORWARD, at, time_ns, cost.kept_bytes + works, works)
+                task = self._task(current, ActionKind.FORWARD, at, cost.forward_ns, cost.kept_bytes + works, works)
                 current.forward[at] = task
                 for source, size in self._inputs(current, chunk, piece, names):
                     self._wait(current.forward[source], task, size)
@@ -495,11 +484,8 @@ class _StepBuilder:
         return self._flows[present]
 
 
-def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
-    """Returns the time of each rank's gradient sum, as in Megatron's distributed optimizer.
-
-    Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
-    """
+def trained_parameters(model: PipelineModel, partition: Partition) -> list[int]:
+    """Returns the number of parameters of each rank that train."""
     modules = {module.name: module for module in model.modules}
     trained = [0] * partition.num_ranks
     for chunk in partition.chunks:
@@ -507,10 +493,16 @@ def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Par
             module = modules[part.module]
             own = (at for at in range(part.first, part.end) if module.trains[at])
             trained[chunk.rank] += sum(module.num_parameters(at, 1) for at in own)
+    return trained
+
+
+def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+    """Returns the time of each rank's gradient sum, as in Megatron's distributed optimizer.
+
+    Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
+    """
     times_ns = []
-    for count in trained:
+    for count in trained_parameters(model, partition):
         own_count = count // machine.degrees.tensor
-        scattered = Collective(name="gradients", num_bytes=4 * own_count, axis="data")
-        gathered = Collective(name="weights", num_bytes=2 * own_count, axis="data")
-        times_ns.append(machine.time_ns(scattered) + machine.time_ns(gathered))
+        times_ns.append(machine.gather_ns(4 * own_count, "data") + machine.gather_ns(2 * own_count, "data"))
     return tuple(times_ns)

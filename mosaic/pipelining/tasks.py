@@ -4,8 +4,8 @@ Times are whole nanoseconds and memory whole bytes: the same order gives exactly
 implementation.
 
 A roll-out interleaves forwards and backwards as in PipeWeaver 6.2: a free row runs the first task by ranking that could
-start by now, and if a forward and a backward both could, the kind that it did not run last. Memory admits tasks by one
-of two rules (``Admission``).
+start by now, and if a forward and a backward both could, the kind that it did not run last. A microbatch enters where
+its total memory fits on every rank; searches also try the paper's gate, which closes the queue of a task that does not.
 """
 
 from __future__ import annotations
@@ -173,15 +173,6 @@ class Deadlock:
     """Bytes that each rank lacks for its waiting tasks; 0 if memory does not block them."""
 
 
-class Admission(StrEnum):
-    """Rule by which a rank's memory admits tasks."""
-
-    GATE = "gate"
-    """A task that does not fit closes its queue for now, as in the paper; rows may deadlock."""
-    RESERVE = "reserve"
-    """A microbatch enters if its total memory fits on every rank; an admitted one always ends."""
-
-
 def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
     """Simulates orders: each task starts as soon as its row is free, its inputs have arrived, and its memory fits.
 
@@ -193,16 +184,9 @@ def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
     return _timed(load_search().replay(graph.compiled, orders))
 
 
-def roll_out(
-    graph: TaskGraph, ranking: Sequence[int] | None = None, *, admission: Admission = Admission.RESERVE
-) -> tuple[Orders, Timed] | Deadlock:
-    """Returns orders and times for a ranking of groups, by default their natural order.
-
-    Raises:
-        ValueError: The ranking lacks a group, or has one twice.
-    """
-    groups = graph.compiled.natural_ranking if ranking is None else ranking
-    orders, replayed = load_search().roll_out(graph.compiled, groups, is_gated=admission == Admission.GATE)
+def roll_out(graph: TaskGraph) -> tuple[Orders, Timed] | Deadlock:
+    """Returns orders and times for the natural ranking of groups; a microbatch enters once its total memory fits."""
+    orders, replayed = load_search().roll_out(graph.compiled)
     timed = _timed(replayed)
     return timed if isinstance(timed, Deadlock) else (tuple(map(tuple, orders)), timed)
 

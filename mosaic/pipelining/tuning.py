@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.task_graph import workspace_bytes
-from mosaic.pipelining.tasks import ActionKind, Deadlock, PairKey, TaskGraph, Timed, memory_peaks
+from mosaic.pipelining.tasks import ActionKind, Orders, PairKey, TaskGraph, Timed, memory_peaks, simulate
 
 Choice = tuple[int, ...]
 """Candidate index of each pair."""
-Simulate = Callable[[TaskGraph], Timed | Deadlock]
-"""Runs tasks of a graph without memory limits in fixed orders."""
 Floats = npt.NDArray[np.float64]
 
+MAX_CANDIDATES = 8
+"""Most candidates of a chunk: the fastest, the leanest, and others evenly between them by bytes."""
+ROUNDS = 8
+"""Most simulated choices."""
 _GB = 1e9
 _TAKEN_AT_ONCE = 4
 """Candidates that a greedy choice takes by one price list. Without a limit steps got up to 2 % longer."""
@@ -64,70 +66,43 @@ class Candidate:
 _NOTHING = Candidate(strategies=(), forward_ns=0, backward_ns=0, kept_bytes=0, workspace_bytes=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """Finds candidates of chunks, equal ones once.
+def candidates_of(layers: Sequence[Layer], count: int = MAX_CANDIDATES) -> tuple[Candidate, ...]:
+    """Returns up to ``count`` candidates of a chunk with one piece, from the fastest to the leanest.
 
-    Raises:
-        ValueError: ``count`` is under 2.
+    Changes of single layers are made in the order of added time over freed bytes.
     """
+    hulls = [_hull(layer) for layer in layers]
+    changes = [
+        (_price(layer, before, after), place, rank, after)
+        for place, (layer, hull) in enumerate(zip(layers, hulls, strict=True))
+        for rank, (before, after) in enumerate(pairwise(hull))
+    ]
+    policies = [hull[0] for hull in hulls]
+    candidates = [_candidate(layers, policies)]
+    for _, place, _, after in sorted(changes):
+        policies[place] = after
+        candidates.append(_candidate(layers, policies))
+    if len(candidates) <= count:
+        return tuple(candidates)
+    kept = np.array([candidate.kept_bytes for candidate in candidates])
+    goals = np.linspace(kept[0], kept[-1], count)
+    places = sorted({0, len(candidates) - 1, *(int(np.abs(kept - goal).argmin()) for goal in goals[1:-1])})
+    return tuple(candidates[at] for at in places)
 
-    count: int = 8
-    """Most candidates of a chunk: the fastest, the leanest, and others evenly between them by bytes."""
-    weights_apart: bool = False
-    """True if backward for weights is a task of its own, until whose end recomputed activations stay."""
-    _known: dict[tuple[Layer, ...], tuple[Candidate, ...]] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.count < 2:
-            raise ValueError(f"count={self.count}; the fastest and the leanest are two")
-
-    def of(self, layers: Sequence[Layer]) -> tuple[Candidate, ...]:
-        """Returns up to ``count`` candidates of a chunk with one piece, from the fastest to the leanest.
-
-        Raises:
-            ValueError: A time or a number of bytes is negative or not finite.
-        """
-        chunk = tuple(layers)
-        if chunk not in self._known:
-            for layer in dict.fromkeys(chunk):
-                _check(layer)
-            self._known[chunk] = self._find(chunk)
-        return self._known[chunk]
-
-    def _find(self, layers: tuple[Layer, ...]) -> tuple[Candidate, ...]:
-        """Takes the changes of single layers in the order of added time over freed bytes."""
-        hulls = [_hull(layer) for layer in layers]
-        changes = [
-            (_price(layer, before, after), place, rank, after)
-            for place, (layer, hull) in enumerate(zip(layers, hulls, strict=True))
-            for rank, (before, after) in enumerate(pairwise(hull))
-        ]
-        chosen = [hull[0] for hull in hulls]
-        candidates = [self._candidate(layers, tuple(chosen))]
-        for _, place, _, after in sorted(changes):
-            chosen[place] = after
-            candidates.append(self._candidate(layers, tuple(chosen)))
-        if len(candidates) <= self.count:
-            return tuple(candidates)
-        kept = np.array([candidate.kept_bytes for candidate in candidates])
-        goals = np.linspace(kept[0], kept[-1], self.count)
-        taken = sorted({0, len(candidates) - 1, *(int(np.abs(kept - goal).argmin()) for goal in goals[1:-1])})
-        return tuple(candidates[at] for at in taken)
-
-    def _candidate(self, layers: tuple[Layer, ...], chosen: tuple[int, ...]) -> Candidate:
-        strategies = [layer.strategies[at] for layer, at in zip(layers, chosen, strict=True)]
-        memory = [
-            (strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
-            for layer, strategy in zip(layers, strategies, strict=True)
-        ]
-        return Candidate(
-            strategies=chosen,
-            forward_ns=sum(round(strategy.extra_forward_ms * 1e6) for strategy in strategies),
-            backward_ns=sum(round(strategy.extra_backward_ms * 1e6) for strategy in strategies),
-            kept_bytes=sum(strategy.kept_bytes for strategy in strategies),
-            workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
-        )
+def _candidate(layers: Sequence[Layer], policies: Sequence[int]) -> Candidate:
+    strategies = [layer.strategies[at] for layer, at in zip(layers, policies, strict=True)]
+    memory = [
+        (strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
+        for layer, strategy in zip(layers, strategies, strict=True)
+    ]
+    return Candidate(
+        strategies=tuple(policies),
+        forward_ns=sum(round(strategy.extra_forward_ms * 1e6) for strategy in strategies),
+        backward_ns=sum(round(strategy.extra_backward_ms * 1e6) for strategy in strategies),
+        kept_bytes=sum(strategy.kept_bytes for strategy in strategies),
+        workspace_bytes=workspace_bytes(memory),
+    )
 
 
 def _added_ms(layer: Layer, at: int) -> float:
@@ -138,15 +113,6 @@ def _price(layer: Layer, before: int, after: int) -> float:
     """Returns the added time over the freed bytes of a change of policy."""
     freed = layer.strategies[before].kept_bytes - layer.strategies[after].kept_bytes
     return (_added_ms(layer, after) - _added_ms(layer, before)) / freed
-
-
-def _check(layer: Layer) -> None:
-    for strategy in layer.strategies:
-        for time_ms in (strategy.extra_forward_ms, strategy.extra_backward_ms):
-            if not 0 <= time_ms < math.inf:  # also catches NaN
-                raise ValueError(f"strategy {strategy.name!r} adds {time_ms} ms; use a finite time, 0 or more")
-        if strategy.kept_bytes < 0 or layer.workspace_bytes < 0:
-            raise ValueError(f"strategy {strategy.name!r} keeps {strategy.kept_bytes} bytes; use 0 or more")
 
 
 def _hull(layer: Layer) -> list[int]:
@@ -172,15 +138,8 @@ class Pair:
     """Index of a task on the same rank."""
     candidates: tuple[Candidate, ...]
     """At least one."""
-    weights: int | None = None
-    """Index of backward for weights if it is apart; it then frees the activations instead of ``backward``."""
     counted: Candidate = _NOTHING
     """Candidate that the graph's times and bytes include; by default none."""
-
-    @property
-    def last(self) -> int:
-        """The task that frees the activations."""
-        return self.backward if self.weights is None else self.weights
 
     @property
     def fastest(self) -> int:
@@ -194,14 +153,15 @@ class Pair:
         return min(range(len(options)), key=lambda at: (options[at].kept_bytes, options[at].added_ns))
 
 
-def pairs_of(graph: TaskGraph, candidates: Candidates) -> tuple[Pair, ...]:
-    """Returns all forwards with their backwards of a graph in which everything is kept.
+def pairs_of(graph: TaskGraph) -> tuple[Pair, ...]:
+    """Returns all forwards with their backwards of a graph in which everything is kept; equal chunks are read once.
 
     Bytes that a forward takes and does not free are kept; those that it frees are workspace.
     """
     phases: dict[PairKey, dict[ActionKind, int]] = {}
     for index, task in enumerate(graph.tasks):
         phases.setdefault((task.chunk, task.microbatch, task.piece), {})[task.kind] = index
+    candidates = {layers: candidates_of(layers) for layers in dict.fromkeys(graph.layers.values())}
     pairs = []
     for key, layers in graph.layers.items():
         forward = graph.tasks[phases[key][ActionKind.FORWARD]]
@@ -210,8 +170,7 @@ def pairs_of(graph: TaskGraph, candidates: Candidates) -> tuple[Pair, ...]:
             Pair(
                 forward=phases[key][ActionKind.FORWARD],
                 backward=phases[key][ActionKind.BACKWARD],
-                weights=phases[key].get(ActionKind.WEIGHTS),
-                candidates=candidates.of(layers),
+                candidates=candidates[layers],
                 counted=replace(_NOTHING, kept_bytes=kept_bytes, workspace_bytes=forward.frees_bytes),
             )
         )
@@ -228,28 +187,24 @@ def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]
 
 
 def with_candidates(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> TaskGraph:
-    """Returns the graph with the times and bytes of one candidate for each pair.
-
-    Raises:
-        ValueError: A pair counts more than the graph has.
-    """
+    """Returns the graph with the times and bytes of one candidate for each pair."""
     tasks = list(graph.tasks)
-
-    def alter(index: int, time_ns: int, *, takes: int = 0, frees: int = 0) -> None:
-        task = tasks[index]
-        values = task.time_ns + time_ns, task.takes_bytes + takes, task.frees_bytes + frees
-        if min(values) < 0:
-            raise ValueError(
-                f"task {index} would take {values[0]} ns and {values[1]} bytes; it counts less than its pair"
-            )
-        tasks[index] = replace(task, time_ns=values[0], takes_bytes=values[1], frees_bytes=values[2])
-
     for pair, index in zip(pairs, choice, strict=True):
         new, old = pair.candidates[index], pair.counted
         held, works = new.kept_bytes - old.kept_bytes, new.workspace_bytes - old.workspace_bytes
-        alter(pair.forward, new.forward_ns - old.forward_ns, takes=held + works, frees=works)
-        alter(pair.backward, new.backward_ns - old.backward_ns, takes=works)
-        alter(pair.last, 0, frees=held + works)
+        forward, backward = tasks[pair.forward], tasks[pair.backward]
+        tasks[pair.forward] = replace(
+            forward,
+            time_ns=forward.time_ns + new.forward_ns - old.forward_ns,
+            takes_bytes=forward.takes_bytes + held + works,
+            frees_bytes=forward.frees_bytes + works,
+        )
+        tasks[pair.backward] = replace(
+            backward,
+            time_ns=backward.time_ns + new.backward_ns - old.backward_ns,
+            takes_bytes=backward.takes_bytes + works,
+            frees_bytes=backward.frees_bytes + held + works,
+        )
     return replace(graph, tasks=tuple(tasks))
 
 
@@ -268,10 +223,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShortage:
-    """Orders that do not fit under any policies; ``str`` has the remedies.
-
-    The figures are for the leanest candidates, on the rank with the largest shortage.
-    """
+    """Bytes that the leanest policies lack, on the rank that lacks most; ``str`` has the remedies."""
 
     rank: int
     at_ns: int
@@ -280,88 +232,61 @@ class MemoryShortage:
     limit_bytes: int
     base_bytes: int
     """Constant bytes of the rank: weights, gradients, optimizer state."""
-    microbatches: tuple[int, ...]
-    """Microbatches whose activations are in use then."""
-    held_bytes: int
-    """Bytes of their pairs then."""
-    num_pairs: int
-    """Number of pairs in use then."""
-    num_fitting: int
-    """Number of these pairs that fit, the leanest first."""
-
-    @property
-    def remedies(self) -> str:
-        """Remedies, separated by ``; or``."""
-        if self.base_bytes > self.limit_bytes:
-            over = (self.base_bytes - self.limit_bytes) / _GB
-            return (
-                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB, {over:.3g} GB "
-                "over its limit: use more ranks or more tensor parallelism, or train fewer of its layers"
-            )
-        remedies = f"a limit of {(self.limit_bytes + self.short_bytes) / _GB:.4g} GB"
-        if self.num_pairs > 1:
-            remedies += (
-                f"; or an order with at most {self.num_fitting} pieces of layers in flight there, where it has "
-                f"{self.num_pairs} of microbatches {', '.join(map(str, self.microbatches))}"
-            )
-        if self.held_bytes:
-            remedies += (
-                f"; or smaller microbatches, of which {self.held_bytes / _GB:.3g} GB are in use there then; or more "
-                "ranks"
-            )
-        return remedies
 
     def __str__(self) -> str:
+        if self.base_bytes > self.limit_bytes:
+            remedies = (
+                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB: use more ranks or "
+                "more tensor parallelism, or train fewer of its layers"
+            )
+        else:
+            needed = (self.limit_bytes + self.short_bytes) / _GB
+            remedies = f"a limit of {needed:.4g} GB, smaller microbatches, or more ranks"
         return (
             f"rank {self.rank} is short of {self.short_bytes / _GB:.3g} GB of its {self.limit_bytes / _GB:.3g} GB "
-            f"{self.at_ns / 1e6:.3f} ms into the step; what would help: {self.remedies}"
+            f"{self.at_ns / 1e6:.3f} ms into the step; what would help: {remedies}"
         )
 
 
-def tune(
-    graph: TaskGraph, pairs: Sequence[Pair], simulate: Simulate, *, rounds: int = 8
-) -> Tuned | MemoryShortage | Deadlock:
-    """Chooses a candidate for each pair.
+def tune(graph: TaskGraph, pairs: Sequence[Pair], orders: Orders) -> Tuned | MemoryShortage:
+    """Chooses a candidate for each pair, in fixed orders that run where memory has no limits.
 
     Args:
         graph: Tasks, with memory limits.
         pairs: Forwards with their backwards; other tasks stay unchanged.
-        simulate: Returns starts of tasks for a graph without limits, in an order independent of times.
-        rounds: Most simulated choices.
+        orders: Tasks of each row, in order.
 
     Returns:
-        The best fitting choice; or the shortage of the leanest one; or the deadlock of an order that cannot run without
-        memory limits.
+        The best fitting choice, or the shortage of the leanest one.
     """
-    return _Tuning(graph, tuple(pairs), simulate).run(rounds)
+    return _Tuning(graph, tuple(pairs), orders).run()
 
 
 class _Tuning:
     """State of a tuning."""
 
-    def __init__(self, graph: TaskGraph, pairs: tuple[Pair, ...], simulate: Simulate) -> None:
+    def __init__(self, graph: TaskGraph, pairs: tuple[Pair, ...], orders: Orders) -> None:
         self.graph, self.free = graph, replace(graph, limit_bytes=())
-        self.pairs, self.simulate = pairs, simulate
-        self.ranks = [RankPairs(graph, pairs, rank) for rank, limit in enumerate(graph.limit_bytes) if limit]
+        self.pairs, self.orders = pairs, orders
+        self.ranks = [_RankPairs(graph, pairs, rank) for rank, limit in enumerate(graph.limit_bytes) if limit]
         self.weights = {task: 1.0 for pair in pairs for task in (pair.forward, pair.backward)}
         self.followers: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]
         for wait in graph.waits:
             self.followers[wait.source].append((wait.target, wait.lag_ns))
 
-    def run(self, rounds: int) -> Tuned | MemoryShortage | Deadlock:
+    def run(self) -> Tuned | MemoryShortage:
         choice = tuple(pair.fastest for pair in self.pairs)
-        altered = with_candidates(self.free, self.pairs, choice)
-        timed = self.simulate(altered)
-        if isinstance(timed, Deadlock):
-            return timed
+        altered, timed, short = self._simulated(choice)
         bound_ns = timed.makespan_ns
         fitting: dict[Choice, tuple[TaskGraph, Timed]] = {}
         tried = {choice}
-        for _ in range(rounds):
-            if not (short := self._short(altered, timed)):
+        for at in range(ROUNDS + 1):
+            if not short:
                 fitting[choice] = altered, timed
                 if timed.makespan_ns == bound_ns:
                     break
+            if at == ROUNDS:
+                break
             self._note(altered, timed, short)
             selected = self._select()
             if selected is None:
@@ -370,32 +295,26 @@ class _Tuning:
                 continue
             choice = selected
             tried.add(choice)
-            altered, timed = self._simulated(choice)
-        else:
-            if not self._short(altered, timed):
-                fitting[choice] = altered, timed
+            altered, timed, short = self._simulated(choice)
         if not fitting:
             choice = tuple(pair.leanest for pair in self.pairs)
-            altered, timed = self._simulated(choice)
-            if (shortage := self._shortage(altered, timed)) is not None:
-                return shortage
+            altered, timed, short = self._simulated(choice)
+            if short:
+                return self._shortage(altered, timed)
             fitting[choice] = altered, timed
         choice, (altered, timed) = min(fitting.items(), key=lambda item: item[1][1].makespan_ns)
         graph = replace(altered, limit_bytes=self.graph.limit_bytes)
         return Tuned(choice=choice, graph=graph, timed=timed, bound_ns=bound_ns)
 
-    def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed]:
+    def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed, list[_RankPairs]]:
+        """Returns the tasks of a choice, their times, and the ranks whose memory does not hold."""
         altered = with_candidates(self.free, self.pairs, choice)
-        timed = self.simulate(altered)
-        assert isinstance(timed, Timed)  # times do not change the waits
-        return altered, timed
-
-    def _short(self, altered: TaskGraph, timed: Timed) -> list[RankPairs]:
-        """Returns the ranks whose memory does not hold."""
+        timed = simulate(altered, self.orders)
+        assert isinstance(timed, Timed)  # without limits nothing waits for memory
         peaks = memory_peaks(altered, timed.start_ns)
-        return [own for own in self.ranks if peaks[own.rank][0] > own.limit_bytes]
+        return altered, timed, [own for own in self.ranks if peaks[own.rank][0] > own.limit_bytes]
 
-    def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[RankPairs]) -> None:
+    def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[_RankPairs]) -> None:
         """Updates instants of memory and weights from a simulation."""
         for own in self.ranks:
             if own in short or not own.has_instants:
@@ -435,37 +354,21 @@ class _Tuning:
                 choice[index] = candidate
         return tuple(choice)
 
-    def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage | None:
-        """Returns the shortage of the leanest candidates; None if all fits."""
+    def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage:
+        """Returns the shortage of the leanest candidates."""
         peaks = memory_peaks(graph, timed.start_ns)
         own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
         peak_bytes, peak_ns = peaks[own.rank]
-        if (short := peak_bytes - own.limit_bytes) <= 0:
-            return None
-        using = []
-        for pair, (start, forward_end, backward_start, end) in zip(
-            own.pairs, own.spans(graph, timed.start_ns), strict=True
-        ):
-            if start <= peak_ns < end:
-                candidate = pair.candidates[pair.leanest]
-                works = peak_ns < forward_end or peak_ns >= backward_start
-                using.append((candidate.kept_bytes + works * candidate.workspace_bytes, pair))
-        sizes = sorted(size for size, _ in using)
-        left = sum(sizes) - short
         return MemoryShortage(
             rank=own.rank,
             at_ns=peak_ns,
-            short_bytes=short,
+            short_bytes=peak_bytes - own.limit_bytes,
             limit_bytes=own.limit_bytes,
             base_bytes=own.base_bytes,
-            microbatches=tuple(sorted({graph.tasks[pair.forward].microbatch for _, pair in using})),
-            held_bytes=sum(sizes),
-            num_pairs=len(using),
-            num_fitting=sum(held <= left for held in accumulate(sizes)),
         )
 
 
-class RankPairs:
+class _RankPairs:
     """The pairs of one rank, all other uses of its memory, and the instants at which not every choice fits."""
 
     def __init__(self, graph: TaskGraph, pairs: Sequence[Pair], rank: int) -> None:
@@ -482,7 +385,7 @@ class RankPairs:
             fixed[pair.forward][0] -= kept + works
             fixed[pair.forward][1] -= works
             fixed[pair.backward][0] -= works
-            fixed[pair.last][1] -= kept + works
+            fixed[pair.backward][1] -= kept + works
         self._fixed = {index: (takes, frees) for index, (takes, frees) in fixed.items() if takes or frees}
         most = max((len(pair.candidates) for pair in self.pairs), default=0)
 
@@ -503,26 +406,24 @@ class RankPairs:
         """True if memory is short for some choice at some instant that was added."""
         return len(self._room) > 0
 
-    def spans(self, graph: TaskGraph, start_ns: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Returns for each pair start and end of forward, start of backward, and the end of its use."""
-        tasks = graph.tasks
-        spans = [
-            (
-                start_ns[pair.forward],
-                start_ns[pair.forward] + tasks[pair.forward].time_ns,
-                start_ns[pair.backward],
-                start_ns[pair.last] + tasks[pair.last].time_ns,
-            )
-            for pair in self.pairs
-        ]
-        return np.array(spans, dtype=np.int64).reshape(-1, 4)
-
     def add_instants(self, graph: TaskGraph, start_ns: Sequence[int]) -> None:
         """Adds the instants of a simulation at which not every choice fits."""
-        spans = self.spans(graph, start_ns)
+        start, tasks = start_ns, graph.tasks
+        spans = np.array(
+            [
+                (
+                    start[pair.forward],
+                    start[pair.forward] + tasks[pair.forward].time_ns,
+                    start[pair.backward],
+                    start[pair.backward] + tasks[pair.backward].time_ns,
+                )
+                for pair in self.pairs
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 4)
         changes = [(0, self.base_bytes)]
         for task, (takes, frees) in self._fixed.items():
-            changes += [(start_ns[task], takes), (start_ns[task] + graph.tasks[task].time_ns, -frees)]
+            changes += [(start[task], takes), (start[task] + tasks[task].time_ns, -frees)]
         when, sizes = np.array(changes, dtype=np.int64).T
         times = np.unique(np.concatenate([spans[:, 0], spans[:, 2], when]))[:, None]
         used = (spans[:, 0] <= times) & (times < spans[:, 3])
@@ -535,11 +436,7 @@ class RankPairs:
         self._room = np.concatenate([self._room, room[matters]])
 
     def select(self, weights: Mapping[int, float]) -> list[int] | None:
-        """Returns a candidate for each pair with little weighted added time that fits all instants; None if none does.
-
-        Args:
-            weights: Weight of each task's added time.
-        """
+        """Returns a candidate for each pair, of little weighted added time, within all instants; None if none fits."""
         if not self.pairs:
             return None if (self._room < 0).any() else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
-from mosaic.pipelining.planner import Contender, PlannedStep
+from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.report.figure import FAINT, INK, Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.plan_view import ms_text
@@ -178,15 +178,15 @@ def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, i
         axes.text(*at, text, transform=axes.get_yaxis_transform(), fontsize=7.5, va="center", color=color)
 
 
-def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Table:
+def pipeline_table(planned: PlannedStep, contenders: Mapping[str, PlannedStep | str]) -> Table:
     """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
     rows = [_cells("planned", planned, 1.0)]
-    for contender in contenders:
-        if (plan := contender.plan) is None:
-            rows.append([contender.name, "-", "-", "-", "-", contender.reason])
+    for name, plan in contenders.items():
+        if isinstance(plan, str):
+            rows.append([name, "-", "-", "-", "-", plan])
             continue
         ratio = plan.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        rows.append(_cells(contender.name, plan, ratio))
+        rows.append(_cells(name, plan, ratio))
     columns = ("schedule", ">step\nms", ">× ours", ">bubbles\n%", ">fullest rank\nGB", "activations")
     return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
 

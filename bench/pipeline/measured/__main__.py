@@ -30,9 +30,8 @@ from bench.pipeline.measured.steps import Sizes, cores, memory, steps
 from bench.ranks.launch import Work, on_ranks
 from bench.record import Figure
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.program import Edge
+from mosaic.ranks.pipeline.program import Edge, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 
 CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15
@@ -48,11 +47,10 @@ class _Nothing:
 
     made = (torch.zeros(4, 8),)
 
-    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors:
-        return self.made
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        return dict.fromkeys(task.targets, self.made)
 
-    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
-        return {TaskName(task.chunk - 1, ActionKind.BACKWARD, task.microbatch): self.made} if task.chunk else {}
+    backward = forward
 
     def free(self, task: TaskName) -> None:
         """Nothing is kept."""

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -23,12 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.pipelining.layers import CountedMicrobatch
+from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
-from mosaic.pipelining.schedule import TaskName
-from mosaic.pipelining.tasks import Timed, simulate
-from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
-from mosaic.ranks.pipeline.setup import PipelineOptions, PipelineSetup, make_setup
+from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
 from mosaic.ranks.pipeline.step import PipelineRunner
 from mosaic.ranks.pipeline.trial import fit_modules, gather_tasks
 from mosaic.ranks.world.world import World
@@ -55,21 +52,12 @@ def judge(
     """Plans a step on rank 0 for all, and simulates it."""
     counted = [own.counted.microbatch(one) for one in step]
     shared: SharedStep = own.world.broadcast(
-        planner.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None
+        planner.plan_step(counted, seconds=seconds) if own.world.rank == 0 else None
     )
-    timed = simulated(planner, counted, shared)
-    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
-
-
-def simulated(planner: StepPlanner, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
-    """Plays a schedule of one replica with the way's times."""
     (schedule,) = shared.schedules
     assert schedule is not None
-    graph = replace(planner.tasks(counted, schedule), limit_bytes=())
-    at = {str(TaskName.of(task)): index for index, task in enumerate(graph.tasks)}
-    timed = simulate(graph, tuple(tuple(at[cell] for cell in row if cell in at) for row in schedule.rows))
-    assert isinstance(timed, Timed)
-    return timed
+    _, timed = planner.simulate(counted, schedule)
+    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
 
 
 def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
@@ -150,7 +138,7 @@ class _Turns:
     ) -> None:
         self.own, self.model, self.sizes, self.planners = own, model, sizes, planners
         self.judged: dict[str, list[JudgedStep]] = {planner: [] for planner in planners}
-        self._runners = {planner: own.runner(found, keeps_all=True) for planner, found in planners.items()}
+        self._runners = {planner: own.runner(found.plan, keeps_all=True) for planner, found in planners.items()}
 
     def take(self) -> None:
         for seed in range(1, 1 + self.sizes.steps):
@@ -236,7 +224,7 @@ def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]
     if not isinstance(planner, StepPlanner):
         yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
         return
-    runner = own.runner(planner, keeps_all=False)
+    runner = own.runner(planner.plan, keeps_all=False)
     step = model.step(1, sizes.microbatches)
     judged = judge(own, planner, step, seconds=sizes.plan_s)
     trained = [one for one in own.model.parameters() if not one.is_meta and one.requires_grad]

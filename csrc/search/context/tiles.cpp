@@ -55,18 +55,18 @@ std::int64_t pairs_behind(std::int64_t q0, std::int64_t q1, std::int64_t k0, std
 // One block of queries: what it asks of keys by document and stream, and the columns that it sees.
 class Row {
   public:
-    Row(const Runs& runs, const Shares& shares, BlockSize size) : runs_(runs), shares_(shares), size_(size) {}
+    Row(const Runs& runs, const Shares& shares, std::int64_t block) : runs_(runs), shares_(shares), block_(block) {}
 
     void find(std::int64_t row, Tiles& tiles) {
-        begin_ = row * size_.query;
-        end_ = std::min(begin_ + size_.query, runs_.num_tokens);
+        begin_ = row * block_;
+        end_ = std::min(begin_ + block_, runs_.num_tokens);
         ask();
         if (!asks_.empty()) {
-            const std::int64_t own = begin_ / size_.key, behind = (end_ - 1) / size_.key + 1;
-            const std::int64_t first = runs_.first_token[static_cast<std::size_t>(document_)] / size_.key;
+            const std::int64_t own = begin_ / block_, behind = (end_ - 1) / block_ + 1;
+            const std::int64_t first = runs_.first_token[static_cast<std::size_t>(document_)] / block_;
             for (std::int64_t column = first; column < own; ++column) keep(column, by_shares(column, before_), tiles);
             for (std::int64_t column = own; column < behind; ++column) keep(column, by_runs(column), tiles);
-            const std::int64_t last = last_ahead_ / size_.key;
+            const std::int64_t last = last_ahead_ / block_;
             for (std::int64_t column = behind; column <= last; ++column) keep(column, by_shares(column, ahead_), tiles);
         }
         tiles.offsets.push_back(static_cast<std::int64_t>(tiles.columns.size()));
@@ -115,7 +115,7 @@ class Row {
 
     // The same for a column that has tokens of the row, run by run.
     std::int64_t by_runs(std::int64_t column) const {
-        const std::int64_t begin = column * size_.key, end = std::min(begin + size_.key, runs_.num_tokens);
+        const std::int64_t begin = column * block_, end = std::min(begin + block_, runs_.num_tokens);
         std::int64_t pairs = 0;
         for (std::size_t i = runs_.run_of(begin); i < runs_.runs.size() && runs_.runs[i].start < end; ++i) {
             const Run& keys = runs_.runs[i];
@@ -134,13 +134,12 @@ class Row {
     void keep(std::int64_t column, std::int64_t pairs, Tiles& tiles) const {
         if (pairs == 0) return;
         tiles.columns.push_back(static_cast<std::int32_t>(column));
-        tiles.is_full.push_back(pairs == size_.query * size_.key ? 1 : 0);
-        tiles.pairs.push_back(pairs);
+        tiles.is_full.push_back(pairs == block_ * block_ ? 1 : 0);
     }
 
     const Runs& runs_;
     const Shares& shares_;
-    const BlockSize size_;
+    const std::int64_t block_;
     std::int64_t begin_ = 0, end_ = 0, last_ahead_ = -1;
     int document_ = 0;                          // the first of the row
     std::vector<Run> asks_;                     // what the row has of runs, without padding
@@ -149,31 +148,12 @@ class Row {
 
 }  // namespace
 
-Tiles find_tiles(const Runs& runs, const std::vector<std::int64_t>& rows, BlockSize size) {
-    const Shares shares(runs, size.key);
-    Row finder(runs, shares, size);
+Tiles find_tiles(const Runs& runs, const std::vector<std::int64_t>& rows, std::int64_t block) {
+    const Shares shares(runs, block);
+    Row finder(runs, shares, block);
     Tiles tiles;
     for (const std::int64_t row : rows) finder.find(row, tiles);
     return tiles;
-}
-
-Tiles turned(const Tiles& tiles, std::int64_t num_columns) {
-    Tiles made;
-    made.offsets.assign(static_cast<std::size_t>(num_columns) + 1, 0);
-    for (const std::int32_t column : tiles.columns) ++made.offsets[static_cast<std::size_t>(column) + 1];
-    for (std::size_t i = 1; i < made.offsets.size(); ++i) made.offsets[i] += made.offsets[i - 1];
-    made.columns.resize(tiles.columns.size());
-    made.is_full.resize(tiles.columns.size());
-    std::vector<std::int64_t> next(made.offsets.begin(), made.offsets.end() - 1);
-    for (std::size_t row = 0; row + 1 < tiles.offsets.size(); ++row) {
-        for (std::int64_t i = tiles.offsets[row]; i < tiles.offsets[row + 1]; ++i) {
-            const std::size_t from = static_cast<std::size_t>(i);
-            const std::size_t to = static_cast<std::size_t>(next[static_cast<std::size_t>(tiles.columns[from])]++);
-            made.columns[to] = static_cast<std::int32_t>(row);
-            made.is_full[to] = tiles.is_full[from];
-        }
-    }
-    return made;
 }
 
 }  // namespace mosaic::search::context

@@ -72,7 +72,6 @@ class Tasks {
     };
     Arrows after(int task) const { return {&after_[after_begin_[task]], &after_[after_begin_[task + 1]]}; }
     Arrows before(int task) const { return {&before_[before_begin_[task]], &before_[before_begin_[task + 1]]}; }
-    int num_waits() const { return static_cast<int>(before_.size()) - 1; }
 
     // All tasks, each after what it waits for.
     const std::vector<int>& order() const { return order_; }
@@ -81,7 +80,6 @@ class Tasks {
     // Longest path from a task's start to the end of the step.
     const std::vector<Ns>& tails() const { return tails_; }
     Ns total_time() const { return total_time_; }
-    const Columns& columns() const { return columns_; }
 
   private:
     void check() const;

@@ -95,12 +95,7 @@ class ContextBatch:
 
 
 def shifted_labels(batch: ContextBatch, labels: torch.Tensor) -> dict[str, Any]:
-    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels, and their number.
-
-    Args:
-        batch: A rank's part.
-        labels: Not shifted, (batch, tokens).
-    """
+    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels, and their number."""
     shifted = batch.shift(labels)
     own = batch.cut(shifted, fill=IGNORED)
     return {"labels": own, "shift_labels": own, "num_items_in_batch": (shifted != IGNORED).sum()}

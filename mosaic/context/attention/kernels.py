@@ -137,14 +137,6 @@ class FlexKernel:
     """Attention of a rank's queries over fetched blocks.
 
     The backward pass fetches keys and values of a group of heads again: the graph of the forward pass keeps none.
-
-    Args:
-        plan: Plan of the sequence.
-        rank: Rank of this process in its group.
-        column_of: Place of each block among the fetched ones.
-        num_columns: Fetched blocks.
-        device: Device of the tensors.
-        attention: The attention function; None: compiled FlexAttention.
     """
 
     def __init__(
@@ -240,13 +232,6 @@ def block_mask(
 
     Lists are as wide as all columns, though few are used: compiled kernels on CPU need it, and another width for
     another mask would compile again. Columns stand in the order of the sequence.
-
-    Args:
-        plan: The mask and the assignment of blocks.
-        rank: Rank of the queries.
-        column_of: Place of each block among the fetched ones, -1 for others.
-        num_columns: Fetched blocks.
-        device: Device of the lists.
     """
     tiles, slots, block = plan.tiles(rank), plan.distribution.slots, plan.blocks.block
     placed = tiles.in_columns(column_of)

@@ -7,7 +7,6 @@ turns, with each other and with backwards that recompute activations: those rest
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.partition import Partition, even_pieces
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.program import Edge
+from mosaic.ranks.pipeline.program import Edge, RankTask
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.sequences import SharedItems
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
@@ -37,10 +36,6 @@ Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """Returns a scalar from the model's output and the microbatch."""
 Scale = Callable[[Tensor], Tensor]
 """Scales a loss before its backward, as ``GradScaler.scale``."""
-
-
-def forward_of(task: TaskName) -> TaskName:
-    return TaskName(task.chunk, ActionKind.FORWARD, task.microbatch, task.piece)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,54 +91,22 @@ class StepData:
         """Returns whether a forward has only some units of its microbatch."""
         return self.kwargs_of(task) is not self.microbatches[task.microbatch]
 
-    @cached_property
-    def targets(self) -> Mapping[TaskName, tuple[TaskName, ...]]:
-        """Forwards that each forward feeds."""
-        targets: defaultdict[TaskName, list[TaskName]] = defaultdict(list)
-        for edge in self._edges:
-            if edge.source.kind is edge.target.kind is ActionKind.FORWARD:
-                targets[edge.source].append(edge.target)
-        return {source: tuple(own) for source, own in targets.items()}
+    def strategies_of(self, task: TaskName) -> tuple[str, ...]:
+        """Returns the activation strategy of each layer of a forward; empty where all keep."""
+        chosen, default = self.schedule.strategies.get(str(task)), self.schedule.strategy
+        if chosen is None and default == "keep":
+            return ()
+        names: list[str] = []
+        for part in self.partition.chunks[task.chunk].parts:
+            for layer in self.layers[part.module][part.first : part.end]:
+                index = 0 if chosen is None or len(names) >= len(chosen) else chosen[len(names)]
+                names.append(default if chosen is None else layer.strategies[index].name)
+        return tuple(names)
 
     @cached_property
-    def wanted(self) -> Mapping[TaskName, Mapping[TaskName, TaskName]]:
-        """For each forward its sources that want a gradient, each with the backward that takes it."""
-        wanted: defaultdict[TaskName, dict[TaskName, TaskName]] = defaultdict(dict)
-        for source, target in self._edges:
-            if source.kind is target.kind is ActionKind.BACKWARD:
-                wanted[forward_of(source)][forward_of(target)] = target
-        return wanted
-
-    @cached_property
-    def backward_forwards(self) -> frozenset[TaskName]:
-        """Forwards that have a backward."""
-        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
-        return frozenset(source for source, target in self._edges if (source.kind, target.kind) == kinds)
-
-    @cached_property
-    def strategies(self) -> Mapping[TaskName, tuple[str, ...]]:
-        """Activation strategy of each layer of a forward; forwards that keep all activations are left out."""
-        names: dict[TaskName, tuple[str, ...]] = {}
-        if self.schedule.strategy != "keep":
-            names = {task: self._named(task, None) for task in self._forwards}
-        for text, chosen in self.schedule.strategies.items():
-            task = TaskName.parse(text)
-            names[task] = self._named(task, chosen)
-        return names
-
-    @cached_property
-    def _edges(self) -> tuple[Edge, ...]:
-        return tuple(Edge(*map(TaskName.parse, text.split(">"))) for text in self.schedule.edges)
-
-    @cached_property
-    def _forwards(self) -> tuple[TaskName, ...]:
-        ends = (end for edge in self._edges for end in edge)
-        return tuple(dict.fromkeys(end for end in ends if end.kind is ActionKind.FORWARD))
-
-    @cached_property
-    def _num_pieces(self) -> Counter[tuple[int, int]]:
-        """Pieces of each chunk and microbatch in the schedule."""
-        return Counter((task.chunk, task.microbatch) for task in self._forwards)
+    def _later_pieces(self) -> frozenset[str]:
+        """Tasks of all pieces but the first."""
+        return frozenset(cell for row in self.schedule.rows for cell in row if "." in cell and cell[-1] != ")")
 
     @cached_property
     def _present(self) -> tuple[frozenset[str], ...]:
@@ -159,17 +122,6 @@ class StepData:
         """Returns the encoder of a chunk and whether the chunk ends it; an empty name for other chunks."""
         part = self.partition.chunks[task.chunk].parts[0]
         return (part.module, part.end == part.total) if part.module in self._encoders_apart else ("", False)
-
-    def _named(self, task: TaskName, chosen: Sequence[int] | None) -> tuple[str, ...]:
-        names: list[str] = []
-        for part in self.partition.chunks[task.chunk].parts:
-            for index in range(part.first, part.end):
-                strategies = self.layers[part.module][index].strategies
-                if chosen is None:
-                    names.append(self.schedule.strategy)
-                else:
-                    names.append(strategies[chosen[len(names)] if len(names) < len(chosen) else 0].name)
-        return tuple(names)
 
     def _piece_of(self, task: TaskName) -> Mapping[str, Any]:
         if task not in self._pieces:
@@ -188,7 +140,7 @@ class StepData:
         kwargs = self.microbatches[task.microbatch]
         name, _ = self._encoder_of(task)
         size = self.partition.sizes.get(name)
-        if size is None or self._num_pieces[task.chunk, task.microbatch] == 1:
+        if size is None or f"{task.chunk}F{task.microbatch}.1" not in self._later_pieces:
             return kwargs
         units, together = count_units(self.split, kwargs, name), self.units_together
         pieces = even_pieces(max(1, units // together), size)
@@ -271,49 +223,46 @@ class ChunkWork:
         """Inputs by source and outputs by module of each forward until its backward; at the model's end the loss."""
         self.losses: dict[int, Tensor] = {}
 
-    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
         """Returns the inputs of each forward that this one feeds; nothing where the model ends."""
-        data = self._data
-        wanted, kwargs = data.wanted.get(task, {}), data.kwargs_of(task)
+        data, name = self._data, task.name
+        kwargs = data.kwargs_of(name)
         leaves = {
-            source: tuple(_leaf(tensor, needs_grad=source in wanted) for tensor in tensors)
+            source: tuple(_leaf(tensor, needs_grad=source in task.wanted) for tensor in tensors)
             for source, tensors in inputs.items()
         }
         with self._turn:  # shapes of boundaries are found with the generator's state restored, too
-            received = self._received(task, leaves)
-        has_backward = task in data.backward_forwards
-        with torch.set_grad_enabled(has_backward):
-            result = self._run(task, kwargs, received, data.strategies.get(task, ()))
-        if data.ends(task):
+            received = self._received(name, leaves)
+        with torch.set_grad_enabled(task.has_backward):
+            result = self._run(name, kwargs, received)
+        if data.ends(name):
             with self._turn, self._model.computing():
                 loss = checked_loss(self._loss, result, kwargs, self._model)
-            self.losses[task.microbatch] = loss.detach()
+            self.losses[name.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             outputs: Mapping[str, Tensors] = {"": (mean if self._scale is None else self._scale(mean),)}
         else:
-            with torch.set_grad_enabled(has_backward):
-                outputs = data.gathered(task, result)
-        if has_backward:
-            self._kept[task] = leaves, outputs
+            with torch.set_grad_enabled(task.has_backward):
+                outputs = data.gathered(name, result)
+        if task.has_backward:
+            self._kept[name] = {source: leaves[source] for source in task.wanted}, outputs
         return {
-            target: tuple(tensor.detach() for name in data.carried(Edge(task, target)) for tensor in outputs[name])
-            for target in data.targets.get(task, ())
+            target: tuple(tensor.detach() for module in data.carried(Edge(name, target)) for tensor in outputs[module])
+            for target in task.targets
         }
 
-    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
         """Adds gradients of weights; returns those of the inputs, for each backward that takes one."""
-        forward = forward_of(task)
+        forward = task.name.forward
         inputs, outputs = self._kept.pop(forward)
-        with self._turn if forward in self._data.strategies else nullcontext():
+        with self._turn if self._data.strategies_of(forward) else nullcontext():
             if self._data.ends(forward):
                 torch.autograd.backward(outputs[""])
             else:
                 torch.autograd.backward(*self._due(forward, outputs, gradients))
-        wanted = self._data.wanted.get(forward, {})
         return {
-            wanted[source]: tuple(_gradient(leaf) for leaf in leaves if leaf.is_floating_point())
-            for source, leaves in inputs.items()
-            if source in wanted
+            target: tuple(_gradient(leaf) for leaf in inputs[target.forward] if leaf.is_floating_point())
+            for target in task.targets
         }
 
     def free(self, task: TaskName) -> None:
@@ -325,17 +274,15 @@ class ChunkWork:
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         is_back = edge.source.kind is not ActionKind.FORWARD
-        ends = Edge(forward_of(edge.target), forward_of(edge.source)) if is_back else edge
+        ends = Edge(edge.target.forward, edge.source.forward) if is_back else edge
         kwargs = self._data.leaving_kwargs_of(ends.source)
         with self._turn:
             likes = self._model.boundary_like(ends.source.chunk, kwargs)
         specs = (TensorSpec.of(like) for name in self._data.carried(ends) for like in likes[name])
         return tuple(spec for spec in specs if not is_back or spec.dtype.is_floating_point)
 
-    def _run(
-        self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors], strategies: Sequence[str]
-    ) -> Any:
-        numbers, model = self._numbers, self._model
+    def _run(self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors]) -> Any:
+        numbers, model, strategies = self._numbers, self._model, self._data.strategies_of(task)
         if not self._draws[task.microbatch]:
             return model.forward(task.chunk, kwargs, received, strategies, draws="none")
         if numbers is None:
@@ -365,8 +312,8 @@ class ChunkWork:
         """Returns the outputs that have a gradient, and for each the sum of its readers' gradients."""
         sums: dict[tuple[str, int], Tensor] = {}
         for reader, own in gradients.items():
-            names = self._data.carried(Edge(forward, forward_of(reader)))
-            places = [(name, at) for name in names for at, one in enumerate(outputs[name]) if one.is_floating_point()]
+            names = self._data.carried(Edge(forward, reader.forward))
+            places = [(name, at) for name in names for at, out in enumerate(outputs[name]) if out.is_floating_point()]
             for place, gradient in zip(places, own, strict=True):
                 sums[place] = sums[place] + gradient if place in sums else gradient
         due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}

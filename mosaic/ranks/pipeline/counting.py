@@ -74,7 +74,7 @@ class CountedModel:
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units // self.units_together),
-                layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
+                layers=tuple(scaled_layer(layer, share) for layer in self.layers[module.name]),
                 boundary_bytes=round(num_bytes * self.shares[module.name].rows / self.machine.degrees.tensor),
             )
         leaves = pytree.tree_leaves_with_path(dict(kwargs))
@@ -82,7 +82,7 @@ class CountedModel:
         shapes = [f"{name}{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
         bounds = [f"{name} {layers.boundary_bytes}" for name, layers in counted.items()]  # they may follow from values
         key = " ".join((*shapes, *bounds, *["draws"] * draws))
-        return CountedMicrobatch(text_tokens=1, key=key, counted=counted, draws=draws)
+        return CountedMicrobatch(key=key, counted=counted, draws=draws)
 
 
 def count_model(
@@ -94,14 +94,8 @@ def count_model(
 ) -> CountedModel:
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
-    Equal layers are counted once. A model on the meta device may be of any size.
-
-    Args:
-        model: The whole model.
-        split: The model's lists of layers.
-        sample: A microbatch.
-        machine: One of the ranks that the times are for.
-        sharing: Sharing of sequences along the context axis; it assumes that backbones have causal attention.
+    Equal layers are counted once. A model on the meta device may be of any size. Sharing of sequences assumes that
+    backbones have causal attention.
 
     Raises:
         UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
@@ -114,10 +108,10 @@ def count_model(
     ]
     whole = PartedModel(model, split, firsts + rests)
     calls = _calls(whole, sample)
-    sizes = {one.name: _size(whole, index, sample) for index, one in enumerate(split.modules)}
+    sizes = {module.name: _size(whole, index, sample) for index, module in enumerate(split.modules)}
     shares = {
-        one.name: _share(whole, index, sample, machine, sharing, has_items=one.name in split.encoders)
-        for index, one in enumerate(split.modules)
+        module.name: _share(whole, index, sample, machine, sharing, has_items=module.name in split.encoders)
+        for index, module in enumerate(split.modules)
     }
     known: dict[Any, ModuleCounts] = {}
     layers: dict[str, list[Layer]] = {module.name: [_NOTHING] * module.count for module in split.modules}
@@ -146,7 +140,7 @@ def count_model(
         elements={name: elements for name, (elements, _) in sizes.items()},
         model=PipelineModel(
             modules=tuple(
-                replace(_module(model, split, one, machine), context=costs.get(one.name)) for one in split.modules
+                replace(_module(model, split, each, machine), context=costs.get(each.name)) for each in split.modules
             ),
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
@@ -216,22 +210,22 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
     return [(sites[place], arguments) for place, arguments in seen.items() if place in sites]
 
 
-def _sum(one: Layer, other: Layer) -> Layer:
+def _sum(first: Layer, second: Layer) -> Layer:
     """Returns two as one: what is before or behind a layer is kept whatever becomes of the layer."""
-    names = [strategy.name for strategy in max(one, other, key=lambda layer: len(layer.strategies)).strategies]
+    names = [strategy.name for strategy in max(first, second, key=lambda layer: len(layer.strategies)).strategies]
     return Layer(
-        forward_ms=one.forward_ms + other.forward_ms,
-        backward_ms=one.backward_ms + other.backward_ms,
-        weights_ms=one.weights_ms + other.weights_ms,
+        forward_ms=first.forward_ms + second.forward_ms,
+        backward_ms=first.backward_ms + second.backward_ms,
+        weights_ms=first.weights_ms + second.weights_ms,
         strategies=tuple(
             Strategy(
                 name=name,
-                kept_bytes=_of(one, name).kept_bytes + _of(other, name).kept_bytes,
-                extra_backward_ms=_of(one, name).extra_backward_ms + _of(other, name).extra_backward_ms,
+                kept_bytes=_of(first, name).kept_bytes + _of(second, name).kept_bytes,
+                extra_backward_ms=_of(first, name).extra_backward_ms + _of(second, name).extra_backward_ms,
             )
             for name in names
         ),
-        workspace_bytes=max(one.workspace_bytes, other.workspace_bytes),
+        workspace_bytes=max(first.workspace_bytes, second.workspace_bytes),
     )
 
 
@@ -255,7 +249,7 @@ def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: R
         parameters=tuple(sum(parameter.numel() for parameter in layer) for layer in own),
         resident_bytes=tuple(
             round(
-                sum(one.numel() * (state_bytes if one.requires_grad else one.element_size()) for one in layer)
+                sum(each.numel() * (state_bytes if each.requires_grad else each.element_size()) for each in layer)
                 / degrees.tensor
             )
             for layer in own
@@ -276,5 +270,5 @@ def _makeup(module: nn.Module) -> str:
 def _text(value: Any) -> str:
     leaves, tree = pytree.tree_flatten(value)
     return str(
-        [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else str(one)[:40] for one in leaves]
+        [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else str(leaf)[:40] for leaf in leaves]
     ) + str(tree)

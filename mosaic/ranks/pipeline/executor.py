@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,7 +25,6 @@ from mosaic.ranks.pipeline.program import (
     SEND,
     WAIT_RECEIVE,
     WAIT_SEND,
-    Exit,
     Program,
     Work,
     compile_program,
@@ -51,10 +50,10 @@ class StepRun:
         self.failure: BaseException | None = None
         self.spans: list[Span] = []
         self._work, self._transport = work, transport
-        self._inbox: list[dict[Any, Any]] = [dict.fromkeys(names) for names in program.inputs]
+        self._inbox: list[dict[Any, Any]] = [dict.fromkeys(task.sources) for task in program.tasks]
         self._leaving: list[Tensors] = [()] * len(program.messages)
         self._pending: list[Pending | None] = [None] * len(program.messages)
-        self._ended = {index: threading.Event() for sources in program.after.values() for index in sources}
+        self._ended = {index: threading.Event() for task in program.tasks for index in task.after}
         self._failing = threading.Lock()
 
     def act(self, lane: int, at: int) -> None:
@@ -69,7 +68,7 @@ class StepRun:
 
     def await_lanes(self, index: int) -> None:
         """Waits for the tasks of other lanes that a task reads from; raises RankFailedError if a lane has failed."""
-        for source in self.program.after.get(index, ()):
+        for source in self.program.tasks[index].after:
             self._ended[source].wait()
             if self.failure is not None:
                 raise RankFailedError(f"another lane of rank {self._transport.rank} has failed", ranks=())
@@ -90,19 +89,19 @@ class StepRun:
         if not isinstance(error, RankFailedError):
             self._transport.abort(f"failed in {where}: {type(error).__name__}: {error}")
 
-    def _act(self, cell: str, code: int, index: int, what: Any, exits: tuple[Exit, ...]) -> None:
+    def _act(self, cell: str, code: int, index: int, what: Any) -> None:
         work, transport = self._work, self._transport
         if code in (FORWARD, BACKWARD):
             inputs, self._inbox[index] = self._inbox[index], {}
             is_forward = code == FORWARD
             with transport.progress.computing(cell, "forward" if is_forward else "backward"):
                 outputs = work.forward(what, inputs) if is_forward else work.backward(what, inputs)
-            for target, place, message in exits:
-                tensors = outputs.get(target) if isinstance(outputs, Mapping) else outputs
+            for target, place, message in what.exits:
+                tensors = outputs.get(target)
                 if tensors is None:
-                    raise ModuleContractError(f"{what} made nothing for {target}; return tensors for every edge")
+                    raise ModuleContractError(f"{cell} made nothing for {target}; return tensors for every edge")
                 if place >= 0:
-                    self._inbox[place][what] = tensors
+                    self._inbox[place][what.name] = tensors
                 else:
                     self._leaving[message] = tensors
             if index in self._ended:
@@ -115,7 +114,7 @@ class StepRun:
         elif code == RECEIVE:
             self._pending[index] = transport.post_receive(self.program.messages[index])
         elif code == WAIT_RECEIVE:
-            source, place, _ = exits[0]
+            source, place = what
             self._inbox[place][source] = self._await(index)
         elif code == FREE:
             work.free(what)
@@ -142,7 +141,7 @@ class InTurn:
 
     def run(self, step: StepRun) -> None:
         at = [0] * len(step.program.rows)
-        for lane in step.program.order:
+        for lane in step.program.turns:
             step.act(lane, at[lane])
             at[lane] += 1
 
@@ -152,10 +151,6 @@ class OnThreads:
 
     A step in which one lane alone has something to do, such as one without images, runs on the calling thread, with all
     cores. So does one that torch modes of that thread watch, such as a counter of operators: they do not see others.
-
-    Args:
-        lanes: Open lanes.
-        of_row: The lane of each row of the rank.
     """
 
     def __init__(self, lanes: Lanes, of_row: Sequence[Lane]) -> None:
@@ -185,8 +180,8 @@ def _has_one_lane(step: StepRun) -> bool:
 def _walk(step: StepRun, lane: int, state: ThreadState) -> None:
     """Runs one lane on the present thread."""
     with state.applied():
-        for at, (code, index, _, _) in enumerate(step.program.rows[lane]):
-            if code in _COMPUTES and index in step.program.after:
+        for at, (code, index, _) in enumerate(step.program.rows[lane]):
+            if code in (FORWARD, BACKWARD):
                 step.await_lanes(index)
             step.act(lane, at)
 
@@ -196,10 +191,6 @@ class OnStreams:
 
     Autograd runs a backward on the streams of its forward, so each task stays on its lane's SMs. A step in which one
     lane alone has something to do runs on the caller's stream, with all SMs. Not tried on GPUs.
-
-    Args:
-        lanes: Open lanes.
-        of_row: The lane of each row of the rank.
     """
 
     def __init__(self, lanes: StreamLanes, of_row: Sequence[StreamLane]) -> None:
@@ -215,19 +206,19 @@ class OnStreams:
         at = [0] * len(self._of_row)
         tickets: dict[int, StreamTicket[None]] = {}
         try:
-            for number in step.program.order:
+            for number in step.program.turns:
                 self._launch(step, number, at[number], tickets)
                 at[number] += 1
         finally:
             self._lanes.join()
 
     def _launch(self, step: StepRun, number: int, at: int, tickets: dict[int, StreamTicket[None]]) -> None:
-        lane, (code, index, _, _) = self._of_row[number], step.program.rows[number][at]
+        lane, (code, index, _) = self._of_row[number], step.program.rows[number][at]
         if code not in _COMPUTES:
             with lane.api.use_stream(lane.stream):
                 step.act(number, at)
             return
-        after = [tickets[source] for source in step.program.after.get(index, ())]
+        after = [tickets[source] for source in step.program.tasks[index].after] if index >= 0 else []
         for tensor in step.received(index) if after else ():
             lane.api.record_use(tensor, lane.stream)
         ticket = lane.launch(partial(step.act, number, at), after=after, behind_caller=False, timed=False)

@@ -40,18 +40,18 @@ class _InParts:
 
     def begin(self) -> None:
         """Sets them aside."""
-        self.before = [one.grad for one in self.parameters]
-        for one in self.parameters:
-            one.grad = None
+        self.before = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def finish(self) -> None:
         """Turns the mean over all holders into the sum over parts, and adds the earlier gradients."""
         self.reducer.finish()
-        for one, before in zip(self.parameters, self.before, strict=True):
-            if one.grad is not None:
-                one.grad.mul_(self.num_parts)
+        for parameter, before in zip(self.parameters, self.before, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.num_parts)
             if before is not None:
-                one.grad = before if one.grad is None else before.add_(one.grad)
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
         self.before = ()
 
 
@@ -60,16 +60,6 @@ class GradientSums:
 
     A replica's gradients are of the mean of its losses, as if it had ``num_microbatches / data`` of them. Ranks that
     share sequences count as replicas: each has its part of the losses, ``context`` times as large.
-
-    Args:
-        model: The user's model, with what is on this rank.
-        split: Where it can be cut.
-        partition: Chunks on places.
-        grid: All ranks.
-        slices: Of weights that tensor ranks share.
-
-    Attributes:
-        counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
     """
 
     def __init__(
@@ -83,17 +73,18 @@ class GradientSums:
         self._grid = grid
         self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
         self._held = [
-            (table, name, one, f"{path}.{name}" if path else name)
+            (table, name, value, f"{path}.{name}" if path else name)
             for path, module in model.named_modules()
             for table in (module._parameters, module._modules)
-            for name, one in table.items()
+            for name, value in table.items()
         ]
-        self._trains = {name: one.requires_grad for name, one in self._named.items()}
+        self._trains = {name: parameter.requires_grad for name, parameter in self._named.items()}
         own = slices.names if slices is not None else frozenset()
         summed = slices.summed if slices is not None else frozenset()
+        # ids of this rank's parameters that an earlier rank holds, too
         self.counted_elsewhere = {
-            id(one)
-            for name, one in self._named.items()
+            id(parameter)
+            for name, parameter in self._named.items()
             if grid.replica or grid.context or (grid.tensor and name not in own)
         }
         tied = dict(split.shared_parameters([chunk.parts for chunk in partition.chunks]))
@@ -106,7 +97,7 @@ class GradientSums:
         for index in reversed(range(len(partition.chunks))):
             chunk = partition.chunks[index]
             names = split.parameters_of(chunk.parts) - tied.keys()
-            if groups and chunk.rank == grid.place and any(self._named[one].requires_grad for one in names - summed):
+            if groups and chunk.rank == grid.place and any(self._named[name].requires_grad for name in names - summed):
                 self._chunks[index] = self._reducer(names - summed, groups[grid.place])
             self._add(names & summed, [chunk.rank], over_tensor=True)
         for name, chunks in tied.items():
@@ -122,8 +113,8 @@ class GradientSums:
             ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
                 its place: plans and sums were made for the others.
         """
-        for table, key, one, path in self._held:
-            if table.get(key) is not one:
+        for table, key, value, path in self._held:
+            if table.get(key) is not value:
                 raise ModuleContractError(
                     f"{path} is not what it was when the pipeline was made; copy values into the weights that are "
                     "there, as load_state_dict() does without assign=True, or change the model before mosaic.pipeline"
@@ -134,8 +125,8 @@ class GradientSums:
                     f"{name}.requires_grad was {self._trains[name]} when the pipeline was made; freeze weights before "
                     "mosaic.pipeline, or make another one from a checkpoint"
                 )
-        for one in self._in_parts:
-            one.begin()
+        for part in self._in_parts:
+            part.begin()
 
     def start(self, chunk: int) -> None:
         """Begins to sum a chunk's gradients, all of which are there; lanes may call it at the same time."""
@@ -153,12 +144,12 @@ class GradientSums:
         """Sums the rest after a step, and waits."""
         for reducer in self._chunks.values():
             reducer.start_rest()
-        for one in self._in_parts:
-            one.reducer.start_rest()
+        for part in self._in_parts:
+            part.reducer.start_rest()
         for reducer in self._chunks.values():
             reducer.finish()
-        for one in self._in_parts:
-            one.finish()
+        for part in self._in_parts:
+            part.finish()
         self._ready.clear()
 
     def _noted(self) -> torch.cuda.Event | None:
@@ -176,7 +167,7 @@ class GradientSums:
         if not names or num_parts * self._grid.num_copies == 1:
             return
         group = self._grid.group_of(places, over_tensor=over_tensor)
-        parameters = [one for name, one in self._named.items() if name in names and one.requires_grad]
+        parameters = [parameter for name, parameter in self._named.items() if name in names and parameter.requires_grad]
         if group is not None and parameters:
             reducer = self._reducer(names, group)
             self._in_parts.append(_InParts(parameters=parameters, reducer=reducer, num_parts=num_parts))
@@ -184,7 +175,7 @@ class GradientSums:
     def _reducer(self, names: Collection[str], group: dist.ProcessGroup | None) -> GradientReducer:
         assert group is not None  # this rank is in it
         return GradientReducer(
-            [one for name, one in self._named.items() if name in names],
+            [parameter for name, parameter in self._named.items() if name in names],
             group,
             overlaps=False,  # begun by the schedule
             waiting=lambda phase: self._grid.world.progress.waiting(THE_LOOP, phase),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.lanes import describe_lanes
-from mosaic.ranks.pipeline.planner import StepSchedules
-from mosaic.ranks.pipeline.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
+from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
-from mosaic.ranks.pipeline.step import check_alike
+from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
@@ -38,6 +39,10 @@ from mosaic.ranks.world.world import World
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
+
+
+MAX_KINDS = 1024
+"""Most kinds of steps that ranks have agreed on and know."""
 
 
 class Pipeline(Checkpointer):
@@ -57,9 +62,9 @@ class Pipeline(Checkpointer):
         self.world = self._ranks = setup.world
         self.trial = trial
         self._planner, self._slices, self._sequences = trial.best, setup.slices, setup.sequences
-        self.degrees, self.partition = trial.best.degrees, trial.best.partition
+        self.degrees, self.partition = trial.best.plan.degrees, trial.best.plan.partition
         self._model, self._grids = setup.model, setup.grids
-        self._runner = setup.runner(trial.best, keeps_all=False)
+        self._runner = setup.runner(trial.best.plan, keeps_all=False)
         self._counted = setup.counted
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(setup.model, setup.world)
@@ -68,14 +73,15 @@ class Pipeline(Checkpointer):
         self._next: Step | None = None
         self._number = 0
         self._last_s = 0.0
-        self._played = PlayedSteps(trial.best, self._runner.grid.transport)
+        self._kinds: set[tuple[str, str]] = set()
+        self._steps: deque[OwnStep] = deque(maxlen=MAX_STEPS)
         self._modes = Modes(setup.model)
         self._checked_modes = self._modes.now()
         self._plain_calls = setup.model.register_forward_pre_hook(PlainCalls(setup.counted.split.sites[0].path))
         self.active = True
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(setup.model.parameters())
-        self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
+        self._counted_here = {id(each): not each.is_meta and id(each) not in elsewhere for each in parameters}
         is_divided = self._runner.grid.num_copies < self.world.size
         self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
@@ -92,20 +98,21 @@ class Pipeline(Checkpointer):
 
         Raises:
             ValueError: There are no microbatches.
-            InvalidScheduleError: Ranks have other microbatches.
+            InvalidScheduleError: Ranks have other microbatches. Of known shapes that shows at the step's end, and
+                gradients are then to be dropped.
             RankFailedError: Another rank has failed; names it.
         """
         began = time.perf_counter()
-        own, counted, shapes = self._prepare(microbatches)
+        own, counted, shapes, digests = self._prepare(microbatches)
         shared = self._schedules.of(self._number, counted, last_s=self._last_s)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
         number, replica = self.world.progress.step, self._runner.grid.replica
-        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale)
+        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale, digests=digests)
         share = tuple(counted[at] for at in shared.shares[replica])
-        self._played.steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
+        self._steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return losses
@@ -124,10 +131,10 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
-        own, counted, shapes = self._prepare(microbatches)
+        own, counted, shapes, digests = self._prepare(microbatches)
         shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            return self._runner.run(shared, own, shapes=shapes, is_training=False).losses
+            return self._runner.run(shared, own, shapes=shapes, is_training=False, digests=digests).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Yields the steps of a loader, and reads each one before the one ahead of it runs.
@@ -145,7 +152,7 @@ class Pipeline(Checkpointer):
     @property
     def plan(self) -> PipelinePlan:
         """The present plan as plain data; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
-        return self._planner.saved
+        return self._planner.plan
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -164,7 +171,7 @@ class Pipeline(Checkpointer):
         ``computing_ms`` and ``waiting_ms`` are this rank's in the last step: its tasks, and waits for messages of other
         ranks. ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
         """
-        last = self._played.steps[-1] if self._played.steps else None
+        last = self._steps[-1] if self._steps else None
         own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
         counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._schedules.failed_ahead)}
@@ -175,7 +182,7 @@ class Pipeline(Checkpointer):
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
-        lines = [f"{self._planner.name} on {self.world.size} ranks{replicas}"]
+        lines = [f"{self._planner.plan.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):
@@ -183,7 +190,7 @@ class Pipeline(Checkpointer):
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
         seen = self._planner.request.microbatches
-        if self._counted.split.encoders and any(isinstance(one, CountedMicrobatch) and one.draws for one in seen):
+        if self._counted.split.encoders and any(isinstance(each, CountedMicrobatch) and each.draws for each in seen):
             lines.append("encoders take whole microbatches, since these draw random numbers: pieces would draw others")
         if self._planner.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
             lines.append("no lanes: each rank has one slot")
@@ -197,7 +204,9 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError: No step has run, or this rank's replica had no microbatches.
         """
-        return self._played.timeline()
+        if not self._steps:
+            raise ValueError("no step has run; call timeline() after step()")
+        return self._steps[-1].played(self._planner, self._runner.grid.transport)
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes the computation and the waits of this rank in the last steps, at most 100; every rank calls it.
@@ -216,7 +225,7 @@ class Pipeline(Checkpointer):
             RankFailedError: Another rank has failed; names it.
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
-        trace_of(self._played.computed(), self.world).write(path)
+        trace_of([span for step in self._steps for span in step.computed(self._planner)], self.world).write(path)
         return path
 
     def remove(self, *, gather: bool = True) -> None:
@@ -247,13 +256,16 @@ class Pipeline(Checkpointer):
             self._grids.close()
             self.world.close()
 
-    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str]]:
-        """Checks a step's microbatches; returns this rank's part of them, their counts, and names of their shapes."""
+    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str], Digests]:
+        """Checks microbatches; returns this rank's part of them, their counts, names of their shapes, and digests.
+
+        Ranks agree on each new kind of step before it runs, and on the values of every step with its losses.
+        """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
+        trained = [f"{name} of microbatch {at}" for at, each in enumerate(microbatches) for name in _trained_in(each)]
         if trained and torch.is_grad_enabled():
             raise ValueError(
                 f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
@@ -264,21 +276,24 @@ class Pipeline(Checkpointer):
             check_model(self._model)
             self._checked_modes = modes
         own, counted = self._cut(microbatches), []
-        for at, one in enumerate(own):
+        for at, microbatch in enumerate(own):
             try:
-                counted.append(self._counted.microbatch(one))
+                counted.append(self._counted.microbatch(microbatch))
             except Exception as error:  # of any kind: the model's own
-                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
+                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(microbatch)}")
                 raise
-        kind = self.world.device.type
-        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
+        device = self.world.device.type
+        precision = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "as they are"
         shapes = [f"{one.key} {precision}" for one in counted]
-        check_alike(microbatches, own, shapes, self._runner.grid.transport)
-        return own, counted, shapes
+        digests = digests_of(microbatches, own, shapes)
+        if (kind := (digests["shapes"], digests["masks"])) not in self._kinds:
+            check_alike(self._runner.grid.transport.all_gather(digests))
+            self._kinds = {kind} | (self._kinds if len(self._kinds) < MAX_KINDS else set())
+        return own, counted, shapes, digests
 
     def _cut(self, microbatches: Step) -> Step:
         """Returns the model's arguments on this rank: its own tokens of shared sequences."""
-        return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
+        return microbatches if self._sequences is None else list(map(self._sequences.cut, microbatches))
 
     def _announce(self) -> None:
         """Starts planning the next step while this one runs."""
@@ -289,7 +304,7 @@ class Pipeline(Checkpointer):
             self._sequences.look_ahead(following)
 
         def count() -> list[CountedMicrobatch]:
-            return [self._counted.microbatch(one) for one in self._cut(following)]
+            return list(map(self._counted.microbatch, self._cut(following)))
 
         self._schedules.announce(self._number + 1, count, last_s=self._last_s)
 
@@ -308,8 +323,8 @@ class Pipeline(Checkpointer):
 
 def _text(microbatch: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
-        for name, one in microbatch.items()
+        f"{name} {TensorSpec.of(value) if isinstance(value, Tensor) else type(value).__name__}"
+        for name, value in microbatch.items()
     )
 
 

@@ -14,7 +14,7 @@ from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition
-from mosaic.pipelining.rank_hardware import Degrees
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
@@ -22,8 +22,6 @@ from mosaic.ranks.world.groups import own_gpu
 from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")
-
-ALONE = Degrees()
 
 
 def backend_of(world: World) -> Backend | None:
@@ -77,13 +75,14 @@ def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
 
 
-def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, degrees: Degrees = ALONE) -> None:
+def check_lanes(model: nn.Module, split: ModelSplit, plan: PipelinePlan) -> None:
     """Checks that the lanes of each rank can do their work at the same time.
 
     Raises:
         InvalidPlanError: Two train one parameter, and would add to its gradient in no fixed order; names it. Or layers
             or sequences are shared by ranks, whose exchanges would meet in no fixed order.
     """
+    partition, degrees = plan.partition, plan.degrees
     if degrees.tensor * degrees.context > 1 and len(partition.rows) > partition.num_ranks:
         raise InvalidPlanError(
             f"the partition has lanes, and tensor={degrees.tensor}, context={degrees.context} ranks share layers or "
@@ -116,12 +115,7 @@ def describe_lanes(partition: Partition, rank: int) -> str:
 
 
 def lane_pairs(partition: Partition, feeds: Sequence[tuple[str, str]]) -> frozenset[LanePair]:
-    """Returns the lanes between which ranks may send messages, for microbatches of any modalities.
-
-    Args:
-        partition: Chunks on lanes.
-        feeds: Pairs of modules of which the first feeds the second.
-    """
+    """Returns the lanes between which ranks may send messages, for microbatches of any modalities."""
     behind = {name: {name} for name in partition.modules}
     for _ in behind:  # where a module is skipped, what it feeds is fed by what feeds it
         for before, after in feeds:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from mosaic.errors import InvalidScheduleError
@@ -23,17 +23,36 @@ class Edge(NamedTuple):
         return f"{self.source}>{self.target}"
 
 
+@dataclass(slots=True, kw_only=True)
+class RankTask:
+    """A task of this rank with its edges to tasks of the same phase; only the compiler writes to it."""
+
+    name: TaskName
+    sources: list[TaskName] = field(default_factory=list)
+    """Tasks that feed it, in the order of its arguments."""
+    targets: list[TaskName] = field(default_factory=list)
+    """Tasks that it feeds."""
+    exits: list[tuple[TaskName, int, int]] = field(default_factory=list)
+    """For each target its index on this rank, or -1, and the index of the message that carries it there, or -1."""
+    after: list[int] = field(default_factory=list)
+    """Indices of the tasks in other lanes of this rank that it reads from."""
+    wanted: set[TaskName] = field(default_factory=set)
+    """Of a forward: the sources that take a gradient from its backward."""
+    has_backward: bool = False
+    """True for a forward with a backward."""
+
+
 class Work(Protocol):
     """The computation of one rank in one step. Mappings are by the task at the other end of an edge.
 
     Returned tensors take no part in any graph, and nobody writes to them until the executor has released them.
     """
 
-    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | Mapping[TaskName, Tensors]:
-        """Computes a forward from the outputs of its sources; returns its own, for all targets or by target."""
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Computes a forward from the outputs of its sources; returns its own by target."""
 
-    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
-        """Computes a backward from gradients of its forward's outputs; returns those of its inputs by backward."""
+    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Computes a backward from gradients of its forward's outputs; returns those of its inputs by target."""
 
     def free(self, task: TaskName) -> None:
         """Releases the activations of a forward."""
@@ -54,12 +73,9 @@ _OF_VERB = {
     Verb.RECEIVE: RECEIVE,
     Verb.AWAIT_RECEIVED: WAIT_RECEIVE,
 }
-_POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
 
-Exit = tuple[TaskName, int, int]
-"""The reader of an output; its index on this rank, or -1, and the index of the message that carries it there, or -1."""
-Action = tuple[int, int, Any, tuple[Exit, ...]]
-"""Its code; the index of its task or message, or -1; its task or chunk; and where its result goes."""
+Action = tuple[int, int, Any]
+"""Its code, the index of its task or message, or -1, and its subject: a task, a chunk, or who receives from whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +86,9 @@ class Program:
     """Text of each action, by lane."""
     rows: tuple[tuple[Action, ...], ...]
     """The same actions, compiled."""
-    order: tuple[int, ...]
-    """Order of all actions on one thread: for each the lane whose next action it is."""
-    after: Mapping[int, tuple[int, ...]]
-    """For tasks that read from other lanes of this rank the tasks that they wait for, by index."""
-    inputs: tuple[tuple[TaskName, ...], ...]
-    """Sources of each task, in the order of its arguments."""
+    turns: tuple[int, ...]
+    """The lane of each action, in an order of all actions for one thread."""
+    tasks: tuple[RankTask, ...]
     messages: tuple[Message, ...]
     """Messages that this rank sends or receives."""
 
@@ -86,8 +99,8 @@ def compile_program(
     """Compiles a schedule, as ``lower`` makes it, for a rank; ``names`` caches parsed tasks from step to step.
 
     Raises:
-        InvalidScheduleError: Lanes of the rank wait for each other for ever, or an edge has no tasks.
-            ``check_pipeline_schedule`` finds more.
+        InvalidScheduleError: An edge has no tasks, or lanes have no order on one thread. ``check_pipeline_schedule``
+            finds more.
     """
     return _Compiler(schedule, rank, work, {} if names is None else names).compile()
 
@@ -95,18 +108,16 @@ def compile_program(
 class _Compiler:
     def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
         self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
-        self.rows = rows_of_rank(schedule, rank)
+        self.rows = schedule.rows_of(rank)
         lanes: Counter[int] = Counter()
         self.home: dict[str, tuple[int, int]] = {}
         """Rank and lane of each task."""
         for other, row in zip(schedule.rank_of, schedule.rows, strict=True):
             self.home |= dict.fromkeys((cell for cell in row if cell[-1] != ")"), (other, lanes[other]))
             lanes[other] += 1
-        tasks = dict.fromkeys(cell for row in self.rows for cell in row if cell[-1] != ")")
-        self.index = {cell: index for index, cell in enumerate(tasks)}
-        self.inputs: list[list[TaskName]] = [[] for _ in self.index]
-        self.exits: list[list[Exit]] = [[] for _ in self.index]
-        self.after: dict[int, list[int]] = {}
+        cells = dict.fromkeys(cell for row in self.rows for cell in row if cell[-1] != ")")
+        self.index = {cell: index for index, cell in enumerate(cells)}
+        self.tasks = [RankTask(name=self._name(cell)) for cell in cells]
         self.messages: list[Message] = []
         self.message_index: dict[str, int] = {}
 
@@ -120,47 +131,62 @@ class _Compiler:
         return Program(
             cells=self.rows,
             rows=tuple(tuple(map(self._action, cells)) for cells in self.rows),
-            order=order_of(self.schedule, self.rank),
-            inputs=tuple(map(tuple, self.inputs)),
-            after={index: tuple(sources) for index, sources in self.after.items()},
+            turns=self._turns(),
+            tasks=tuple(self.tasks),
             messages=tuple(self.messages),
         )
 
+    def _turns(self) -> tuple[int, ...]:
+        counts = [len(row) for row in self.rows]
+        if len(counts) < 2:
+            return (0,) * sum(counts)
+        turns = self.schedule.turns[self.rank] if self.schedule.turns else ()
+        if [turns.count(lane) for lane in range(len(counts))] != counts:
+            raise InvalidScheduleError(
+                f"rank {self.rank} has lanes of {counts} actions, and turns for {len(turns)}; lower the schedule again",
+                grid=self.schedule.text,
+            )
+        return turns
+
     def _add_edge(self, edge: str, source: str, target: str) -> None:
-        index = self.index
-        is_here = source in index, target in index
         ends = Edge(self._name(source), self._name(target))
-        has_data, message = ends.source.kind is ends.target.kind, -1
-        if not all(is_here):
+        here, there = self.index.get(source, -1), self.index.get(target, -1)
+        message, is_forward = -1, ends.source.kind is ActionKind.FORWARD
+        if here < 0 or there < 0:
             message = self.message_index[edge] = len(self.messages)
-            peer, _ = self.home[target if is_here[0] else source]
-            is_forward = ends.source.kind is ActionKind.FORWARD
+            peer, _ = self.home[target if here >= 0 else source]
             lanes = self.home[source][1], self.home[target][1]
             self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends)), lanes))
         elif self.home[source] != self.home[target]:
-            self.after.setdefault(index[target], []).append(index[source])
-        if is_here[1] and has_data:
-            self.inputs[index[target]].append(ends.source)
-        if is_here[0] and has_data:
-            self.exits[index[source]].append((ends.target, index.get(target, -1), message))
+            self.tasks[there].after.append(here)
+        if ends.source.kind is not ends.target.kind:
+            self.tasks[here].has_backward = True
+            return
+        if there >= 0:
+            self.tasks[there].sources.append(ends.source)
+        if here >= 0:
+            self.tasks[here].targets.append(ends.target)
+            self.tasks[here].exits.append((ends.target, there, message))
+            if not is_forward:
+                forward = self.tasks[self.index[str(ends.source.forward)]]
+                forward.wanted.add(ends.target.forward)
 
     def _action(self, cell: str) -> Action:
         if cell[-1] != ")":
-            task, index = self._name(cell), self.index[cell]
-            if task.kind is ActionKind.WEIGHTS:
-                raise self._error(
-                    cell, "ranks run backward for weights with backward for inputs; plan with weights='with'"
-                )
-            return FORWARD if task.kind is ActionKind.FORWARD else BACKWARD, index, task, tuple(self.exits[index])
+            index = self.index[cell]
+            task = self.tasks[index]
+            if task.name.kind is ActionKind.WEIGHTS:
+                raise self._error(cell, "ranks run backward for weights with backward for inputs; use another baseline")
+            return FORWARD if task.name.kind is ActionKind.FORWARD else BACKWARD, index, task
         verb, _, inner = cell[:-1].partition("(")
         if verb == Verb.FREE:
-            return FREE, -1, self._name(inner), ()
+            return FREE, -1, self._name(inner)
         if verb == Verb.REDUCE:
-            return REDUCE, -1, int(inner), ()
+            return REDUCE, -1, int(inner)
         source, _, target = inner.partition(">")
         code = _OF_VERB[Verb(verb)]
-        arrives = ((self.names[source], self.index[target], -1),) if code == WAIT_RECEIVE else ()
-        return code, self.message_index[inner], None, arrives
+        arrives = (self.names[source], self.index[target]) if code == WAIT_RECEIVE else None
+        return code, self.message_index[inner], arrives
 
     def _name(self, text: str) -> TaskName:
         """Returns a task's name, the same object each time, for quick look-ups."""
@@ -171,83 +197,3 @@ class _Compiler:
 
     def _error(self, cell: str, problem: str) -> InvalidScheduleError:
         return InvalidScheduleError(f"rank {self.rank}, {cell}: {problem}", grid=self.schedule.text)
-
-
-def rows_of_rank(schedule: PipelineSchedule, rank: int) -> tuple[tuple[str, ...], ...]:
-    """Returns the actions of each lane of a rank, in order."""
-    return tuple(row for row, other in zip(schedule.rows, schedule.rank_of, strict=True) if other == rank)
-
-
-def order_of(schedule: PipelineSchedule, rank: int) -> tuple[int, ...]:
-    """Merges a rank's lanes into one order that cannot deadlock with the other ranks: for each action its lane.
-
-    Raises:
-        InvalidScheduleError: No order suits both the lanes and the other ranks.
-    """
-    rows = rows_of_rank(schedule, rank)
-    return _Walk(schedule, rank).run() if len(rows) > 1 else (0,) * sum(map(len, rows))
-
-
-class _Walk:
-    """Runs the rows of all ranks side by side, each up to what it waits for."""
-
-    def __init__(self, schedule: PipelineSchedule, rank: int) -> None:
-        self.schedule, self.rank = schedule, rank
-        self.at = [0] * len(schedule.rows)
-        self.done: set[str] = set()
-        self.posting: dict[str, int] = {}
-        """For each message with one due end the row of that end."""
-        self.merged: list[int] = []
-        ranks = schedule.rank_of
-        self.lane = [ranks[:row].count(ranks[row]) for row in range(len(ranks))]
-        home = {
-            cell: other
-            for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
-            for cell in row
-            if cell[-1] != ")"
-        }
-        self.needs: defaultdict[str, list[str]] = defaultdict(list)
-        for edge in schedule.edges:
-            source, _, target = edge.partition(">")
-            if home.get(source) == home.get(target):
-                self.needs[target].append(source)
-
-    def run(self) -> tuple[int, ...]:
-        rows = self.schedule.rows
-        has_moved = True
-        while has_moved:
-            has_moved = False
-            for row in range(len(rows)):
-                has_moved |= self._advance(row)
-        stuck = next((row for row in range(len(rows)) if self.at[row] < len(rows[row])), None)
-        if stuck is not None:
-            raise InvalidScheduleError(
-                f"rank {self.rank} has lanes that cannot come to their end: row {stuck} would wait for ever at "
-                f"{rows[stuck][self.at[stuck]]}; post both ends of each message at one point, as lower does",
-                grid=self.schedule.text,
-            )
-        return tuple(self.merged)
-
-    def _advance(self, row: int) -> bool:
-        """Takes actions of a row until it has computed a task or has to wait; returns whether it took any."""
-        cells, has_moved = self.schedule.rows[row], False
-        while self.at[row] < len(cells):
-            cell = cells[self.at[row]]
-            if cell.startswith(_POSTS):
-                other = self.posting.setdefault(cell.partition("(")[2], row)
-                if other == row:
-                    return has_moved
-                self._take(other)
-            elif not all(source in self.done for source in self.needs.get(cell, ())):
-                return has_moved
-            self._take(row)
-            has_moved = True
-            if cell[-1] != ")":
-                return True
-        return has_moved
-
-    def _take(self, row: int) -> None:
-        self.done.add(self.schedule.rows[row][self.at[row]])
-        self.at[row] += 1
-        if self.schedule.rank_of[row] == self.rank:
-            self.merged.append(self.lane[row])

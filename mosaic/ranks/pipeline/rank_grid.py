@@ -22,56 +22,23 @@ from mosaic.ranks.pipeline.transport import Transport
 from mosaic.ranks.world.world import World
 
 
-class GroupsOfRanks:
-    """One communicator for each set of ranks that sum gradients; all ranks ask in one order."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Returns that of some ranks."""
-        key = tuple(ranks)
-        if key not in self._made:
-            self._made[key] = self.world.group(key)
-        return self._made[key]
-
-    def of_tensor(self, degree: int) -> dist.ProcessGroup:
-        """Returns that of the ranks that share this one's layers: so many neighbours."""
-        starts = range(0, self.world.size, degree)
-        groups = [self.of(range(start, start + degree)) for start in starts]
-        return groups[self.world.rank // degree]
-
-    def of_context(self, degrees: Degrees) -> dist.ProcessGroup:
-        """Returns that of the ranks that share this one's sequences."""
-        block, tensor = degrees.context * degrees.tensor, degrees.tensor
-        starts = [start + index for start in range(0, self.world.size, block) for index in range(tensor)]
-        groups = {start: self.of(range(start, start + block, tensor)) for start in starts}
-        rank = self.world.rank
-        return groups[rank // block * block + rank % tensor]
-
-
 class RankGrid:
-    """All ranks by replica, place in the pipeline and tensor index; and this rank in it. All ranks make it.
-
-    Args:
-        groups: Of all ranks.
-        degrees: As many along each axis.
+    """All ranks by replica, place in the pipeline and tensor index, and this rank among them. All ranks make it.
 
     Attributes:
         world: All ranks.
-        degrees: As many along each axis.
-        replica: Which replica this rank belongs to.
+        degrees: Ranks along each axis.
+        replica: Index of this rank's replica.
         place: Its rank in the pipeline, as partitions and schedules have it.
-        context: Its index among those that share its sequences.
-        tensor: Its index among those that share its layers.
-        context_group: Those ranks, where there are several.
-        transport: To the other places of its replica.
-        executor: Of its replica's schedules.
+        context: Its index among the ranks that share its sequences.
+        tensor: Its index among the ranks that share its layers.
+        context_group: The ranks that share its sequences, where there are several.
+        transport: Connects it with the other places of its replica.
+        executor: Executes its replica's schedules.
     """
 
-    def __init__(self, groups: GroupsOfRanks, degrees: Degrees) -> None:
-        self.world, self.degrees, self._groups = groups.world, degrees, groups
+    def __init__(self, grids: RankGrids, degrees: Degrees) -> None:
+        self.world, self.degrees, self._grids = grids.world, degrees, grids
         rest, self.tensor = divmod(self.world.rank, degrees.tensor)
         rest, self.context = divmod(rest, degrees.context)
         self.replica, self.place = divmod(rest, degrees.pipeline)
@@ -85,14 +52,14 @@ class RankGrid:
         self.transport = Transport(self.world, lines=lines, name=name)
         self.executor = Executor(self.transport)
         if degrees.tensor > 1:
-            self.transport.cover(groups.of_tensor(degrees.tensor))
-        self.context_group = groups.of_context(degrees) if degrees.context > 1 else None
+            self.transport.cover(grids.tensor_group(degrees))
+        self.context_group = grids.context_group(degrees) if degrees.context > 1 else None
         if self.context_group is not None:
             self.transport.cover(self.context_group)
 
     @property
     def num_copies(self) -> int:
-        """Ranks that have the same layers: of all replicas, and of all that share their sequences."""
+        """Number of ranks with the same layers: of all replicas, and of all that share their sequences."""
         return self.degrees.data * self.degrees.context
 
     def rank_of(self, replica: int, place: int, context: int, tensor: int) -> int:
@@ -112,16 +79,12 @@ class RankGrid:
         )
 
     def group_of(self, places: Sequence[int], *, over_tensor: bool = False) -> dist.ProcessGroup | None:
-        """Returns the communicator of the holders of some places, or None; all ranks ask in one order.
+        """Returns the communicator of the holders of some places, or None without this rank.
 
-        It is aborted when a rank fails, as the transport is.
-
-        Args:
-            places: In the pipeline.
-            over_tensor: Whether those of all tensor indices are together.
+        All ranks request it in one order. It is aborted when a rank fails, as the transport is.
         """
         together = [range(self.degrees.tensor)] if over_tensor else [[index] for index in range(self.degrees.tensor)]
-        groups = [self._groups.of(self.holders(places, indices)) for indices in together]
+        groups = [self._grids.group(self.holders(places, indices)) for indices in together]
         if self.place not in places:
             return None
         own = groups[0 if over_tensor else self.tensor]
@@ -130,27 +93,42 @@ class RankGrid:
 
 
 class RankGrids:
-    """The grids that are in use; a trial has several.
-
-    Args:
-        world: All ranks.
-
-    Attributes:
-        groups: Of all of them.
-    """
+    """The grids that are in use, of which a trial has several, and the communicators of ranks that sum or share."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.groups = world, GroupsOfRanks(world)
+        self.world = world
         self._open: dict[Degrees, RankGrid] = {}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def of(self, degrees: Degrees) -> RankGrid:
-        """Returns that of some degrees; all ranks ask in one order."""
+        """Returns the grid of some degrees; all ranks request it in one order."""
         if degrees not in self._open:
-            self._open[degrees] = RankGrid(self.groups, degrees)
+            self._open[degrees] = RankGrid(self, degrees)
         return self._open[degrees]
 
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Returns the one communicator of some ranks; all ranks request it in one order."""
+        key = tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = self.world.group(key)
+        return self._groups[key]
+
+    def tensor_group(self, degrees: Degrees) -> dist.ProcessGroup:
+        """Returns the communicator of the ranks that share this one's layers: its neighbours."""
+        return self._peers(1, degrees.tensor)
+
+    def context_group(self, degrees: Degrees) -> dist.ProcessGroup:
+        """Returns the communicator of the ranks that share this one's sequences."""
+        return self._peers(degrees.tensor, degrees.context)
+
     def close(self) -> None:
-        """Ends all of them, the last one first, as each explains errors before the one that was there."""
+        """Ends all grids, the last one first, because each explains errors before the one that was there."""
         while self._open:
             _, grid = self._open.popitem()
             grid.transport.close()
+
+    def _peers(self, stride: int, degree: int) -> dist.ProcessGroup:
+        starts = [rank for rank in range(self.world.size) if rank // stride % degree == 0]
+        groups = {start: self.group(range(start, start + stride * degree, stride)) for start in starts}
+        rank = self.world.rank
+        return groups[rank - rank // stride % degree * stride]

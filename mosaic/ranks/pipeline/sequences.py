@@ -66,13 +66,6 @@ def share_sequences(
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
-    Args:
-        model: The user's model, whose last list of layers is in a language model of transformers.
-        split: Where it can be cut.
-        settings: How sequences are shared out.
-        group: The ranks that share them.
-        device: Of this rank.
-
     Raises:
         UnsplittableError: The layers are in no such model.
         UnsupportedModelError: They have windows, or something else that mask words cannot say.
@@ -117,7 +110,7 @@ class Sequences:
 
     def look_ahead(self, microbatches: Sequence[Microbatch]) -> None:
         """Plans the attention of microbatches to come in a thread, while a step runs."""
-        self._ahead = {id(one): (one, self._thread.submit(self._attend, one)) for one in microbatches}
+        self._ahead = {id(each): (each, self._thread.submit(self._attend, each)) for each in microbatches}
 
     def _attend(self, microbatch: Microbatch) -> Attend:
         """Plans the attention of a microbatch; sends nothing."""
@@ -205,7 +198,7 @@ class Sequences:
             if value is not None and (name in _TOKENS or name.endswith("token_type_ids")):
                 cut[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
         others = {name: value for name, value in kwargs.items() if name not in cut}
-        strange = [name for name, value in others.items() if any(tokens in one.shape for one in _tensors(value))]
+        strange = [name for name, value in others.items() if any(tokens in tensor.shape for tensor in _tensors(value))]
         if strange:
             raise UnsplittableError(
                 f"{type(text).__name__} is given {', '.join(strange)} of all {tokens} tokens, which context ranks "
@@ -223,7 +216,7 @@ class Sequences:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _features_of(kwargs: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
@@ -269,12 +262,7 @@ def _check_mask(microbatch: Microbatch, plan: ContextPlan) -> None:
 
 
 class SharedItems:
-    """Shares units of encoders out over a group; all ranks of the group make it and make the same calls.
-
-    Args:
-        model: This rank's part of the model.
-        group: The ranks that share each sequence.
-    """
+    """Shares units of encoders out over a group; all ranks of the group make it and make the same calls."""
 
     def __init__(self, model: PartedModel, group: dist.ProcessGroup) -> None:
         self._model, self._group = model, group
@@ -289,7 +277,7 @@ class SharedItems:
         if rows is None or len(rows) < self._ranks:
             return None
         share = share_items(rows, self._ranks)
-        fits = all(_rows_in(one, share) is not None for one in self._leaving(kwargs, module))
+        fits = all(_rows_in(like, share) is not None for like in self._leaving(kwargs, module))
         return share if fits else None
 
     def own(self, kwargs: Mapping[str, Any], module: str, share: ItemShare) -> Mapping[str, Any]:
@@ -299,16 +287,10 @@ class SharedItems:
     def gathered(
         self, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], module: str, share: ItemShare
     ) -> tuple[Tensor, ...]:
-        """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them.
-
-        Args:
-            tensors: What leaves it here, of this rank's units.
-            kwargs: With all units.
-            module: Its name.
-            share: Who encodes what.
-        """
+        """Returns a module's outputs of all units, from all ranks; gradients go to the rank that encoded them."""
         return tuple(
-            self._gathered(one, like, share) for one, like in zip(tensors, self._leaving(kwargs, module), strict=True)
+            self._gathered(tensor, like, share)
+            for tensor, like in zip(tensors, self._leaving(kwargs, module), strict=True)
         )
 
     def _gathered(self, tensor: Tensor, like: Tensor, share: ItemShare) -> Tensor:

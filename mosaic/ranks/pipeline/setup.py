@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from mosaic.errors import (
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.plan import FittedTimes, PipelinePlan
+from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
 from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
@@ -34,7 +33,6 @@ from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
-from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
 from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.sequences import Sequences, share_sequences
 from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
@@ -42,9 +40,12 @@ from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
 from mosaic.ranks.world.groups import gpu_bytes
 from mosaic.ranks.world.world import World
 
+PLANNED = "planned"
+"""Name of the plan that searches each step's order in one pipeline over all ranks, or in as many as were asked for."""
 Plan = Partition | PipelineSchedule | PipelinePlan | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
 DEFAULT_PLANNING = PlannerOptions()
+AS_COUNTED = FittedTimes()
 _T = TypeVar("_T")
 
 
@@ -74,6 +75,8 @@ class PipelineSetup:
     request: Request
     space: RankSpace
     options: PlannerOptions
+    fitted: FittedTimes = AS_COUNTED
+    """Measured times, which ``request`` and ``space`` have."""
     loss: Loss
     degrees: Degrees
     """The grid that is planned for."""
@@ -110,16 +113,17 @@ class PipelineSetup:
                 self.request,
                 space=self.space,
                 options=options or self.options,
+                fitted=self.fitted,
                 baseline=baseline,
             )
-            check_lanes(self.model, self.counted.split, planner.partition, planner.degrees)
+            check_lanes(self.model, self.counted.split, planner.plan)
             return planner
 
         return self._planned(plan)
 
-    def plan_sample(self, planner: StepPlanner, *, seconds: float = math.inf) -> SharedStep | str:
+    def plan_sample(self, planner: StepPlanner, *, seconds: float | None = None) -> SharedStep | str:
         """Plans the sample's step on rank 0 for all; returns the reason where it cannot be planned."""
-        return self._planned(lambda: planner.plan_shared(planner.request.microbatches, seconds=seconds))
+        return self._planned(lambda: planner.plan_step(planner.request.microbatches, seconds=seconds))
 
     def with_replicas(self, count: int) -> Degrees:
         """Returns the grid of so many replicas."""
@@ -135,34 +139,25 @@ class PipelineSetup:
 
     def planner_of(self, plan: Partition | PipelinePlan) -> StepPlanner:
         """Plans each step of a partition, or of an earlier start's plan with the times that were measured then."""
-        if isinstance(plan, PipelinePlan):
-            setup, degrees, partition = self.with_times(plan.fitted), plan.degrees, plan.partition
-            name, baseline = plan.name, plan.baseline
-        else:
-            setup, degrees, partition, name, baseline = self, self.degrees, plan, PLANNED, ""
-        return StepPlanner(
-            name=name,
-            baseline=baseline,
-            degrees=degrees,
-            request=replace(setup.request, num_ranks=degrees.pipeline),
-            space=setup.space,
-            options=self.options,
-            partition=partition,
-        )
+        if isinstance(plan, Partition):
+            plan = PipelinePlan(name=PLANNED, degrees=self.degrees, partition=plan, fitted=self.fitted)
+        setup = self.with_times(plan.fitted)
+        request = replace(setup.request, num_ranks=plan.degrees.pipeline)
+        return StepPlanner(plan=plan, request=request, space=setup.space, options=self.options)
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
         """Returns the setup with measured times."""
         request = replace(self.request, model=fitted.model(self.counted.model))
-        return replace(self, request=request, space=replace(self.space, host=fitted.host))
+        return replace(self, request=request, space=replace(self.space, host=fitted.host), fitted=fitted)
 
-    def runner(self, planner: StepPlanner, *, keeps_all: bool) -> PipelineRunner:
+    def runner(self, plan: PipelinePlan, *, keeps_all: bool) -> PipelineRunner:
         """Returns the runner of a plan."""
         return PipelineRunner(
             self.model,
-            planner,
+            plan,
             self.counted,
             self.loss,
-            grid=self.grids.of(planner.degrees),
+            grid=self.grids.of(plan.degrees),
             slices=self.slices,
             backend=self.backend,
             keeps_all=keeps_all,
@@ -174,7 +169,7 @@ class PipelineSetup:
 
     def shapes(self, step: Microbatches) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
-        return tuple(self.counted.microbatch(one).key for one in step)
+        return tuple(self.counted.microbatch(microbatch).key for microbatch in step)
 
     def drop_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -195,11 +190,6 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
 
     ``step`` stands for the steps to come. Errors are those of ``mosaic.pipeline``.
     """
-    if asked.options.weights != "with":
-        raise ValueError(
-            f"options.weights={asked.options.weights!r} is for plans alone; ranks run backward for weights with "
-            "backward for inputs: use weights='with'"
-        )
     check_same_weights(model, world)
     loss = asked.loss or _own_loss
     split = find_split(model, step[0], modules=asked.modules, loss=lambda output: loss(output, step[0]))
@@ -224,11 +214,11 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     grids = RankGrids(world)
     slices = None
     if degrees.tensor > 1:
-        group = grids.groups.of_tensor(degrees.tensor)
+        group = grids.tensor_group(degrees)
         counted, slices = share_layers(model, counted, group, world.progress, plan=asked.tp_plan, sample=step[0])
     sequences, options = None, asked.options
     if asked.context is not None and context > 1:
-        group = grids.groups.of_context(degrees)
+        group = grids.context_group(degrees)
         sequences = share_sequences(model, counted.split, asked.context, group, device=world.device, sample=step[0])
         step = [sequences.cut(microbatch) for microbatch in step]
         # Context ranks share units of encoders out, which they do in chunks of their own alone.
@@ -258,7 +248,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
 
 
 def _request(counted: CountedModel, step: Microbatches, num_ranks: int, slots: int) -> Request:
-    microbatches = [counted.microbatch(one) for one in step]
+    microbatches = list(map(counted.microbatch, step))
     return Request(model=counted.model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=slots)
 
 
@@ -323,7 +313,8 @@ def degrees_of(
 def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())
-    values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
+    there = [tensor.detach() for tensor in tensors if tensor.numel() and not tensor.is_meta]
+    values = [torch.hash_tensor(tensor).view(torch.int64) for tensor in there]
     _check_same(
         world,
         fingerprint(torch.stack(values).tolist() if values else [])[:8],
@@ -374,5 +365,5 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _is_same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+def _is_same(tensor: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return tensor is not None and tensor.shape == other.shape and torch.equal(tensor.nan_to_num(), other.nan_to_num())

@@ -13,17 +13,16 @@ from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale, StepData
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
-from mosaic.ranks.pipeline.planner import StepPlanner
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.tensor import WeightSlices
-from mosaic.ranks.pipeline.transport import Transport
 
 Microbatches = Sequence[Mapping[str, Any]]
 """Keyword arguments of the model."""
@@ -43,7 +42,7 @@ class PipelineRunner:
 
     Args:
         model: The user's.
-        planner: Plans its steps.
+        plan: Its layers on ranks.
         counted: Its counted layers.
         loss: Of its output.
         grid: All ranks.
@@ -59,7 +58,7 @@ class PipelineRunner:
     def __init__(
         self,
         model: nn.Module,
-        planner: StepPlanner,
+        plan: PipelinePlan,
         counted: CountedModel,
         loss: Loss,
         *,
@@ -68,9 +67,10 @@ class PipelineRunner:
         backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        check_lanes(model, counted.split, planner.partition, planner.degrees)
-        self.planner, self.grid, self._slices = planner, grid, slices
-        chunks = planner.partition.chunks
+        check_lanes(model, counted.split, plan)
+        self.grid, self._slices = grid, slices
+        self._partition = partition = plan.partition
+        chunks = partition.chunks
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
         own = [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
         self.parted = PartedModel(
@@ -83,13 +83,13 @@ class PipelineRunner:
         if slices is not None:
             slices.forget_dropped()
         with self.parted.lent_memory():
-            self.sums = GradientSums(model, counted.split, planner.partition, grid, slices)
+            self.sums = GradientSums(model, counted.split, partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
         self.numbers = counted.numbers
         self.numbers.add_follower(self.parted)
-        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, planner.partition, grid.place)
-        grid.transport.open_lanes(lane_pairs(planner.partition, counted.split.feeds))
+        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
 
     def run(
         self,
@@ -99,16 +99,9 @@ class PipelineRunner:
         shapes: Sequence[str],
         scale: Scale | None = None,
         is_training: bool = True,
+        digests: Digests | None = None,
     ) -> StepResult:
-        """Runs a step forward and backward; all ranks call it.
-
-        Args:
-            shared: Microbatches and schedule of each replica.
-            microbatches: The step's data.
-            shapes: Names of the shapes of each.
-            scale: Scales losses before backward.
-            is_training: Whether gradients are summed; False for schedules of forwards alone.
-        """
+        """Runs a step forward and backward; all ranks call it, and compare their microbatches' digests at its end."""
         transport, replica = self.grid.transport, self.grid.replica
         share, schedule = shared.shares[replica], shared.schedules[replica]
 
@@ -125,7 +118,7 @@ class PipelineRunner:
         if schedule is not None:
             data = StepData(
                 split=self._counted.split,
-                partition=self.planner.partition,
+                partition=self._partition,
                 schedule=schedule,
                 microbatches=[microbatches[at] for at in share],
                 layers=self._counted.layers,
@@ -161,38 +154,35 @@ class PipelineRunner:
                 raise
 
         # 5. Losses on every rank; ranks that share a sequence have a part of its loss each.
+        gathered = transport.all_gather((losses, digests))
+        if digests is not None:
+            check_alike([theirs for _, theirs in gathered])
         total = [0.0] * len(microbatches)
-        for gathered in transport.all_gather(losses):
-            for at, loss in gathered.items():
-                total[at] += loss
+        for at, loss in (item for theirs, _ in gathered for item in theirs.items()):
+            total[at] += loss
         return StepResult(torch.tensor(total), spans)
 
 
-def check_alike(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str], transport: Transport) -> None:
-    """Compares a step's microbatches on all ranks, which call it together.
+Digests = Mapping[str, str]
+"""Hashes of the shapes, the values and the masks of a step's microbatches."""
 
-    This is the one agreement of a step: all else that ranks run follows from the microbatches and from the plans of
-    rank 0. Other microbatches would give wrong gradients without an error where their shapes are equal.
 
-    Args:
-        microbatches: The user's; values on GPUs are not compared.
-        own: This rank's part of them, with the plans of shared sequences.
-        shapes: Names of their shapes.
-        transport: To all ranks.
-
-    Raises:
-        InvalidScheduleError: A rank has others, on all ranks; names it.
-    """
+def digests_of(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str]) -> Digests:
+    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error."""
     leaves = [leaf for microbatch in microbatches for leaf in pytree.tree_flatten_with_path(dict(microbatch))[0]]
     values = [(str(path), _comparable(leaf)) for path, leaf in leaves]
-    digests = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
-    gathered = transport.all_gather({name: fingerprint(value) for name, value in digests.items()})
-    for rank, other in enumerate(gathered):
-        if other != gathered[0]:
-            name = next(name for name in digests if other[name] != gathered[0][name])
-            raise InvalidScheduleError(
-                f"microbatches of rank {rank} have other {name} than rank 0's; give all ranks the same microbatches"
-            )
+    compared = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
+    return {name: fingerprint(value) for name, value in compared.items()}
+
+
+def check_alike(digests: Sequence[Digests]) -> None:
+    """Raises InvalidScheduleError, on all ranks, where a rank has other microbatches than rank 0."""
+    for rank, theirs in enumerate(digests):
+        for name, digest in theirs.items():
+            if digest != digests[0][name]:
+                raise InvalidScheduleError(
+                    f"microbatches of rank {rank} have other {name} than rank 0's; give all ranks the same microbatches"
+                )
 
 
 def _comparable(leaf: Any) -> Any:

@@ -58,14 +58,6 @@ def share_layers(
 ) -> tuple[CountedModel, WeightSlices]:
     """Splits weights of layers over the ranks of a group; returns the layers for planning, and this rank's slices.
 
-    Args:
-        model: The user's model, whole.
-        counted: Its counted layers.
-        group: The ranks that share each layer.
-        progress: The present activity of this rank.
-        plan: See ``styles_of``.
-        sample: A microbatch, for which the split model has to give the whole one's output.
-
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
@@ -189,11 +181,11 @@ def _floats(output: Any) -> list[Tensor]:
 
 def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> str:
     """Returns by how much outputs differ; an empty text where roundings explain it."""
-    for one, other in zip(before, after, strict=True):
-        if one.shape != other.shape:  # keys and values of a cache: each rank has its heads'
+    for whole, split in zip(before, after, strict=True):
+        if whole.shape != split.shape:  # keys and values of a cache: each rank has its heads'
             continue
-        limit = min(MAX_DIFFERENCE, MAX_ROUNDINGS * torch.finfo(one.dtype).eps)
-        differs = float((one - other).norm()) / max(float(one.norm()), 1e-30)
+        limit = min(MAX_DIFFERENCE, MAX_ROUNDINGS * torch.finfo(whole.dtype).eps)
+        differs = float((whole - split).norm()) / max(float(whole.norm()), 1e-30)
         if not differs <= limit:  # also catches NaN
             return f"outputs differ by {differs:.2g}"
     return ""
@@ -213,8 +205,8 @@ def _divided(model: nn.Module, counted: CountedModel, slices: WeightSlices, degr
             cut = degree * sum(named[name].numel() for name in names if name in slices.names)
             whole = sum(named[name].numel() for name in names if name not in slices.names)
             scaled.append(scaled_layer(layer, (cut / degree + whole) / max(1, cut + whole) if cut else 1.0))
-            kept = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
-            resident.append(round(module.resident_bytes[index] * kept))
+            share = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
+            resident.append(round(module.resident_bytes[index] * share))
         layers[module.name] = tuple(scaled)
         modules.append(replace(module, resident_bytes=tuple(resident)))
     return replace(counted, layers=layers, model=replace(counted.model, modules=tuple(modules)))
@@ -278,17 +270,7 @@ class _Slice:
 
 
 class WeightSlices:
-    """Splits weights over the ranks of a group, each its own; all of them make it and make the same calls.
-
-    Args:
-        model: The user's model, whole.
-        styles: The style of each split module.
-        group: The ranks that share each layer.
-        progress: The present activity of this rank.
-
-    Attributes:
-        summed: Names of weights that all of them have whole, and whose gradients are sums over them.
-    """
+    """Splits weights over the ranks of a group, each its own; all of them make it and make the same calls."""
 
     def __init__(
         self, model: nn.Module, styles: Mapping[str, str], group: dist.ProcessGroup, progress: RankProgress
@@ -297,6 +279,7 @@ class WeightSlices:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._slices: dict[str, _Slice] = {}
         self.summed: set[str] = set()
+        """Names of weights that all ranks of the group have whole, and whose gradients are sums over them."""
         self._is_checked = False
         self._classes: dict[str, type[nn.Linear]] = {}
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
@@ -357,10 +340,6 @@ class WeightSlices:
         """A block in which models and optimizers' states are whole; afterwards each rank takes its slices of them.
 
         Meanwhile a rank needs memory for the whole layers that it has a part of.
-
-        Args:
-            modules: The model, and copies of it such as an average of weights.
-            optimizers: Of the model.
 
         Raises:
             TypeError: An optimizer keeps a tensor of another shape than the weight's.

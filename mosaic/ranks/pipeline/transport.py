@@ -79,9 +79,9 @@ class Message:
         actual = tuple(map(TensorSpec.of, tensors))
         if actual == self.specs:
             return
-        made, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
+        sent, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
         raise ModuleContractError(
-            f"{self.name} is planned to carry {planned}, and {made} was made; both ranks have to know shapes and types "
+            f"{self.name} is planned to carry {planned}, and {sent} was made; both ranks have to know shapes and types "
             "beforehand: plan the step with the microbatches that it has"
         )
 
@@ -134,8 +134,8 @@ class Transport:
         self._kind = world.device.type
         with world.groups.lending() as self._loan:
             self._everyone = world.group(range(world.size), backend="gloo")
-            made = {line: self._directions(line) for line in self._lines if len(line) > 1}
-        self._groups = made.get(self.line, ({}, {}))
+            groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
+        self._groups = groups.get(self.line, ({}, {}))
         self._warm_up(self._groups)
         self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
         self._is_aborted = False
@@ -153,10 +153,10 @@ class Transport:
         """Makes communicators for new pairs of lanes, unless tags tell them apart; all ranks pass the same pairs."""
         for pair in sorted(set(pairs) - self._of_lanes.keys()) if self._kind == "cuda" else ():
             with self._world.groups.lending() as loan:
-                made = {line: self._directions(line) for line in self._lines if len(line) > 1}
+                groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
             self._loan += loan
             self._covered += loan.groups
-            self._of_lanes[pair] = made.get(self.line, self._groups)
+            self._of_lanes[pair] = groups.get(self.line, self._groups)
             self._warm_up(self._of_lanes[pair])
 
     def post_send(self, message: Message, tensors: Tensors) -> Pending:
@@ -178,7 +178,7 @@ class Transport:
                 needed=f"tensors on {self._kind}",
             )
         try:
-            return Pending(self.progress, message, [dist.isend(one, peer, group, tag) for one in held], held, ())
+            return Pending(self.progress, message, [dist.isend(tensor, peer, group, tag) for tensor in held], held, ())
         except RuntimeError as error:
             raise self.progress.explain(error) from error
 

@@ -17,17 +17,16 @@ from itertools import chain, pairwise
 from mosaic.errors import InfeasibleError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
-from mosaic.pipelining.layers import ModuleFit, PhaseFit
+from mosaic.pipelining.layers import ModuleFit
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Chunk, Partition, Request
-from mosaic.pipelining.plan import FittedTimes
+from mosaic.pipelining.plan import FittedTimes, StepPlanner
 from mosaic.pipelining.planner import AUTO, SharedStep
 from mosaic.pipelining.schedule import TaskName, Verb
 from mosaic.pipelining.task_graph import HostTimes
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.ranks.pipeline.executor import Span
-from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
-from mosaic.ranks.pipeline.setup import PipelineSetup
+from mosaic.ranks.pipeline.setup import PLANNED, PipelineSetup
 from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
 from mosaic.ranks.pipeline.transport import Transport
 from mosaic.take_turns import take_turns
@@ -78,7 +77,7 @@ def try_plans(setup: PipelineSetup, step: Microbatches) -> PipelineTrial:
             raise InfeasibleError("the model cannot run on these ranks", reasons=list(reasons.values()))
         times = _times(setup, {name: planners[name] for name in shared}, shared, step)
         setup.grids.close()
-    best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not planners[name].baseline else 1.0))
+    best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not planners[name].plan.baseline else 1.0))
     return PipelineTrial(best=planners[best], step_ms=times, reasons=reasons)
 
 
@@ -97,16 +96,18 @@ def _candidates(setup: PipelineSetup) -> dict[str, StepPlanner | str]:
     for count in counts:
         name = f"{PLANNED}, data={count}"
         mixed[name] = setup.make(name, degrees=setup.with_replicas(count), options=options)
-    best_ms = min(
-        (planner.predicted_ms for planner in plans.values() if isinstance(planner, StepPlanner)), default=math.inf
-    )
-    for name, planner in sorted(mixed.items(), key=lambda item: getattr(item[1], "predicted_ms", math.inf)):
-        if isinstance(planner, StepPlanner) and planner.predicted_ms >= best_ms:
-            planner = f"predicted {planner.predicted_ms:.1f} ms a step, and another plan {best_ms:.1f} ms"
-        elif isinstance(planner, StepPlanner):
-            best_ms = planner.predicted_ms  # of mixed grids the best one is tried
+    best_ms = min(map(_predicted_ms, plans.values()))
+    for name, planner in sorted(mixed.items(), key=lambda item: _predicted_ms(item[1])):
+        predicted_ms = _predicted_ms(planner)
+        if not isinstance(planner, str) and predicted_ms >= best_ms:
+            planner = f"predicted {predicted_ms:.1f} ms a step, and another plan {best_ms:.1f} ms"
+        best_ms = min(best_ms, predicted_ms)  # of mixed grids the best one is tried
         plans[name] = planner
     return plans
+
+
+def _predicted_ms(planner: StepPlanner | str) -> float:
+    return math.inf if isinstance(planner, str) else planner.plan.predicted_ms
 
 
 def _times(
@@ -126,7 +127,9 @@ def _times(
             setup.drop_gradients()
         return [max(runner.grid.transport.all_gather(took_ms))]
 
-    runs = {name: partial(timed, name, setup.runner(planner, keeps_all=True)) for name, planner in planners.items()}
+    runs = {
+        name: partial(timed, name, setup.runner(planner.plan, keeps_all=True)) for name, planner in planners.items()
+    }
     take_turns(runs, 1)  # each warms up
     return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}
 
@@ -174,7 +177,7 @@ def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
     shared = setup.plan_sample(planner, seconds=0.0)
     if isinstance(shared, str) or (schedule := shared.schedules[0]) is None:
         return setup
-    runner, shapes = setup.runner(planner, keeps_all=True), setup.shapes(step)
+    runner, shapes = setup.runner(planner.plan, keeps_all=True), setup.shapes(step)
     for _ in range(2):  # the first one warms up
         with runner.parted.lent_memory():
             spans = runner.run(shared, step, shapes=shapes).spans
@@ -201,13 +204,7 @@ def partition_to_fit(request: Request) -> Partition:
 
 
 def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -> FittedTimes:
-    """Returns measured over counted time of each module's forwards and backwards, and the times of messages.
-
-    Args:
-        graph: Tasks of one module each, with counted times.
-        measured: The same step as it ran.
-        names: All modules; one without tasks gets the scale of all tasks together.
-    """
+    """Returns measured over counted time of each module's forwards and backwards, and the times of messages."""
     counted: Counter[tuple[str, ActionKind]] = Counter()
     taken: Counter[tuple[str, ActionKind]] = Counter()
     for task in graph.tasks:
@@ -215,15 +212,15 @@ def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -
             counted[module, task.kind] += task.time_ns
             taken[module, task.kind] += measured.time_ns[str(TaskName.of(task))]
 
-    def fit(name: str, kind: ActionKind) -> PhaseFit:
+    def fit(name: str, kind: ActionKind) -> float:
         module = name if counted[name, kind] else ""
-        return PhaseFit(scale=taken[module, kind] / counted[module, kind] if counted[module, kind] else 1.0)
+        return taken[module, kind] / counted[module, kind] if counted[module, kind] else 1.0
 
-    fits = {name: (fit(name, ActionKind.FORWARD), fit(name, ActionKind.BACKWARD)) for name in names}
-    return FittedTimes(
-        modules={name: ModuleFit(forward=one, backward=other, weights=other) for name, (one, other) in fits.items()},
-        host=_host_times(graph, measured.spans),
-    )
+    fits = {
+        name: ModuleFit(forward=fit(name, ActionKind.FORWARD), backward=fit(name, ActionKind.BACKWARD))
+        for name in names
+    }
+    return FittedTimes(modules=fits, host=_host_times(graph, measured.spans))
 
 
 def _host_times(graph: TaskGraph, spans: Mapping[str, tuple[int, int]]) -> HostTimes:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
+from bench.papers.data_sets import Microbatch
 from mosaic.backends.host import HostBackend
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 from mosaic.ranks.pipeline.executor import LaunchMode, OnThreads
-from mosaic.ranks.pipeline.program import Edge
+from mosaic.ranks.pipeline.program import Edge, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec, Transport
 
 METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
@@ -162,38 +163,25 @@ def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
 
 def own(name: TaskName, made: Mapping[TaskName, int]) -> tuple[int, ...]:
     """Returns the inputs of a task from other phases of its own chunk and piece: backward takes from forward."""
-    return () if name.kind is ActionKind.FORWARD else (made[replace(name, kind=ActionKind.FORWARD)],)
+    return () if name.kind is ActionKind.FORWARD else (made[name.forward],)
 
 
 @dataclass(kw_only=True)
 class NumberWork:
     """Work that makes numbers; of one rank."""
 
-    exits: dict[TaskName, list[TaskName]]
     kept: dict[TaskName, int] = field(default_factory=dict)
     made: dict[TaskName, int] = field(default_factory=dict)
     reduced: dict[int, tuple[TaskName, ...]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, graph: TaskGraph) -> NumberWork:
-        exits = defaultdict(list)
-        for wait in graph.waits:
-            source, target = (TaskName.of(graph.tasks[end]) for end in (wait.source, wait.target))
-            if source.kind is target.kind:
-                exits[source].append(target)
-        return cls(exits=exits)
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        sent = self._make(task, inputs)
+        self.kept[task.name] = self.made[task.name]
+        return sent
 
-    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | dict[TaskName, Tensors]:
-        value = self._make(task, inputs)
-        self.kept[task] = value
-        if is_for_all(task):
-            return self._tensors(Edge(task, task), value)
-        return {target: self._tensors(Edge(task, target), value) for target in self.exits[task]}
-
-    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
-        assert replace(task, kind=ActionKind.FORWARD) in self.kept
-        value = self._make(task, gradients)
-        return {target: self._tensors(Edge(task, target), value) for target in self.exits[task]}
+    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        assert task.name.forward in self.kept
+        return self._make(task, gradients)
 
     def free(self, task: TaskName) -> None:
         del self.kept[task]
@@ -205,14 +193,13 @@ class NumberWork:
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         return (TensorSpec((size_of(edge),), torch.int64),)
 
-    def _make(self, task: TaskName, given: Mapping[TaskName, Tensors]) -> int:
-        assert task not in self.made
+    def _make(self, task: RankTask, given: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        name = task.name
+        assert name not in self.made
         values = [(str(source), tuple(tensors[0].tolist())) for source, tensors in given.items()]
-        self.made[task] = mix(task, *own(task, self.made), *values)
-        return self.made[task]
-
-    def _tensors(self, edge: Edge, value: int) -> Tensors:
-        return (torch.tensor(carried(edge, value)),)
+        self.made[name] = mix(name, *own(name, self.made), *values)
+        edges = {target: Edge(name, target) for target in task.targets}
+        return {target: (torch.tensor(carried(edge, self.made[name])),) for target, edge in edges.items()}
 
 
 @dataclass(kw_only=True)
@@ -222,8 +209,8 @@ class FaultyWork(NumberWork):
     at: str
     act: Callable[[], object]
 
-    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
-        if str(task) == self.at:
+    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        if str(task.name) == self.at:
             self.act()
         return super().backward(task, gradients)
 

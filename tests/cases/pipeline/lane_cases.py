@@ -21,7 +21,8 @@ from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.rank_hardware import RankHardware
+from mosaic.pipelining.plan import PipelinePlan
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, lower
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, StepData
@@ -148,7 +149,7 @@ def run(
 ) -> tuple[Gradients, list[float]]:
     """Runs a step, each rank with a copy of the model; without a backend one thread a rank does it all."""
     split, partition = laned.counted.split, laned.partition
-    check_lanes(laned.model, split, partition)
+    check_lanes(laned.model, split, PipelinePlan(name="lanes", degrees=Degrees(), partition=partition))
     turn, start = threading.RLock(), torch.get_rng_state()  # ranks that are threads have one generator
 
     def program(transport: Transport) -> tuple[Gradients, dict[int, torch.Tensor]]:

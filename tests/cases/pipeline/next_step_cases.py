@@ -33,9 +33,6 @@ def plan(metadata: dict[str, Any], limits: OrderLimits) -> Any:
         os._exit(7)
     if what == "hang":
         threading.Event().wait()
-    if what == "environment":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        return {"torch": "torch" in sys.modules, "cores": cores, "threads": limits.threads, "pid": os.getpid()}
     if what == "search":
         end_s = time.monotonic() + limits.seconds
         while time.monotonic() < end_s and limits.should_stop is not None and not limits.should_stop():

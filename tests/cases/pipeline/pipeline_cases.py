@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from mosaic.pipelining.layers import Feed, Layer, Microbatch, PipelineModel, Strategy
+from bench.papers.data_sets import Microbatch
+from mosaic.pipelining.layers import Feed, Layer, PipelineModel, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Pa
 def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine.py").write_text(
         "from bench.papers.pipeline_models import find_known_model\n"
-        "from mosaic.pipelining.layers import Microbatch\n"
+        "from bench.papers.data_sets import Microbatch\n"
         "def make(cluster, degrees):\n"
         "    model = find_known_model('vlm-s').model(cluster=cluster, degrees=degrees)\n"
         "    return model, [Microbatch(text_tokens=1000, images=one) for one in (1, 8, 0)]\n"

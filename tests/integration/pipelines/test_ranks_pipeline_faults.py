@@ -10,7 +10,6 @@ from ranks.nursery import Ended, run_program, run_programs
 
 BOUND_S = 60.0
 SIZES = {
-    "executed:killed_in_a_send": 3,
     "faulty:killed_in_a_backward": 2,
     "faulty:killed_in_a_save": 2,
     "faulty:busy": 2,

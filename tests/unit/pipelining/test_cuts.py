@@ -8,12 +8,12 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_cases import chain, images, models, steps, two_encoders, vision_and_text
 
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import PARTITION_METHODS, balanced_ends, partition_by
-from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
-from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of
+from mosaic.pipelining.layers import PipelineModel
+from mosaic.pipelining.partition import Chunk, Partition, Request
 
 
 def of(module: str, first: int, count: int, total: int = 4) -> Part:
@@ -73,26 +73,6 @@ def test_no_cut_has_a_shorter_longest_range(times: list[float], data: st.DataObj
 
 
 @pytest.mark.parametrize(
-    ("layers", "feeds", "backbone"),
-    [
-        ({"vision": 9, "text": 2}, ["vision text"], "text"),  # an encoder is a source, however large
-        ({"text": 9, "video": 2}, ["text video"], "video"),
-        ({"vision": 9, "projector": 1, "text": 5}, ["vision projector", "projector text"], "text"),
-        ({"vision": 9, "text": 5, "image": 2}, ["vision text", "text image"], "text"),
-        ({"vision": 3, "audio": 3, "text": 2}, ["vision text", "audio text"], "text"),
-        ({"text": 4}, [], "text"),
-        ({"a": 2, "b": 2}, [], "b"),
-    ],
-)
-def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list[str], backbone: str):
-    model = PipelineModel(
-        modules=tuple(plain(name, count) for name, count in layers.items()),
-        feeds=tuple(Feed(source=source, target=target) for source, target in map(str.split, feeds)),
-    )
-    assert backbone_of(model) == backbone
-
-
-@pytest.mark.parametrize(
     ("name", "model", "num_ranks", "slots", "message"),
     [
         ("separated", vision_and_text(3, 8), 4, 1, "'vision' has 3 layers for 4 ranks"),
@@ -122,21 +102,3 @@ def test_every_method_covers_the_model_or_says_why_not(model, microbatches, name
     except ValueError:
         if name not in ("parallel", "lanes", "colocated", "mixed-v"):
             raise
-
-
-BOTH = tuple(Microbatch(text_tokens=1, images=count, audio_s=4.0) for count in (2, 4, 1, 3))
-
-
-def test_the_backbone_has_lane_0_of_every_rank_and_encoders_the_others():
-    partition = partition_by(
-        "colocated", Request(model=two_encoders(), num_ranks=2, microbatches=BOTH, slots_per_rank=8)
-    )
-    lanes = {
-        part.module: {c.lane for c in partition.chunks if part in c.parts} for c in partition.chunks for part in c.parts
-    }
-    assert lanes["text"] == {0}
-    assert 0 not in lanes["vision"] | lanes["audio"]
-    for rank in (0, 1):
-        shares = {chunk.lane: chunk.share for chunk in partition.chunks if chunk.rank == rank}
-        assert sum(shares.values()) == 1
-        assert all((8 * share).is_integer() for share in shares.values())

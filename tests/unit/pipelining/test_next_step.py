@@ -16,11 +16,13 @@ from pipeline_cases import images, vision_and_text
 
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.next_step import NextStepPlanner, Planned, StepPlanning
+from mosaic.pipelining.next_step import NextStepPlanner, Planned
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import share_out
-from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.plan import PipelinePlan, StepPlanner
+from mosaic.pipelining.planner import PlannerOptions, share_out
+from mosaic.pipelining.rank_hardware import Degrees
+from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import roll_out
 
 PATIENCE_S = 60.0
@@ -80,13 +82,6 @@ def test_a_process_that_dies_is_reported() -> None:
             assert "exit code 7" in planner.take(step, wait_s=PATIENCE_S).error
 
 
-def test_the_process_has_no_torch_and_half_of_the_cores(shared: NextStepPlanner, steps: Steps) -> None:
-    half = max(1, len(os.sched_getaffinity(0)) // 2)
-    steps.start(do="environment")
-    assert steps.take().schedule == {"torch": False, "cores": half, "threads": half, "pid": shared.pid}
-    assert shared.pid != os.getpid()
-
-
 def test_the_process_dies_with_its_parent() -> None:
     script = """
 import os, signal
@@ -116,24 +111,30 @@ def test_each_microbatch_is_in_one_share_and_no_share_is_far_above_the_others(ti
     assert max(map(len, shares)) <= 1 or len(times) > num_replicas or 0.0 in times
 
 
+def planner_of(request: Request, **degrees: int) -> StepPlanner:
+    plan = PipelinePlan(
+        name="planned", degrees=Degrees(pipeline=2, **degrees), partition=partition_by("separated", request)
+    )
+    return StepPlanner(plan=plan, request=request, space=RankSpace(), options=PlannerOptions())
+
+
 def test_each_replica_with_microbatches_has_a_schedule_of_its_share():
     request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
-    planning = StepPlanning(request=request, partition=partition_by("separated", request), num_replicas=3)
-    shared = planning(images(2, 1), OrderLimits(seconds=0.2))
+    shared = planner_of(request, data=3)(images(2, 1), OrderLimits(seconds=0.2))
     assert shared.shares == ((0,), (1,), ())
     assert [schedule and schedule.num_microbatches for schedule in shared.schedules] == [1, 1, None]
 
 
 def test_each_step_is_planned_ahead_for_its_own_microbatches():
     request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
-    partition = partition_by("separated", request)
-    with NextStepPlanner(StepPlanning(request=request, partition=partition)) as planner:
+    step_planner = planner_of(request)
+    with NextStepPlanner(step_planner) as planner:
         for number, step in enumerate((images(3, 1), images(0, 2, 1))):
             planner.start(number, step, step_s=0.5)
             planned = planner.take(number, wait_s=60.0)
             assert not planned.error
             (schedule,) = planned.schedule.schedules
-            graph = task_graph(request.model, partition, step)
+            graph = task_graph(request.model, step_planner.plan.partition, step)
             natural = roll_out(graph)
             assert isinstance(natural, tuple)
             assert check_pipeline_schedule(schedule, graph).makespan_ns <= 1.001 * natural[1].makespan_ns

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from pipeline_cases import Feed, PipelineModel, Plain, models, steps
 from pipeline_oracle import simulated
 
-from bench.papers.pipeline_models import find_known_model
+from bench.papers.data_sets import Microbatch
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.check import check_pipeline_schedule
-from mosaic.pipelining.layers import Microbatch
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, contend, plan_step
+from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace
 
 FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))
@@ -34,27 +33,26 @@ def test_a_planned_step_is_between_its_bound_and_the_natural_order_and_its_sched
 
 
 @settings(max_examples=30, deadline=None)
-@given(models(min_layers=4), steps(), st.integers(1, 3), st.sampled_from(list(WEIGHTS)), st.floats(0, 1), st.booleans())
+@given(models(min_layers=4), steps(), st.integers(1, 3), st.floats(0, 1), st.booleans())
 def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
-    model, microbatches, ranks, weights, share, is_instant
+    model, microbatches, ranks, share, is_instant
 ):
     if is_instant:  # first layers take no time, and memory all the same
         instant = (replace(module, unit_ms=(0.0, *module.unit_ms[1:])) for module in model.modules)
         model = replace(model, modules=tuple(instant))
     request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
-    options = PlannerOptions(limits=OrderLimits(rollouts=200), weights=weights)
+    options = PlannerOptions(limits=OrderLimits(rollouts=200))
     free = plan_step(request, microbatches, options=options)
     base, most = max(free.graph.base_bytes), max(free.timed.peak_bytes)
     space = RankSpace(limit_bytes=base + round(share * (most - base)))
-    names = ("gpipe", "1f1b", "zb-v")[: 2 if weights == "with" else 3]
-    contenders = contend(request, microbatches, space=space, names=names)
+    contenders = contend(request, microbatches, space=space, names=("gpipe", "1f1b"))
     try:
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
     except InfeasibleError:
-        assert all(one.plan is None for one in contenders)
+        assert all(isinstance(one, str) for one in contenders.values())
         return
     assert planned.bound_ns <= planned.makespan_ns
-    assert all(planned.makespan_ns <= one.makespan_ns for one in contenders if one.plan is not None)
+    assert all(isinstance(one, str) or planned.makespan_ns <= one.makespan_ns for one in contenders.values())
     assert simulated(planned.graph, planned.orders) == replace(planned.timed, start_ns=list(planned.timed.start_ns))
     assert max(planned.timed.peak_bytes) <= space.limit_bytes
     check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
@@ -69,26 +67,3 @@ def test_constant_bytes_above_a_limit_are_refused_also_on_a_rank_that_keeps_noth
     limit_bytes = max(plan_step(request, microbatches, options=FEW).graph.base_bytes)
     with pytest.raises(InfeasibleError, match="no order and no strategy that was tried fits"):
         plan_step(request, microbatches, space=RankSpace(limit_bytes=limit_bytes), options=FEW)
-
-
-def test_memory_that_no_schedule_fits_is_an_error_that_says_where_and_what_helps():
-    microbatches = (Microbatch(text_tokens=8192 - 169 * 30, images=30),)
-    request = Request(model=find_known_model("vlm-s").model(), num_ranks=4, microbatches=microbatches)
-    with pytest.raises(InfeasibleError, match=r"rank \d is short of .* GB .* what would help: "):
-        plan_step(request, microbatches, space=RankSpace(limit_bytes=10**9), options=FEW)
-
-
-def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot_run():
-    known = find_known_model("vlm-s")
-    microbatches = (Microbatch(text_tokens=8192),) * 4
-    request = Request(model=known.model(), num_ranks=4, microbatches=microbatches)
-    (free,) = contend(request, microbatches, names=("gpipe",))
-    assert free.plan is not None
-    assert free.plan.strategies == "keep"
-    limit = max(free.plan.timed.peak_bytes) - 10**9
-    (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
-    assert tight.plan is not None
-    assert tight.plan.strategies == "recompute"
-    (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
-    assert none.makespan_ns is None
-    assert "memory does not hold" in none.reason

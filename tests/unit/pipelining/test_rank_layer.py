@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from bench.papers.masks import DRAWN
+from bench.papers.data_sets import Microbatch
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.layers import Layer, Microbatch
-from mosaic.pipelining.rank_hardware import Collective, Degrees, RankHardware
+from mosaic.pipelining.layers import Layer
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
-
-
-def machine(**degrees: int) -> RankHardware:
-    return RankHardware(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
-
-
-def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
-    whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
-    gather = Collective(name="gather", num_bytes=2**26, axis="tensor")
-    assert machine(tensor=4).collective_ns(gather) == round(whole * 1e6 / 2)
-    assert machine(tensor=4).collective_ns(dataclasses.replace(gather, is_reduce=True)) == round(whole * 1e6)
-
-
-def test_a_share_of_the_sms_and_bad_degrees_are_checked() -> None:
-    assert dataclasses.replace(machine(), share=0.5).num_sms == 66
-    for share in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="above 0 and at most 1"):
-            dataclasses.replace(machine(), share=share)
-    with pytest.raises(ValueError, match="tensor=0"):
-        Degrees(tensor=0)
-    with pytest.raises(ValueError, match="need 128 devices; the cluster has 64"):
-        machine(tensor=8, pipeline=16)
-
 
 CAUSAL = TransformerShape(layers=3, hidden=1024, ffn=4096, heads=16, groups=8, causal=True)
 
@@ -75,18 +51,6 @@ def test_small_shares_are_those_worked_out_by_hand() -> None:
     row = shared(512, 2, method="ring", exchange="needed")  # the first rank reads nothing of the second
     assert row.sent_tokens == ((0, 256), (0, 0))
     assert (row.fetched_tokens, row.received_tokens) == (512, 256)
-
-
-@pytest.mark.parametrize("sharing", [{}, {"mask": DRAWN["mp"], "exchange": "needed"}, {"method": "ring"}])
-def test_a_rank_takes_its_part_of_the_time_at_least_and_less_memory_with_more_ranks(sharing: dict[str, Any]) -> None:
-    alone = layers(4096, **sharing)[1]
-    kept = alone.strategies[0].kept_bytes
-    for ranks in (2, 4, 8):
-        own = layers(4096, context=ranks, **sharing)[1]
-        assert own.forward_ms >= alone.forward_ms / ranks
-        assert own.backward_ms + own.weights_ms >= (alone.backward_ms + alone.weights_ms) / ranks
-        assert own.strategies[0].kept_bytes < kept
-        kept = own.strategies[0].kept_bytes
 
 
 @pytest.mark.parametrize("unit", ["text", "image"])

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, vision_and_text
+from pipeline_cases import images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
-from task_graph_cases import FORWARD, random_step
+from task_graph_cases import FORWARD
 
-from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
-from mosaic.hardware import Cluster, Link, find_hardware
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, PipelineModel
-from mosaic.pipelining.partition import Chunk, Partition, Request
-from mosaic.pipelining.rank_hardware import Collective, RankHardware
-from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns, task_graph, training_chunks
-from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait, roll_out
-from mosaic.pipelining.tuning import Candidates, pairs_of, strategies_of, with_candidates
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.task_graph import task_graph, training_chunks
+from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph, Wait
+from mosaic.pipelining.tuning import pairs_of, strategies_of, with_candidates
 
 PARTS = (Part(module="text"),)
 
@@ -56,14 +51,6 @@ def test_tasks_that_wait_in_a_circle_are_refused_with_the_circle():
     waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (2, 1)))
     with pytest.raises(ValueError, match=r"in a circle: (1 -> 2 -> 1|2 -> 1 -> 2); leave out"):
         graph(task(), task(), task(), waits=waits)
-
-
-def test_a_graph_survives_pickling_copying_and_replacing():
-    step = random_step(3, ranks=2, microbatches=2, room=0.6)
-    made = pickle.loads(pickle.dumps(step))
-    assert made == step
-    assert roll_out(made) == roll_out(step) == roll_out(copy.deepcopy(step))
-    assert dataclasses.replace(step, limit_bytes=()).limit_bytes == ()
 
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
@@ -116,36 +103,6 @@ def test_frozen_modules_have_no_weights_and_no_backward_before_what_trains():
     assert training_chunks(model, partition_by("separated", request)) == (1,)
 
 
-def test_what_a_forward_keeps_the_last_phase_frees():
-    for apart in (False, True):
-        graph = made(chain(2), images(1), num_ranks=2, weights_apart=apart, space=RankSpace(limit_bytes=5000))
-        balance = defaultdict(int)
-        for task in graph.tasks:
-            balance[task.chunk] += task.takes_bytes - task.frees_bytes
-        assert set(balance.values()) == {0}
-        last = {task.chunk: task for task in graph.tasks}
-        assert all(task.frees_bytes == 110 for task in last.values())
-        assert graph.base_bytes == (8, 8)
-        assert graph.limit_bytes == (5000, 5000)
-
-
-def test_bytes_take_the_link_between_their_ranks():
-    link = Link(gb_per_s=1.0, latency_us=5.0)
-    graph = made(chain(2), images(1), space=RankSpace(network=link))
-    assert [wait.lag_ns for wait in graph.waits] == [6000, 0, 0, 6000]  # 5 us and 1000 bytes at 1 byte a ns
-    cluster = Cluster(
-        hardware=find_hardware("h100-80g"),
-        nodes=2,
-        gpus_per_node=2,
-        intra_node=Link(gb_per_s=100.0),
-        inter_node=Link(gb_per_s=1.0),
-    )
-    inside = made(chain(2), images(1), space=RankSpace(network=cluster))
-    between = made(chain(2), images(1), space=RankSpace(network=cluster, devices_per_rank=2))
-    lags = [max(wait.lag_ns for wait in one.waits) for one in (inside, between)]
-    assert lags[1] > lags[0] + 900
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     models(min_layers=2),
@@ -174,12 +131,11 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
     models(min_layers=2),
     steps(3),
     st.sampled_from(["separated", "mixed-time", "lanes"]),
-    st.booleans(),
     st.integers(0, 300),
     st.randoms(),
 )
 def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
-    model, microbatches, name: str, apart: bool, workspace: int, chance
+    model, microbatches, name: str, workspace: int, chance
 ):
     model = dataclasses.replace(
         model, modules=tuple(dataclasses.replace(one, workspace=workspace) for one in model.modules)
@@ -188,16 +144,15 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
         partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
     except ValueError:
         return
-    keeps = task_graph(model, partition, microbatches, weights_apart=apart)
+    keeps = task_graph(model, partition, microbatches)
     layers = keeps.layers
     assert layers.keys() == {
         (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
     }
-    candidates = Candidates(count=4, weights_apart=apart)
-    pairs = pairs_of(keeps, candidates)
+    pairs = pairs_of(keeps)
     choice = [chance.randrange(len(pair.candidates)) for pair in pairs]
     strategies = strategies_of(keeps, pairs, choice)
-    chosen = task_graph(model, partition, microbatches, strategies=strategies, weights_apart=apart)
+    chosen = task_graph(model, partition, microbatches, strategies=strategies)
     for tuned, counted in zip(with_candidates(keeps, pairs, choice).tasks, chosen.tasks, strict=True):
         assert (tuned.takes_bytes, tuned.frees_bytes) == (counted.takes_bytes, counted.frees_bytes)
         assert tuned.time_ns == pytest.approx(counted.time_ns, abs=2)
@@ -205,19 +160,3 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
             key = tuned.chunk, tuned.microbatch, tuned.piece
             own = zip(layers.get(key, ()), strategies.get(key, ()), strict=True)
             assert tuned.takes_bytes - tuned.frees_bytes == sum(one.strategies[way].kept_bytes for one, way in own)
-
-
-def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
-    known = find_known_model("cornstarch-vlm-s-llm-s")
-    model = known.model()
-    machine = RankHardware(cluster=known.cluster(), degrees=known.degrees)
-    vision, text = (
-        Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
-        for rank, module in enumerate(model.modules)
-    )
-    found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
-    projector = 1408 * 2048 // 2
-    scatter = Collective(name="g", num_bytes=4 * projector, axis="data")
-    gather = Collective(name="w", num_bytes=2 * projector, axis="data")
-    assert found == (machine.collective_ns(scatter) + machine.collective_ns(gather), 0)
-    assert found[0] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,10 +16,10 @@ from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
 from mosaic.pipelining.tuning import (
     Candidate,
-    Candidates,
     MemoryShortage,
     Pair,
     Tuned,
+    candidates_of,
     tune,
     with_candidates,
 )
@@ -67,7 +66,7 @@ def all_sums(chunk: Sequence[Layer]) -> list[tuple[int, int]]:
 def test_candidates_are_the_fastest_the_leanest_and_some_between_that_none_beats(
     chunk: list[Layer], count: int
 ) -> None:
-    found = Candidates(count=count).of(chunk)
+    found = candidates_of(chunk, count)
     sums = all_sums(chunk)
     front = sorted(s for s in set(sums) if not any(o != s and o[0] <= s[0] and o[1] <= s[1] for o in sums))
     assert len(found) <= count
@@ -77,13 +76,6 @@ def test_candidates_are_the_fastest_the_leanest_and_some_between_that_none_beats
     assert (found[0].kept_bytes, added(found[0])) == front[-1]
     assert (found[-1].kept_bytes, added(found[-1])) == front[0]
     assert {(one.kept_bytes, added(one)) for one in found} <= set(front)
-
-
-def test_where_backward_for_weights_is_apart_what_is_made_anew_is_in_use_until_it_ran() -> None:
-    chunk = [layer((0, 0, 100), (0, 1, 10), workspace=7)] * 4
-    together, apart = Candidates(count=5).of(chunk), Candidates(count=5, weights_apart=True).of(chunk)
-    assert [one.kept_bytes + one.workspace_bytes for one in apart] == [407] * 5
-    assert together[-1].kept_bytes + together[-1].workspace_bytes == 137
 
 
 def peaks(graph: TaskGraph, timed: Timed) -> list[int]:
@@ -105,7 +97,7 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
     num_ranks: int, sizes: list[float], share: float, seed: int
 ) -> None:
     graph, pairs, orders = one_f_one_b(num_ranks, sizes, limit_share=share, seed=seed)
-    tuned = tune(graph, pairs, functools.partial(simulated, orders=orders))
+    tuned = tune(graph, pairs, orders)
     leanest = with_candidates(graph, pairs, [pair.leanest for pair in pairs])
     at_leanest = simulated(leanest, orders)
     fits = all(used <= limit for used, limit in zip(peaks(leanest, at_leanest), graph.limit_bytes, strict=True))
@@ -120,7 +112,7 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
 
 def test_no_choice_of_a_small_step_ends_much_earlier_than_the_one_found() -> None:
     graph, pairs, orders = one_f_one_b(2, (1.0, 0.4, 1.6), num_candidates=3, limit_share=0.3, seed=4)
-    tuned = tune(graph, pairs, functools.partial(simulated, orders=orders))
+    tuned = tune(graph, pairs, orders)
     assert isinstance(tuned, Tuned)
     best = tuned.timed.makespan_ns
     for choice in itertools.product(range(3), repeat=len(pairs)):
@@ -134,14 +126,13 @@ def test_no_choice_of_a_small_step_ends_much_earlier_than_the_one_found() -> Non
 def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
     graph, pairs, orders = one_f_one_b(3, RAGGED, limit_share=1.0)
     limits = (graph.limit_bytes[0], 300_000_000, graph.limit_bytes[2])
-    short = tune(replace(graph, limit_bytes=limits), pairs, functools.partial(simulated, orders=orders))
+    short = tune(replace(graph, limit_bytes=limits), pairs, orders)
     assert isinstance(short, MemoryShortage)
     assert short.rank == 1
-    assert short.num_fitting < short.num_pairs
     said = str(short)
     assert "rank 1 is short of" in said
     assert "0.3 GB" in said
     assert "ms into the step" in said
-    assert f"at most {short.num_fitting} pieces" in said
+    assert "smaller microbatches, or more ranks" in said
     enough = replace(graph, limit_bytes=(limits[0], limits[1] + short.short_bytes, limits[2]))
-    assert isinstance(tune(enough, pairs, functools.partial(simulated, orders=orders)), Tuned)
+    assert isinstance(tune(enough, pairs, orders), Tuned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_checker import check_plan
+from plan_checker import checked_ms
 
 from bench.solver.generate import Recipe, generate
 from bench.solver.study import search
@@ -35,7 +35,7 @@ def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound
     )
     assert next(answers, None) is None
     assert 0 < plan.search.bound_ms < plan.predicted_ms <= plan.sequential_ms
-    assert check_plan(one, plan).is_valid
+    assert checked_ms(one, plan) > 0
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,8 @@ Ns Explorer::roll(Ranking& ranking, bool both, Ns cutoff) {
         --rollouts_left_;
         ++found_.num_rollouts;
         const Ns makespan = rollout_.run(tried, std::min(cutoff, best));
-        if (makespan == kNever && cutoff == kNever && best == kNever) {
-            ++found_.num_deadlocks;
-            if (!found_.deadlock) found_.deadlock = rollout_.deadlock();
+        if (makespan == kNever && cutoff == kNever && best == kNever && !found_.deadlock) {
+            found_.deadlock = rollout_.deadlock();
         }
         if (makespan >= best) continue;
         best = makespan;

@@ -26,8 +26,8 @@ struct FoundOrders {
     Orders orders;
     std::vector<Ns> starts;
     Ns makespan = kNever;
+    std::vector<Bytes> peak;  // of each rank
     std::int64_t num_rollouts = 0;
-    std::int64_t num_deadlocks = 0;
     std::vector<std::pair<double, Ns>> progress;  // seconds since the search began, and the best since then
     std::optional<Deadlock> deadlock;             // the first one
 };

@@ -73,7 +73,6 @@ class Crew {
 
 void merge(FoundOrders& best, FoundOrders other) {
     best.num_rollouts += other.num_rollouts;
-    best.num_deadlocks += other.num_deadlocks;
     if (!best.deadlock) best.deadlock = std::move(other.deadlock);
     best.progress.insert(best.progress.end(), other.progress.begin(), other.progress.end());
     if (other.makespan >= best.makespan) return;
@@ -103,11 +102,12 @@ void tidy(std::vector<std::pair<double, Ns>>& progress) {
 void settle(const Tasks& tasks, FoundOrders& found) {
     if (!found.has_any) return;
     Replay replay(tasks);
-    const Ns makespan = replay.run(found.orders);
-    if (makespan > found.makespan) return;
-    found.starts = replay.starts();
-    if (makespan < found.makespan && !found.progress.empty()) found.progress.back().second = makespan;
-    found.makespan = makespan;
+    if (const Ns makespan = replay.run(found.orders); makespan <= found.makespan) {
+        found.starts = replay.starts();
+        if (makespan < found.makespan && !found.progress.empty()) found.progress.back().second = makespan;
+        found.makespan = makespan;
+    }
+    found.peak = peak_of(tasks, found.orders, found.starts);
 }
 
 }  // namespace

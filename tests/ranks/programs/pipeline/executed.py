@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
-from executor_cases import NumberWork, chain_step, evaluated, on_lanes, step
+from executor_cases import NumberWork, evaluated, on_lanes, step
 
 from mosaic.engine.options import RankSettings
 from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.transport import Message, Tensors, Transport
+from mosaic.ranks.pipeline.transport import Transport
 from mosaic.ranks.world.world import World
-from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
+from ranks.begun import TIMEOUT_S, WATCH, join
 from ranks.transport_promises import PROMISES
 
 SEEDS = range(12)
@@ -28,7 +28,7 @@ def all_equal(rank: int, size: int, place: Path) -> None:
     executor = Executor(transport)
     for seed in SEEDS:
         drawn = step(seed, num_ranks=size)
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         executor.run(drawn.schedule, work, lanes=on_lanes(transport, drawn.schedule))
         expected = evaluated(drawn.graph)
         assert work.made == {name: expected[name] for name in work.made}, seed
@@ -50,20 +50,3 @@ def keeps_promises_by_pairs(rank: int, size: int, place: Path) -> None:
     """The same where messages to all peers of a group queue behind each other, as in nccl2."""
     with mock.patch("mosaic.ranks.pipeline.transport.peers_share_a_communicator", return_value=True):
         keeps_promises(rank, size, place)
-
-
-# What goes wrong.
-
-
-def killed_in_a_send(rank: int, size: int, place: Path) -> None:
-    """Rank 1 is killed when its first gradient is under way."""
-    transport, drawn = joined(rank, size, place), chain_step(size)
-    post_send = transport.post_send
-
-    def post_and_die(given: Message, tensors: Tensors) -> object:
-        sent = post_send(given, tensors)
-        return sent if given.is_forward else kill_this_process()
-
-    if rank == 1:
-        transport.post_send = post_and_die  # type: ignore[method-assign]
-    Executor(transport).run(drawn.schedule, NumberWork.of(drawn.graph))

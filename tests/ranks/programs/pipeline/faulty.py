@@ -55,7 +55,9 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
     expected = pipe.step(words(1))
     one = words(0)[0]
     ids = one["input_ids"]
+    of_known_shapes = [{**each, "input_ids": each["input_ids"] + rank} for each in words(1)]
     for wrong, kind, said in (
+        (of_known_shapes, InvalidScheduleError, "microbatches of rank 1 have other values"),
         ([], ValueError, "a step has at least one"),
         ([{"inputs_embeds": torch.randn(1, 5, 16).double().requires_grad_()}], ValueError, "compute it in the model"),
         ([{**one, "use_cache": rank == 0}], InvalidScheduleError, "microbatches of rank 1 have other values"),

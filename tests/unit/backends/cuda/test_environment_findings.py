@@ -113,15 +113,6 @@ class FakeNvml:
         return [1, 1]
 
 
-def test_nvml_is_asked_about_the_device_by_its_uuid(monkeypatch: pytest.MonkeyPatch):
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    answers = ask_nvml("GPU-1")
-    assert answers == NvmlAnswers(processes=tuple(sorted([9, os.getpid()])), mig=True)
-    assert nvml.ended
-    assert ask_nvml("GPU-2").problem == "Not Found"
-
-
 @pytest.mark.parametrize("module", [None, FakeNvml(fails=True)])
 def test_nvml_that_cannot_be_asked_says_why(monkeypatch: pytest.MonkeyPatch, module: Any):
     monkeypatch.setitem(sys.modules, "pynvml", module)

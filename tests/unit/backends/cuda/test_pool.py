@@ -5,14 +5,6 @@ from __future__ import annotations
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
-
-def test_what_the_driver_grants_is_told_and_not_what_was_asked_for(fake_driver: FakeDriver):
-    body = """
-result = [[info.requested_sms, info.granted_sms] for info in pool_of(UNEQUAL).partitions(0)]
-"""
-    assert run_pools(fake_driver, body, quirk="one_sm_less") == [[80, 79], [48, 47]]
-
-
 REFUSED = {
     "pool.add_layout([])": "layout=[] has no partition",
     "pool.add_layout([[0], []])": "slots=[] is empty, but a partition needs a slot; name some of 0 to 15",

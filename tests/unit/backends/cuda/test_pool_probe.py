@@ -6,21 +6,6 @@ import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
-MEMBERS = "sorted(id for info in pool.partitions(0) for id in info.sm_ids)"
-
-
-@pytest.mark.parametrize("fine", [False, True])
-def test_disjoint_slots_are_disjoint_sms_and_together_all_slots(fake_driver: FakeDriver, fine: bool):
-    body = f"""
-fine = {fine}
-slots = _C.SlotSplit(_C.Device(0), fine=fine).num_slots
-layout = [list(range(start, slots, 3)) for start in range(3)]
-pool = pool_of(layout, fine=fine)
-pool.verify(IMAGE)
-result = {MEMBERS}
-"""
-    assert run_pools(fake_driver, body) == list(range(132 if fine else 128))
-
 
 def test_verify_leaves_lent_streams_alone_and_ends_what_it_made(fake_driver: FakeDriver):
     body = """

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_streams import RaceError
-from lane_cases import LanedModel, Seen, check_equal, laned, run, seen_step
+from lane_cases import LanedModel, Seen, check_equal, laned, seen_step
 from stream_cases import FakeBackend
-
-from mosaic.backends.streams.lanes import StreamLane
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
 
@@ -30,20 +27,3 @@ def test_lanes_on_streams_make_the_plain_loops_gradients(own_lanes: bool):
         )
     used = {launch.stream for launch in backend.api.launches}
     assert len(used) > (3 if own_lanes else 2)
-
-
-def test_a_lane_that_does_not_wait_for_what_it_takes_is_a_race(monkeypatch: pytest.MonkeyPatch):
-    launch = StreamLane.launch
-    monkeypatch.setattr(StreamLane, "launch", lambda lane, work, *, after, **more: launch(lane, work, **more))
-    backend, model = FakeBackend(num_slots=4), made()
-    with backend.api.watching(), pytest.raises(RaceError):
-        run(model, model.drawn(0), backend=lambda: backend)
-
-
-def test_lanes_that_do_not_wait_for_the_caller_are_a_race(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(StreamLane, "order_after_caller", lambda lane: None)
-    backend, model = FakeBackend(num_slots=4), made()
-    with backend.api.watching():
-        model.step[0]["words"].mul_(1.0)  # launched on the caller's stream
-        with pytest.raises(RaceError):
-            run(model, model.drawn(0), backend=lambda: backend)

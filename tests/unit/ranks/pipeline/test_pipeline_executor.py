@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, no_caption, step
+from executor_cases import NumberWork, Step, chain_step, evaluated, step
 
 from bench.pipeline.in_process import InProcess
-from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
-from mosaic.pipelining.schedule import PipelineSchedule
+from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.program import compile_program
@@ -19,7 +18,7 @@ from mosaic.ranks.pipeline.transport import Transport
 
 def executed(drawn: Step) -> tuple[NumberWork, ...]:
     def program(transport: Transport) -> NumberWork:
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         Executor(transport).run(drawn.schedule, work)
         return work
 
@@ -64,40 +63,11 @@ def test_random_schedules_make_what_one_thread_makes(first: int):
     assert lanes
 
 
-def test_a_failed_action_ends_the_others_which_name_it():
-    drawn = chain_step(3)
-
-    def program(transport: Transport) -> None:
-        work = FaultyWork(exits=NumberWork.of(drawn.graph).exits, at="1B2", act=no_caption)
-        Executor(transport).run(drawn.schedule, work)
-
-    first, failed, last = outcomes(3, program)
-    assert isinstance(failed, ValueError)
-    for other in (first, last):
-        assert isinstance(other, RankFailedError)
-        assert str(other) == "rank 1 failed in 1B2: ValueError: no such caption"
-        assert other.ranks == (1,)
-
-
-def test_a_rank_that_cannot_run_its_schedule_is_named_on_the_others():
-    drawn = chain_step(2)
-
-    def program(transport: Transport) -> None:
-        work = NumberWork.of(drawn.graph)
-        if transport.rank == 1:
-            work.specs = lambda edge: no_caption()
-        Executor(transport).run(drawn.schedule, work)
-
-    other, own = outcomes(2, program)
-    assert str(own) == "no such caption"
-    assert str(other) == "rank 1 cannot run its schedule: ValueError: no such caption"
-
-
 def test_a_task_that_makes_nothing_for_one_of_its_edges_is_refused():
     drawn = chain_step(2)
 
     def program(transport: Transport) -> None:
-        work = NumberWork.of(drawn.graph)
+        work = NumberWork()
         work.backward = lambda task, gradients: {}
         Executor(transport).run(drawn.schedule, work)
 
@@ -112,22 +82,12 @@ def test_backward_for_weights_apart_is_refused():
     rows = (*drawn.schedule.rows[:1], (*drawn.schedule.rows[1], "1W0"))
     apart = dataclasses.replace(drawn.schedule, rows=rows, hash="")
     with pytest.raises(InvalidScheduleError, match="rank 1, 1W0: ranks run backward for weights with backward for"):
-        compile_program(apart, 1, NumberWork.of(drawn.graph))
+        compile_program(apart, 1, NumberWork())
 
 
-def test_lanes_that_no_order_suits_are_refused():
-    rows = ("0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0 SEND(1F0>2F1) SENT(1F0>2F1)")
-    other = "GOT(1F0>2F1) RECV(1F0>2F1) 2F1 RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
-    made = PipelineSchedule(
-        plan="lanes",
-        num_microbatches=2,
-        rank_of=(0, 0, 1),
-        chunks=("vision[0:1/1]", "audio[0:1/1]", "text[0:1/1]"),
-        rows=tuple(tuple(row.split()) for row in (*rows, other)),
-        edges={"0F0>2F0": 4, "1F0>2F1": 4},
-    )
-    work = NumberWork(exits={})
-    assert compile_program(made, 0, work).cells == made.rows[:2]
-    waits = dataclasses.replace(made, edges={**made.edges, "0F0>1F0": 4, "1F0>0F0": 4}, hash="")
-    with pytest.raises(InvalidScheduleError, match="rank 0 has lanes that cannot come to their end: row 0"):
-        compile_program(waits, 0, work)
+def test_lanes_without_an_order_of_their_actions_are_refused():
+    drawn = next(drawn for drawn in map(step, range(99)) if len(drawn.schedule.rows) > drawn.num_ranks)
+    rank = next(rank for rank in drawn.schedule.rank_of if drawn.schedule.rank_of.count(rank) > 1)
+    without = dataclasses.replace(drawn.schedule, turns=(), hash="")
+    with pytest.raises(InvalidScheduleError, match=f"rank {rank} has lanes of .* lower the schedule again"):
+        compile_program(without, rank, NumberWork())

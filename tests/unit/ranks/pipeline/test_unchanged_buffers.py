@@ -51,10 +51,3 @@ def test_caches_and_frozen_statistics_are_no_reason():
     model[0].eval()
     with unchanged_buffers(model):
         model(torch.randn(6, 4))
-
-
-def test_an_error_of_the_models_is_not_hidden():
-    model = Average(replaces=False)
-    with pytest.raises(RuntimeError, match="size"), unchanged_buffers(model):
-        model(torch.randn(6, 3))
-    assert not model.seen.any()
