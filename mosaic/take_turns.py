@@ -74,24 +74,18 @@ class TrialSettings:
     """Times the steps; None: the processor's clock on the host, events on a GPU."""
 
     def __post_init__(self) -> None:
-        names = ("steps_per_visit", "rounds_to_win", "max_plans", "drift_steps", "retrial_steps")
-        wrong = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) < 1]
-        wrong += [f"warm_steps={self.warm_steps}"] if self.warm_steps < 0 else []
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}; use 1 or more, 0 or more for warm_steps")
-        if not 0 <= self.max_lost_steps < math.inf or not 1 <= self.smallest_gain < math.inf:
-            raise ValueError(
-                f"max_lost_steps={self.max_lost_steps}, smallest_gain={self.smallest_gain}; use a finite number of 0 "
-                "or more and one of 1 or more"
-            )
-        if not 0.5 <= self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence}; use 0.5 or more and less than 1")
         least = 2 * (self.warm_steps + self.steps_per_visit)
-        if self.max_steps < least:
-            raise ValueError(
-                f"max_steps={self.max_steps}; the plain loop and one plan need {least} steps for one turn each: allow "
-                "more steps, or shorter turns (steps_per_visit, warm_steps)"
-            )
+        counts = ("steps_per_visit", "rounds_to_win", "max_plans", "drift_steps", "retrial_steps")
+        rules = [
+            *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
+            ("warm_steps", self.warm_steps >= 0, "0 or more"),
+            ("max_lost_steps", 0 <= self.max_lost_steps < math.inf, "a finite number of 0 or more"),
+            ("smallest_gain", 1 <= self.smallest_gain < math.inf, "a finite number of 1 or more"),
+            ("confidence", 0.5 <= self.confidence < 1, "0.5 or more and less than 1"),
+            ("max_steps", self.max_steps >= least, f"{least} or more, for one turn of the plain loop and of one plan"),
+        ]
+        if broken := [f"{name}={getattr(self, name)}; use {rule}" for name, holds, rule in rules if not holds]:
+            raise ValueError("; ".join(broken))
 
 
 def take_turns(

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
+
+import numpy as np
 
 from mosaic.errors import InvalidProfileError, unknown
 from mosaic.profile import PairSample, Phase, Sample
@@ -325,17 +326,9 @@ class Bandwidths:
             )
         points = by_degree[min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))]
         if min(points) <= quota <= max(points):
-            return _between(sorted(points.items()), quota)
+            quotas, shares = zip(*sorted(points.items()), strict=True)
+            return float(np.interp(math.log(quota), list(map(math.log, quotas)), shares))
         raise ValueError(
             f"bandwidth of {module!r} {phase}: a quota of {quota} slots lies outside the measured "
             f"{', '.join(map(str, sorted(points)))}; measure it there too"
         )
-
-
-def _between(points: Sequence[tuple[int, float]], quota: int) -> float:
-    right = bisect_left(points, quota, key=lambda point: point[0])
-    high, last = points[right]
-    if high == quota:
-        return last
-    low, first = points[right - 1]
-    return first + (last - first) * math.log(quota / low) / math.log(high / low)

@@ -14,9 +14,11 @@ Counted work ends it. The bound of the record is one for predicted times; no sim
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost, exposed_ms
@@ -47,16 +49,25 @@ _SAME = 1e-6
 class _Shared(RetimedCost):
     """A cost model for ranks whose sums of gradients take a multiple of their time, at some of its degrees."""
 
-    def __init__(self, base: RankedCost, sharing: float, degrees: Mapping[str, int] | None = None) -> None:
+    def __init__(self, base: RankedCost, sharing: float) -> None:
         super().__init__(base)
-        self._ranked = base
-        self._sharing = sharing
-        self._degrees = degrees
+        self._ranked, self._sharing = base, sharing
+        self._degrees: Mapping[str, int] | None = None
+        self._cached_ms = cache(self._shared_ms)  # searches with other degrees ask for the same times
+
+    def at(self, degrees: Mapping[str, int]) -> _Shared:
+        """Returns the model with each module at one degree alone."""
+        fixed = copy.copy(self)
+        fixed._degrees = degrees
+        return fixed
 
     def degrees(self, module: str) -> tuple[int, ...]:
         return self._ranked.degrees(module) if self._degrees is None else (self._degrees[module],)
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return self._cached_ms(module, phase, degree, quota)
+
+    def _shared_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         base_ms = self._ranked.time_ms(module, phase, degree, quota)
         whole = self._ranked.summed(module, degree)
         if phase is Phase.FORWARD or self._sharing == 1 or whole.time_ms <= 0:
@@ -110,7 +121,8 @@ def plan_for_shared_network(
     for method in WHOLE_DEVICE_PLANNERS:
         best = shorter(best, method, cost)
     if why_not_exact(graph, cost) is None:
-        best = shorter(best, "exact", _Shared(cost, max(_SHARING)))
+        models = [_Shared(cost, sharing) for sharing in _SHARING]
+        best = shorter(best, "exact", models[-1])
         tried: set[tuple[int, ...]] = set()
         before = None
         while before is not best:
@@ -122,8 +134,8 @@ def plan_for_shared_network(
                     if degree > num_devices or key in tried:
                         continue
                     tried.add(key)
-                    for sharing in _SHARING:
-                        best = shorter(best, "exact", _Shared(cost, sharing, degrees))
+                    for model in models:
+                        best = shorter(best, "exact", model.at(degrees))
     record = replace(
         best.search,
         bound_ms=min(first.search.bound_ms, best.predicted_ms),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import Doing as Reading
 from no_trace_cases import (
     BACKEND,
     DOINGS,
@@ -93,22 +92,6 @@ def test_profiling_is_undone(size: str):
         handle.remove()
 
 
-def test_a_module_that_is_profiled_finds_the_attributes_that_the_model_leaves_it():
-    def leaving(model: Restless, x: torch.Tensor) -> None:
-        model.left.scale = x.mean()
-        model.left.scales.append(1)
-
-    model, batch = made([])
-    model.left = Reading(lambda self, x: self.layers(x) * self.scale * self.scales[0])
-    model.left.scales = []
-    model.doings = [leaving]
-    with no_trace(model, batch):
-        handle = by_profile(model, batch)
-        assert "left" in handle.graph.names
-        assert [s.infeasible for s in handle.profile.samples if s.module == "left"].count(None) >= 2
-        handle.remove()
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [1, 30])
 def test_a_call_that_raises_is_undone(at: int, error: type[BaseException]):
@@ -125,19 +108,6 @@ def test_a_model_that_is_refused_is_as_it_was(size: str):
     model, batch = made(doings_of(size))
     with no_trace(model, batch), pytest.raises(UnsupportedModelError, match="called 0 times"):
         mosaic.colocate(model, sample=batch, modules=["alone_not_called", "spare"], backend=BACKEND)
-
-
-def test_a_function_that_runs_the_model_is_undone_with_what_it_encloses():
-    model, batch = made(["the batch", "in place"])
-    seen: list[int] = []
-
-    def run() -> None:
-        seen.append(1)
-        model(*batch)
-
-    with no_trace(model, batch):
-        find_modules(model, run)
-    assert seen == []
 
 
 def test_an_optimizer_that_steps_in_backward_does_not_while_modules_are_profiled():

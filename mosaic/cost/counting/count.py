@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mosaic.cost.counting.cuda import CudaFunctions
-from mosaic.cost.counting.fake import Resize, fake_copy, leading_sizes
+from mosaic.cost.counting.fake import FakeCopies
 from mosaic.cost.counting.layers import LayerCounts, RepeatedLayers
 from mosaic.cost.counting.operators import Recorder, Tally, tensors_of
 from mosaic.cost.counts import MemoryCounts, ModuleCounts, PhaseCounts, merge_equal
@@ -72,9 +72,11 @@ def count_module(
             has no rule for its result's shape. Names the operator; such a module must be profiled.
     """
     call_inputs = (tuple(args), dict(kwargs or {}))
-    sizes = leading_sizes(call_inputs)
+    survey = FakeCopies(None)
+    survey.of(call_inputs)
+    sizes = survey.sizes
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
-    resize = _resizing(likely, batch) if batch is not None and likely else None
+    batch = batch if likely else None
     known: LayerCounts = {} if layers is None else layers
 
     def run(on_meta: bool) -> tuple[nn.Module, Tally, _Results]:
@@ -82,7 +84,8 @@ def count_module(
         if with_data:
             fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(call_inputs)
         else:
-            fake, (fake_args, fake_kwargs) = fake_copy(module, fake_mode), fake_copy(call_inputs, fake_mode, resize)
+            fake = FakeCopies(fake_mode).of(module)
+            fake_args, fake_kwargs = FakeCopies(fake_mode, likely, batch).of(call_inputs)
         functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
         if target == "host" and autocast is not None:
             functions = torch.autocast("cpu", autocast)
@@ -112,7 +115,7 @@ def count_module(
         ) from error
     trained = _num_bytes_of(parameter for parameter in fake.parameters() if parameter.requires_grad)
     return ModuleCounts(
-        batch=batch if resize is not None and batch is not None else _rows(sizes, results.rows, likely),
+        batch=_rows(sizes, results.rows, likely) if batch is None else batch,
         forward=PhaseCounts(operators=merge_equal(tally.phases[0])),
         backward=PhaseCounts(operators=merge_equal(tally.phases[1])),
         memory=MemoryCounts(
@@ -229,10 +232,3 @@ def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> in
     """Returns the samples in arguments: tables of a position each may be more, but no result has a row for each."""
     both = {size: count for size, count in sizes.items() if size in results}
     return likely if likely in both or not both else max(both, key=lambda size: both[size])
-
-
-def _resizing(rows: int, batch: int) -> Resize:
-    def resize(shape: torch.Size) -> tuple[int, ...]:
-        return (batch, *shape[1:]) if len(shape) > 0 and shape[0] == rows else tuple(shape)
-
-    return resize

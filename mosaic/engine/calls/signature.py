@@ -36,6 +36,7 @@ from mosaic.find.random_numbers import (
     with_generator,
 )
 
+_LEAF = flatten(None)[1]
 _DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
 _WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
 _DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", todo=_DRAW_WITH_TORCH)
@@ -97,6 +98,8 @@ class Signature:
     """The outputs that the module makes, rather than passing an input on."""
     is_differentiable: bool = field(init=False)
     """True if one of these requires a gradient."""
+    is_single: bool = field(init=False)
+    """True if the result is one tensor that it makes."""
     layouts: list[tuple[Any, ...]] = field(init=False)
     """Shape, dtype, differentiability and strides of each output; see ``layout_of``."""
     inputs: list[int | None] = field(init=False)
@@ -108,6 +111,7 @@ class Signature:
         derived = {
             "new_outputs": tuple(output for output in self.outputs if output.same_input is None),
             "is_differentiable": any(o.differentiable for o in self.outputs if o.same_input is None),
+            "is_single": self.spec == _LEAF and self.leaves == (0,) and self.outputs[0].same_input is None,
             "layouts": [layout_of(output.like, output.differentiable) for output in self.outputs],
             "inputs": [output.same_input for output in self.outputs],
             "values": [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)],
@@ -128,7 +132,7 @@ class Signature:
 class Arguments:
     """A call's arguments and the caller's thread."""
 
-    __slots__ = ("context", "differentiable", "leaves", "nesting", "state", "tensors")
+    __slots__ = ("context", "differentiable", "grad", "leaves", "nesting", "state", "tensors")
 
     def __init__(self, leaves: list[Any], nesting: Nesting, state: ThreadState) -> None:
         self.leaves = leaves
@@ -136,7 +140,8 @@ class Arguments:
         self.state = state  # the caller's thread, as torch keeps it
         self.context = copy_context()  # the caller's thread, as Python keeps it; to be entered once
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        wanted = [tensor for tensor in self.tensors if tensor.requires_grad] if state.grad else []
+        self.grad = state.grad
+        wanted = [tensor for tensor in self.tensors if tensor.requires_grad] if self.grad else []
         self.differentiable = list({id(tensor): tensor for tensor in wanted}.values())
 
     @staticmethod

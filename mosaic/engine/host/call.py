@@ -61,7 +61,7 @@ class Call:
     def __post_init__(self) -> None:
         arguments, state = self.arguments, self.state
         assert arguments is not None
-        self.parameters = state.trained if state is not None and arguments.state.grad else []
+        self.parameters = state.trained if state is not None and arguments.grad else []
         self._versions = versions_of(arguments.tensors)
         self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
         self._has_leaf = any(tensor.is_leaf for tensor in arguments.differentiable)

@@ -89,7 +89,7 @@ class Executor:
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call; its result is plain."""
-        if self._is_in_child:
+        if os.getpid() != self._process:
             return run(*args, **kwargs)
         if not self._has_looked:
             self._has_looked = True
@@ -126,10 +126,6 @@ class Executor:
         named += [item for part in between for item in vars(part).items()]
         self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
 
-    @property
-    def _is_in_child(self) -> bool:
-        return os.getpid() != self._process
-
     def begin(self) -> None:
         """A call of the model, or a block, begins: notes torch's settings, and forgets what an error cut short."""
         self._settings = read_settings()
@@ -143,7 +139,7 @@ class Executor:
     # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if on_lane() or self._is_in_child:
+        if on_lane() or os.getpid() != self._process:
             return run(*args, **kwargs)
         if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
             return self.run_alone(site, run, args, kwargs)
@@ -215,7 +211,7 @@ class Executor:
 
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
-        grad = arguments.state.grad
+        grad = arguments.grad
         if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
@@ -275,7 +271,7 @@ class Executor:
     def reach(self, site: PlacedModule) -> None:
         """Waits for a module's forward before its caller reads or writes what it holds, or it runs in place."""
         last = site.last_forward
-        if last is not None and not on_lane() and not self._is_in_child:
+        if last is not None and not on_lane() and os.getpid() == self._process:
             site.last_forward = None
             try:
                 last.wait()
@@ -302,6 +298,8 @@ class Executor:
             site.in_flight.add(call)
             edges = [inputs[index] for index in signature.edges]
             results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
+        if signature.is_single:
+            return results[0]
         fresh = iter(results)
         tensors = [
             next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
@@ -326,7 +324,7 @@ class Executor:
             for ticket in after:
                 self.wait(ticket)
             return ReadyTicket(work())
-        slots, step = site.lane.slots, self.num_backwards
+        slots, step = site.lane.slots, self.backwards.num_ended
 
         def run() -> T:
             start = time.perf_counter_ns()
@@ -385,7 +383,7 @@ class Executor:
 
     def follow(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function on the lane of its arguments; returns NotImplemented if it has to run where it is called."""
-        if self.closed or self._is_in_child or interception() is not None:
+        if self.closed or os.getpid() != self._process or interception() is not None:
             return NotImplemented
         arguments = Arguments.take(args, kwargs)
         if not _may_follow(arguments):
@@ -428,7 +426,7 @@ class Executor:
 
     def drain(self) -> None:
         """Waits until the lanes are at rest; a lane itself does not wait."""
-        if not self._is_in_child and not on_lane():
+        if os.getpid() == self._process and not on_lane():
             self.lanes.drain()
             forget_cast_weights()
 
@@ -544,7 +542,7 @@ def _may_follow(arguments: Arguments) -> bool:
     Autocast keeps its cast of a leaf for all uses in the calling thread; an index of tensors may select any number of
     elements; and what is not strided, or stands for other numbers than its memory holds, is not foreseen.
     """
-    casts = arguments.state.grad and arguments.state.autocast
+    casts = arguments.grad and arguments.state.autocast
     for leaf in arguments.leaves:
         if isinstance(leaf, torch.Tensor):
             if casts and leaf.is_leaf and leaf.requires_grad:

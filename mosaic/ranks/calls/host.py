@@ -97,7 +97,7 @@ class HostRankExecutor(RankExecutor):
         )
         if routed.draws():
             request.run = _drawing_anew(request.run)
-        kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
+        kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.grad)
         if kind not in self._signatures:
             if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
                 self._signatures.clear()

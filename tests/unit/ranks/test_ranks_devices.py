@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from mosaic.ranks.world.groups import (
     check_place,
     device_of,
     no_splits,
-    peers_share_a_communicator,
     set_launch_order,
 )
 
@@ -49,15 +47,6 @@ def test_the_order_of_launches_is_set_before_nccl_s_first_collective_or_was_set_
     set_launch_order(environ, num_collectives=0)
     assert environ == {LAUNCH_ORDER: "1"}
     set_launch_order(environ, num_collectives=7)
-
-
-@pytest.mark.parametrize(("backend", "shared"), [("nccl", False), ("nccl2", True), ("gloo", False)])
-def test_peers_share_a_communicator_in_groups_of_nccl2(monkeypatch: pytest.MonkeyPatch, backend: str, shared: bool):
-    nccl = type("ProcessGroupNCCL", (), {})
-    group: Any = SimpleNamespace(_get_backend=lambda device: nccl() if backend == "nccl" else object())
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
-    monkeypatch.setattr(dist, "get_backend", lambda group: backend.rstrip("2"))
-    assert peers_share_a_communicator(group) is shared
 
 
 def test_new_groups_are_no_split_of_a_default_group_that_is_bound_to_a_device():
