@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.files import load_as
@@ -100,26 +100,21 @@ class Options:
     def __post_init__(self) -> None:
         check_method(self.method)
         object.__setattr__(self, "profile", load_as(Profile, self.profile))
-        self._check_types()
-        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
-            raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
-        if not isinstance(self.sm_target, bool) and self.sm_target != "auto":
-            raise ValueError(f"sm_target={self.sm_target!r}; use True, False or 'auto'")
-        if not isinstance(self.fine_slots, bool):
-            raise ValueError(f"fine_slots={self.fine_slots!r}; use True or False")
-        if self.sm_placement not in get_args(SmPlacement):
-            raise ValueError(f"sm_placement={self.sm_placement!r}; use {' or '.join(map(repr, get_args(SmPlacement)))}")
-
-    def _check_types(self) -> None:
-        for name, kinds, needed in (
-            ("profiling", (ProfileSettings, None), "a ProfileSettings"),
-            ("cache", (ProfileCache, str, Path, None), 'a folder, a ProfileCache, "user" or None'),
-            ("trial", (TrialSettings, "auto", None), 'a TrialSettings, "auto" or None'),
-            ("ranks", (RankSettings, None), "a RankSettings or None"),
+        placements: tuple[Any, ...] = get_args(SmPlacement)
+        error: type[Exception]
+        for name, allowed, needed, error in (
+            ("profiling", (ProfileSettings, None), "a ProfileSettings", TypeError),
+            ("cache", (ProfileCache, str, Path, None), 'a folder, a ProfileCache, "user" or None', TypeError),
+            ("trial", (TrialSettings, "auto", None), 'a TrialSettings, "auto" or None', TypeError),
+            ("ranks", (RankSettings, None), "a RankSettings or None", TypeError),
+            ("cuda_graphs", (bool, "auto"), "True, False or 'auto'", ValueError),
+            ("sm_target", (bool, "auto"), "True, False or 'auto'", ValueError),
+            ("fine_slots", (bool,), "True or False", ValueError),
+            ("sm_placement", placements, " or ".join(map(repr, placements)), ValueError),
         ):
             value = getattr(self, name)
-            if not any(isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in kinds):
-                raise TypeError(f"{name}={value!r}; use {needed}")
+            if not any(isinstance(value, each) if isinstance(each, type) else value == each for each in allowed):
+                raise error(f"{name}={value!r}; use {needed}")
         if self.progress is not None and not callable(self.progress):
             raise TypeError(f"progress={self.progress!r} is not callable; pass a function or None")
 

@@ -65,22 +65,22 @@ def keeps_anything(options: Options, machine: Machine) -> bool:
 
 def fits(stages: Sequence[StageResult], machine: Machine) -> bool:
     """Returns whether no device holds more than it has."""
-    kept, most = [0] * machine.num_devices, [0] * machine.num_devices
+    resident, most = [0] * machine.num_devices, [0] * machine.num_devices
     for stage in stages:
-        stage_kept, stage_works = _loads(stage, machine.num_devices)
-        kept = list(map(sum, zip(kept, stage_kept, strict=True)))
+        stage_resident, stage_works = _loads(stage, machine.num_devices)
+        resident = list(map(sum, zip(resident, stage_resident, strict=True)))
         most = list(map(max, most, stage_works))
-    return not machine.memory_bytes or max(map(sum, zip(kept, most, strict=True))) <= machine.memory_bytes
+    return not machine.memory_bytes or max(map(sum, zip(resident, most, strict=True))) <= machine.memory_bytes
 
 
 def _loads(stage: StageResult, num_devices: int) -> tuple[list[int], list[int]]:
     """Kept and working bytes of one stage on each device."""
-    kept, works = [0] * num_devices, [0] * num_devices
+    resident, works = [0] * num_devices, [0] * num_devices
     for option, devices in stage.choices.values():
         for device in devices:
-            kept[device] += option.kept_bytes
+            resident[device] += option.kept_bytes
             works[device] += option.working_bytes
-    return kept, works
+    return resident, works
 
 
 def _stage_of(choices: Mapping[str, Choice], machine: Machine) -> StageResult:
@@ -108,15 +108,15 @@ def place_stages(stages: Stages, machine: Machine) -> Stages | None:
     """
     if fits(stages, machine):
         return stages
-    kept = [0] * machine.num_devices
+    resident = [0] * machine.num_devices
     greedy: list[StageResult] = []
     for stage in stages:
         own, _ = _loads(stage, machine.num_devices)
         heavy = sorted(range(machine.num_devices), key=lambda label: -own[label])
-        light = sorted(range(machine.num_devices), key=lambda device: kept[device])
+        light = sorted(range(machine.num_devices), key=lambda device: resident[device])
         target = dict(zip(heavy, light, strict=True))
         for label, device in target.items():
-            kept[device] += own[label]
+            resident[device] += own[label]
         choices = {
             name: (option, tuple(sorted(target[device] for device in devices)))
             for name, (option, devices) in stage.choices.items()
@@ -142,7 +142,7 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
     least = [min(map(_total_bytes, options[name])) for name in order]
     if sum(least) > room_bytes:
         return Placed(stages=None, is_closed=True, effort=PLACING_EFFORT)
-    kept, (works_of, slots_of) = [0] * count, ([[0] * count for _ in partition] for _ in range(2))
+    resident, (works_of, slots_of) = [0] * count, ([[0] * count for _ in partition] for _ in range(2))
     choices: dict[str, Choice] = {}
     num_nodes = 0
 
@@ -154,16 +154,16 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
         name = order[index]
         works, slots = works_of[number_of[name]], slots_of[number_of[name]]
         peaks = list(map(max, zip(*works_of, strict=True)))
-        if sum(kept) + sum(peaks) + sum(least[index:]) > room_bytes:
+        if sum(resident) + sum(peaks) + sum(least[index:]) > room_bytes:
             return False
-        columns = (kept, peaks, slots, *slots_of, *works_of)
+        columns = (resident, peaks, slots, *slots_of, *works_of)
         states = [(own + peak, *others) for own, peak, *others in zip(*columns, strict=True)]
         for option in options[name]:
             room = [
                 device
                 for device in sorted(range(count), key=states.__getitem__)
                 if slots[device] + option.quota <= machine.num_slots
-                and kept[device] + option.kept_bytes + max(peaks[device], works[device] + option.working_bytes)
+                and resident[device] + option.kept_bytes + max(peaks[device], works[device] + option.working_bytes)
                 <= machine.memory_bytes
             ]
             for devices in _distinct([(states[device], device) for device in room], option.degree):
@@ -173,7 +173,7 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
                 choices[name] = option, tuple(sorted(devices))
                 for sign in (1, -1):
                     for device in devices:
-                        kept[device] += sign * option.kept_bytes
+                        resident[device] += sign * option.kept_bytes
                         works[device] += sign * option.working_bytes
                         slots[device] += sign * option.quota
                     if sign == 1 and place(index + 1):
@@ -518,8 +518,8 @@ def solve_stages(
         model.add(on[name, device] == sum(keeps[name, d, device] for d in _degrees(options[name])))
     works = [model.new_int_var(0, machine.memory_bytes, "") for _ in devices]
     for device in devices:
-        kept = sum(option.kept_bytes * keeps[*key, device] for key, option in by_degree.items())
-        model.add(kept + works[device] <= machine.memory_bytes)
+        resident = sum(option.kept_bytes * keeps[*key, device] for key, option in by_degree.items())
+        model.add(resident + works[device] <= machine.memory_bytes)
     heaviest = max(options, key=lambda name: max(option.kept_bytes for option in options[name]))
     for device in devices[1:]:  # devices are alike: this module has the first ones
         model.add_implication(on[heaviest, device], on[heaviest, device - 1])

@@ -155,20 +155,8 @@ def accumulation_warning() -> Setting:
 
 
 def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
-    """Returns functions that read and write the number of SMs that torch leaves to others.
-
-    Raises:
-        BackendUnavailableError: This torch has no such setting.
-    """
-    get: Callable[[], int | None] | None = getattr(torch._C, "_get_sm_carveout_experimental", None)
-    put: Callable[[int | None], None] | None = getattr(torch._C, "_set_sm_carveout_experimental", None)
-    if get is None or put is None:
-        raise BackendUnavailableError(
-            "the SM target of torch's matrix products cannot be set",
-            found=f"torch {torch.__version__} without _set_sm_carveout_experimental",
-            needed="torch 2.7 or newer, built for CUDA; or run without an SM target",
-        )
-    return get, put
+    """Returns functions that read and write the number of SMs that torch leaves to others."""
+    return torch._C._get_sm_carveout_experimental, torch._C._set_sm_carveout_experimental
 
 
 def carveout_for(num_sms: int, device: torch.device) -> int:
@@ -184,15 +172,7 @@ def carveout_for(num_sms: int, device: torch.device) -> int:
 
 
 def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
-    """Returns functions that read and write the SM target of a cuBLAS handle.
-
-    Raises:
-        BackendUnavailableError: cuBLAS is too old.
-    """
-    if not hasattr(library, "cublasSetSmCountTarget"):
-        raise BackendUnavailableError(
-            "the SM target of cuBLAS cannot be set", found="a cuBLAS without cublasSetSmCountTarget", needed="CUDA 11.5"
-        )
+    """Returns functions that read and write the SM target of a cuBLAS handle."""
 
     def get() -> int:
         target = ctypes.c_int(0)
@@ -200,10 +180,8 @@ def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable
         return target.value
 
     def put(num_sms: int) -> None:
-        _check(
-            "cublasSetSmCountTarget",
-            library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms)),
-        )
+        status = library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms))
+        _check("cublasSetSmCountTarget", status)
 
     return get, put
 

@@ -61,8 +61,8 @@ class ModuleState(NamedTuple):
     """Version counter of each parameter and each buffer."""
 
     @staticmethod
-    def take(module: nn.Module | None) -> ModuleState:
-        """Takes a module apart; there is nothing in a function."""
+    def take(module: nn.Module | None, settings: Settings | None = None) -> ModuleState:
+        """Takes a module apart; there is nothing in a function. Settings that are not passed are read."""
         modules: list[nn.Module] = [] if module is None else [module]
         trained: dict[int, nn.Parameter] = {}
         parameters: list[torch.Tensor] = []
@@ -84,10 +84,9 @@ class ModuleState(NamedTuple):
             if part._forward_hooks or part._forward_pre_hooks:
                 attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
+        settings = read(_OF_PROCESS) if settings is None else settings
         versions = versions_of(parameters), versions_of(buffers)
-        return ModuleState(
-            modules, list(trained.values()), parameters, buffers, attributes, read(_OF_PROCESS), versions
-        )
+        return ModuleState(modules, list(trained.values()), parameters, buffers, attributes, settings, versions)
 
     def written(self, now: ModuleState, *, writes_buffers: bool) -> str | None:
         """Says whose tensors were written to since, or None."""
@@ -258,7 +257,7 @@ class Rewind:
 
     def __init__(self, model: nn.Module) -> None:
         self._random = random_state(CPU)
-        state = ModuleState.take(model)
+        state = ModuleState.take(model, settings=())
         self._attributes = [(part, dict(vars(part)), dict(part._buffers)) for part in state.modules]
         self._containers = [
             (value, value.copy())

@@ -64,7 +64,7 @@ class PlacedModule:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        return ModuleState.take(self.module).trained
+        return ModuleState.take(self.module, settings=()).trained
 
     def variant_of(self, reading: Reading) -> int:
         """Returns a number for how a module's attributes are now: the same for the same values."""

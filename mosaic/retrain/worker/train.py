@@ -1,4 +1,9 @@
-"""A day's training: data, model, plan, state of the last checkpoint, and the loop."""
+"""A day's training: data, model, plan, state of the last checkpoint, and the loop.
+
+The plan of a day is tried before its first step, stored, and reused unchanged by every restart. A trial inside the loop
+would take steps at several thread counts, and a restart would choose by the clock again. The trial therefore runs on a
+model of its own, which is discarded. On several ranks ``colocate`` tries plans itself, before the loop.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +16,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import load, save
+from mosaic.artifact import fingerprint, load, save
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.state import SavedState
 from mosaic.checkpoint.tensors import Overlap
-from mosaic.engine import Options
+from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.provenance import Provenance
 from mosaic.ranks.running.prepare import find_with_rows
-from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, StoredPlan, Trained, differences
+from mosaic.retrain.data_check import DayFigures
+from mosaic.retrain.folder import load_if_intact
+from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained, differences
 from mosaic.retrain.worker.group import WorkerGroup
-from mosaic.retrain.worker.iterable import IterableLoader
-from mosaic.retrain.worker.loader import BatchCut, BatchLoader, RejectCount, Samples, StepLoader
+from mosaic.retrain.worker.loader import BatchCut, BatchLoader, IterableLoader, RejectCount, Samples, StepLoader
 from mosaic.retrain.worker.loop import Loop, TrainState
 from mosaic.retrain.worker.pipelined import PipelinedModel
-from mosaic.retrain.worker.plan import choose_by_trial, key_of, stored, stored_plan
 from mosaic.retrain.worker.seeds import seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 from mosaic.solver.runnable import DATA_PARALLEL
+from mosaic.take_turns import PLAIN
 
 _LOG = logging.getLogger(__name__)
+MAX_TRIAL_STEPS = 600
+"""Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
+MAX_DRIFT = 0.10
+"""Change of the step time, as a share, up to which a plan still fits."""
 
 
 class Training:
@@ -164,25 +175,29 @@ class Training:
 
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
-        group, budget = self._group, self._budget
-        key = key_of(self._work, group, self.model, batches[0])
-        plan, why, change = stored_plan(self._work, key)
-        if plan is not None:
-            if not self._work.day.plan.is_file():
-                plan = self._store(replace(plan, why=""))
-            return plan, ""
+        work, group, budget = self._work, self._group, self._budget
+        key = _key_of(work, group, self.model, batches[0])
+        plan, why, change = load_if_intact(StoredPlan, work.day.plan), "", ""
+        if plan is not None:  # of an earlier start
+            why = change = differences(key, plan.key)
+            if not change:
+                return plan, ""
+        else:
+            plan, why = _plan_of_day_before(work, key)
+            if not why and plan is not None:
+                return self._store(replace(plan, why="")), ""
         change = f"{change}, so it was planned anew" if change else ""
         if budget.pipeline:
             pipelined = self._pipelined(batches, None)
             pipelined.remove()
             self.model = self._new_model()  # the trial may have changed it
-            plan = replace(stored(key, why, pipelined.describe()), pipeline=pipelined.plan)
+            plan = replace(_stored(key, why, pipelined.describe()), pipeline=pipelined.plan)
         elif group.size > 1:
-            return stored(key, why, ""), change  # ``_place`` chooses
+            return _stored(key, why, ""), change  # ``_place`` chooses
         elif not budget.colocate:
-            plan = stored(key, why, "the recipe asks for the plain loop")
+            plan = _stored(key, why, "the recipe asks for the plain loop")
         else:
-            plan = choose_by_trial(self._work, self._new_model(), batches[0], key, why)
+            plan = _choose_by_trial(work, self._new_model(), batches[0], key, why)
         return self._store(plan), change
 
     def _store(self, plan: StoredPlan) -> StoredPlan:
@@ -218,7 +233,7 @@ class Training:
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
         if plan.plan is None:
-            self._store(stored(plan.key, plan.why, handle.describe(), handle))
+            self._store(_stored(plan.key, plan.why, handle.describe(), handle))
         return handle
 
     # State.
@@ -286,6 +301,83 @@ class Training:
         for companion in state.companions.values():
             companion.load_state_dict(self.model.state_dict(), strict=False)
         return _description("weights of the champion", overlap)
+
+
+def _key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> PlanKey:
+    """Returns the key under which a plan for a model, a batch and a device is stored."""
+    parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
+    leaves = [
+        [pytree.keystr(path), list(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__]
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
+    ]
+    is_cuda = group.device.type == "cuda"
+    return PlanKey(
+        model=fingerprint(parameters),
+        batch=fingerprint(leaves),
+        modalities=", ".join(sorted(load(DayFigures, work.day.figures).modalities)) or "none",
+        device=torch.cuda.get_device_name(group.device) if is_cuda else f"cpu, {torch.get_num_threads()} threads",
+        num_ranks=group.size,
+        torch=torch.__version__,
+        colocate=work.budget.colocate,
+        pipeline=work.budget.pipeline_settings,
+    )
+
+
+def _plan_of_day_before(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str]:
+    """Returns the plan of the day before, and the reason to plan anew; empty if it fits."""
+    days = [day for day in work.folder.days() if day.plan.is_file() and day.path.name < work.day.state.day]
+    before = load_if_intact(StoredPlan, days[-1].plan) if days else None
+    if before is None:
+        return None, "this is the first day"
+    last = load_if_intact(Trained, days[-1].trained)
+    step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
+    why = differences(key, before.key)
+    if not before.is_measured:
+        why = why or "other processes used the CPU when it was measured the day before"
+    if step_ms is not None and reference_ms is not None and abs(step_ms / reference_ms - 1) > MAX_DRIFT:
+        why = why or f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made"
+    return before, why
+
+
+def _choose_by_trial(work: Work, model: nn.Module, batch: Any, key: PlanKey, why: str) -> StoredPlan:
+    """Tries plans of one rank on a model to discard afterwards; returns the fastest, and writes ``profile.json``."""
+    loss, exclude = work.program.loss, work.budget.exclude
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    try:
+        handle = mosaic.colocate(model, sample=lambda: loss(model, batch), exclude=exclude)
+    except UnsupportedModelError as error:
+        return _stored(key, why, f"nothing is colocated: {error}")
+    try:
+        for _ in range(MAX_TRIAL_STEPS):
+            if not handle.is_trying:
+                break
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if handle.profile is not None:
+            save(handle.profile, work.day.profile)
+        return _stored(key, why, handle.describe(), handle)
+    finally:
+        handle.remove()
+
+
+def _stored(key: PlanKey, why: str, description: str, handle: Handle | None = None) -> StoredPlan:
+    """Returns the record of the plan that a handle has chosen; without one, of a day that runs the plain loop."""
+    on_ranks, trial_ms = key.num_ranks > 1, dict[str, float]()
+    is_placed = handle is not None and (on_ranks or handle.active)
+    if handle is not None and is_placed:
+        trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
+    times_ms = list(trial_ms.values())
+    plain_ms = max(times_ms, default=None) if on_ranks else trial_ms.pop(f"trial_ms/{PLAIN}", None)
+    return StoredPlan(
+        plan=handle.plan if handle is not None and is_placed else None,
+        threads=torch.get_num_threads(),
+        key=key,
+        description=description,
+        speedup=plain_ms / min(trial_ms.values()) if plain_ms is not None and len(times_ms) > 1 else None,
+        why=why,
+        is_measured=handle is None or handle.profile is not None,
+    )
 
 
 def environment_here(device: torch.device, *, num_ranks: int, program: str) -> Environment:

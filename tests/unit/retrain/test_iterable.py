@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.iterable import IterableLoader
-from mosaic.retrain.worker.loader import BatchCut
+from mosaic.retrain.worker.loader import BatchCut, IterableLoader
 
 
 class Plain:

@@ -1,7 +1,8 @@
-"""A stream pool: layouts over one split, lending by look-up, what it tells; against the fake driver."""
+"""A stream pool against the fake driver: layouts over one split or a sized split each, and the SMs a probe sees."""
 
 from __future__ import annotations
 
+import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
@@ -35,3 +36,134 @@ result = [refused(call) for call in {list(REFUSED)!r}]
         assert error["kind"] == "ValueError"
         assert words in error["text"]
         assert (unchanged, contexts) == (True, 2)
+
+
+# Layouts placed by one sized split each, which drivers of CUDA 13.1 and newer can do.
+
+
+def test_a_layout_is_split_by_the_sizes_of_its_slots_in_one_call(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[9, 8], [0, 1, 2]], placement="split")
+pool.verify(IMAGE)
+result = [[[info.slots, info.requested_sms, info.granted_sms, info.sm_ids] for info in pool.partitions(0)],
+          count("calls", "cuDevSmResourceSplit"), pool.placement]
+"""
+    assert run_pools(fake_driver, body, version=13010) == [
+        [[[8, 9], 16, 16, list(range(16))], [[0, 1, 2], 24, 24, list(range(16, 40))]],
+        1,
+        "split",
+    ]
+
+
+def test_the_same_layout_is_shared_and_another_one_is_not(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0], [1]], [[0], [1]], [[0], [2]], placement="split")
+pool.verify(IMAGE)
+result = [[cost.num_contexts for cost in pool.stats().layouts], count("created", "green"),
+          [info.sm_ids for info in pool.partitions(2)]]
+"""
+    assert run_pools(fake_driver, body, version=13010) == [
+        [2, 0, 2],
+        4,
+        [list(range(8)), list(range(8, 16))],
+    ]
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_whatever_slots_a_chip_with_clusters_has_a_sized_split_can_give(fake_driver: FakeDriver, fine: bool):
+    body = f"""
+slots = list(range(_C.SlotSplit(_C.Device(0), fine={fine}).num_slots))
+pool = pool_of([slots[:5], slots[5:]], [slots[:1], slots[1:2], slots[2:]], placement="split", fine={fine})
+pool.verify(IMAGE)
+layouts = [[info.sm_ids for info in pool.partitions(number)] for number in (0, 1)]
+result = [len(slots), [[len(ids) for ids in layout] for layout in layouts],
+          [len(set(sum(layout, []))) for layout in layouts]]
+"""
+    size, num_slots = (2, 66) if fine else (8, 14)
+    sizes = [[5 * size, (num_slots - 5) * size], [size, size, (num_slots - 2) * size]]
+    told = run_pools(fake_driver, body, version=13010, clusters="18,18,18,18,16,16,14,14")
+    assert told == [num_slots, sizes, [num_slots * size] * 2]
+
+
+def test_an_older_driver_is_named_with_the_version_needed_and_nothing_is_made(fake_driver: FakeDriver):
+    body = "result = [error_of(lambda: pool_of([[0]], placement='split')), leaked()]"
+    error, left = run_pools(fake_driver, body, version=13000)
+    assert (error["kind"], error["found"]) == ("BackendUnavailableError", "a driver of CUDA 13.0")
+    assert error["needed"] == "a driver of CUDA 13.1 or newer"
+    assert "cuDevSmResourceSplit" in error["text"]
+    assert left == {}
+
+
+def test_a_split_that_gives_other_sizes_is_refused(fake_driver: FakeDriver):
+    body = "result = [error_of(lambda: pool_of([[0, 1], [2]], placement='split')), leaked()]"
+    error, left = run_pools(fake_driver, body, version=13010, quirk="other_sizes")
+    assert (error["call"], error["status"]) == ("cuDevSmResourceSplit", "CUDA_SUCCESS")
+    assert "gave 14 SMs where 16 were asked for" in error["text"]
+    assert left == {}
+
+
+# The probe.
+
+
+def test_verify_leaves_lent_streams_alone_and_ends_what_it_made(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES)
+fake.mosaic_fake_given.argtypes = [ctypes.c_void_p]
+lent = [pool.lend(0, 0), pool.lend(0, 1)]
+before = leaked()
+pool.verify(IMAGE)
+given = [fake.mosaic_fake_given(stream) for stream in lent]
+result = [before == leaked(), pool.stats().num_lent, given, misused()]
+"""
+    assert run_pools(fake_driver, body) == [True, 2, [0, 0], []]
+
+
+def test_a_chip_with_scattered_sm_ids_and_fewer_slots_is_probed_whole(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([list(range(start, 14, 3)) for start in range(3)])
+pool.verify(IMAGE)
+infos = pool.partitions(0)
+ids = sorted(id for info in infos for id in info.sm_ids)
+result = [pool.split.num_slots, [[info.granted_sms, len(info.sm_ids)] for info in infos],
+          set(ids) < set(_C.probe_stream(pool.device, 0, IMAGE)), len(set(ids))]
+"""
+    sizes = [[40, 40], [40, 40], [32, 32]]
+    clusters = "18,18,18,18,16,16,14,14"
+    assert run_pools(fake_driver, body, clusters=clusters) == [14, sizes, True, 112]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_torchs_context_stays_current_whichever_device_it_is_of(fake_driver: FakeDriver, current: int):
+    body = f"""
+pool = pool_of([[0], [1]], [[2]])
+pool.verify(IMAGE)
+costs = [cost.driver_bytes for cost in [*pool.stats().layouts, pool.add_layout([[3]])]]
+probed = _C.probe_stream(pool.device, 0, IMAGE)
+pool.close()
+torchs = _C.PrimaryContext(_C.Device({current}))  # so that its handle can be compared
+address, popped = ctypes.c_void_p(), ctypes.c_void_p()
+fake.cuGetProcAddress_v2(b"cuCtxPopCurrent", ctypes.byref(address), 4000, ctypes.c_uint64(0), None)
+depth = fake.mosaic_fake_depth()
+pops = [ctypes.CFUNCTYPE(ctypes.c_int)(address.value)(ctypes.byref(popped)), fake.mosaic_fake_device_of(popped)]
+torchs.close()
+result = [min(costs) > 0, len(probed), depth, pops, leaked(), misused()]
+"""
+    told = run_pools(fake_driver, body, devices="132:9.0,108:8.0", current=current)
+    assert told == [True, 132, 1, [0, current], {"primary": 1}, []]
+
+
+def test_a_probe_that_ran_nowhere_is_an_error(fake_driver: FakeDriver):
+    body = "pool = pool_of(HALVES)\nresult = error_of(lambda: pool.verify(IMAGE))"
+    error = run_pools(fake_driver, body, quirk="kernels_nowhere")
+    assert (error["call"], error["status"]) == ("cuLaunchKernel", "CUDA_SUCCESS")
+
+
+def test_an_image_without_the_probe_is_refused_and_leaks_nothing(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES)
+errors = [error_of(lambda: pool.verify(image)) for image in (b"", b"another kernel")]
+pool.close()
+result = [[[error["call"], error["status"]] for error in errors], leaked()]
+"""
+    statuses = [["cuLibraryLoadData", "CUDA_ERROR_INVALID_IMAGE"], ["cuLibraryGetKernel", "CUDA_ERROR_NOT_FOUND"]]
+    assert run_pools(fake_driver, body) == [statuses, {}]
