@@ -21,10 +21,10 @@ from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
 from mosaic.hardware import find_cluster
+from mosaic.parts.chunk_call import STRATEGIES
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit, SplitModule
-from mosaic.parts.strategies import STRATEGIES
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from mosaic.artifact import save
+from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.errors import MosaicError, unknown
+from mosaic.errors import InvalidFileError, MosaicError, unknown
 from mosaic.hardware import find_cluster
+from mosaic.pipelining.baselines import BASELINES, Baseline
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
@@ -23,6 +24,7 @@ from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns
+from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
 from mosaic.user_file import import_function
 
@@ -75,9 +77,9 @@ class PipelineCommand:
     memory_gb: float | None = None
     """Memory of each device; by default from its description."""
     baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
-    """Baselines to show beside it; none with --baselines alone."""
+    """Baselines to show beside it: names, or schedules as torch's .csv; none with --baselines alone."""
     output: Path = Path("schedule.json")
-    """File of the schedule."""
+    """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it below the fastest baseline, as .png or .svg."""
     json: Json = None
@@ -91,11 +93,15 @@ class PipelineCommand:
             method=self.method,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
-        contenders = contend(request, microbatches, space=space, names=self.baselines)
+        files = {name: _baseline_of(name) for name in self.baselines if name.endswith(".csv")}
+        contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         schedule = planned.schedule()
         check_pipeline_schedule(schedule, planned.graph)
-        save(schedule, self.output)
+        if self.output.suffix == ".csv":
+            write_text(to_torch_csv(schedule), self.output)
+        else:
+            save(schedule, self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
@@ -174,3 +180,10 @@ class PipelineCommand:
                 "list of microbatches"
             )
         return self._shared(result[0]), list(result[1])
+
+
+def _baseline_of(name: str) -> Baseline:
+    try:
+        return baseline_of_csv(name, Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFileError(f"{name} cannot be read as a schedule in torch's CSV: {error}") from None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -60,6 +62,8 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
 
     def __init__(self, nothing: Labels) -> None:
         super().__init__()
+        self.running: list[str] = []
+        """Names of the modules that run, the innermost last."""
         self._nothing = nothing
         self._labels: dict[int, Any] = {}
         self._storages: dict[int, StorageWeakRef] = {}  # keep addresses unique
@@ -71,12 +75,36 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         return True
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follows what this thread runs in the block."""
-        with _Functions(self), self:
-            yield
+    def following(self, modules: Mapping[str, nn.Module] = MappingProxyType({})) -> Iterator[None]:
+        """Follows what this thread runs in the block, and the calls of some modules, by their names."""
+
+        def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                self.running.append(name)
+                self.enter(name, module, args, kwargs)
+
+        def leave(name: str, _module: nn.Module, _args: Any, result: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                self.running.pop()
+                self.leave(name, result)
+
+        with ExitStack() as stack:
+            for name, module in modules.items():
+                if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                    before = module.register_forward_pre_hook(functools.partial(enter, name), with_kwargs=True)
+                    after = module.register_forward_hook(functools.partial(leave, name), always_call=True)
+                    stack.callback(before.remove)
+                    stack.callback(after.remove)
+            with _Functions(self), self:
+                yield
 
     # A subclass notes what it needs in these.
+
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called, and is the last of those that run."""
+
+    def leave(self, name: str, result: Any) -> None:
+        """The call of a module ends; its result is None after an error."""
 
     def begin(self, operation: Operation) -> None:
         """An operator is about to run."""

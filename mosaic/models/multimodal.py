@@ -168,15 +168,15 @@ class Config:
 
     def _drawn(self, draw: Draw, reads: Sequence[str], writes: Sequence[str]) -> dict[str, Tensor]:
         words = 0 if isinstance(self.fusion, Contrast) else self.fusion.vocabulary
-        made = {name: draw.sample(self.encoders[name], words) for name in reads}
+        sample = {name: draw.sample(self.encoders[name], words) for name in reads}
         for name in writes:
             assert isinstance(self.fusion, Translate)
             target = self.fusion.targets[name]
             if target.features:
-                made[f"{name}_targets"] = draw.normal(target.tokens, target.features)
+                sample[f"{name}_targets"] = draw.normal(target.tokens, target.features)
             else:
-                made[f"{name}_targets"] = draw.ids(target.tokens, *target.ids)
-        return made
+                sample[f"{name}_targets"] = draw.ids(target.tokens, *target.ids)
+        return sample
 
     def _placed(self, fusion: Decode, draw: Draw, reads: Sequence[Sequence[str]]) -> dict[str, Tensor]:
         """Draws rows of text of each kind, with placeholders after the first token for what a row sees or hears."""
@@ -277,8 +277,8 @@ class ContrastiveModel(nn.Module):
         tasks = _tasks(batch, self.tasks, tuple(self.encoders))
         vectors: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
         for name, rows in _by_encoder(tasks, tuple(self.encoders)).items():
-            for task, made in _split(self.encoders[name], rows).items():
-                vectors[task][name] = F.normalize(made, dim=-1)
+            for task, vector in _split(self.encoders[name], rows).items():
+                vectors[task][name] = F.normalize(vector, dim=-1)
         losses = {task: loss for task, own in vectors.items() if (loss := self._loss(own)) is not None}
         result = dict(vectors[""]) if "" in vectors else dict(losses)
         return result | ({"loss": torch.stack(list(losses.values())).mean()} if losses else {})
@@ -321,11 +321,11 @@ class DecoderModel(nn.Module):
             if name in samples:
                 hidden = merge(hidden, input_ids == self.first_placeholder + place, self.encoders[name](samples[name]))
         hidden = self.language_model(hidden, causal=True)
-        found = {"hidden": hidden, "logits": self.lm_head(hidden)}
+        output = {"hidden": hidden, "logits": self.lm_head(hidden)}
         if labels is not None:
-            logits = found["logits"][:, :-1].flatten(0, 1).float()
-            found["loss"] = F.cross_entropy(logits, labels[:, 1:].flatten())
-        return found
+            logits = output["logits"][:, :-1].flatten(0, 1).float()
+            output["loss"] = F.cross_entropy(logits, labels[:, 1:].flatten())
+        return output
 
 
 def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
@@ -380,7 +380,7 @@ class TranslatingModel(nn.Module):
         width = fusion.encoder.width
         self.tasks, self.targets = tuple(config.tasks), dict(fusion.targets)
         self.words = tuple(
-            name for name, one in config.encoders.items() if not (one.patch or one.convolutions or one.vocabulary)
+            name for name, row in config.encoders.items() if not (row.patch or row.convolutions or row.vocabulary)
         )
         self.embed_tokens = embedding(fusion.vocabulary, width)
         self.encoders = nn.ModuleDict({name: Tower(encoder, width) for name, encoder in config.encoders.items()})
@@ -411,8 +411,8 @@ class TranslatingModel(nn.Module):
         read: dict[str, list[Tensor]] = {task: [] for task in tasks}
         for name, rows in _by_encoder(tasks, tuple(self.encoders)).items():
             own = {task: words.get((task, name), part) for task, part in rows.items()}
-            for task, made in _split(self.encoders[name], own).items():
-                read[task].append(made)
+            for task, tokens in _split(self.encoders[name], own).items():
+                read[task].append(tokens)
         if not all(read.values()) or not all(goals.values()):
             raise ValueError(f"got {', '.join(batch) or 'nothing'}; something to read and a target are needed")
         context, seen = _padded([torch.cat(parts, dim=1) for parts in read.values()])
@@ -449,8 +449,8 @@ class TranslatingModel(nn.Module):
         hidden = self.decoder(tokens, context, mask=torch.cat(masks), context_mask=seen)
         counts = [len(part) for part in rows]
         losses = {task: self._loss(part, goals[task]) for task, part in zip(goals, hidden.split(counts), strict=True)}
-        found = {} if "" in losses else dict(losses)
-        return found | {"loss": torch.stack(list(losses.values())).mean()}
+        by_task = {} if "" in losses else dict(losses)
+        return by_task | {"loss": torch.stack(list(losses.values())).mean()}
 
     def _loss(self, hidden: Tensor, goals: Rows) -> Tensor:
         losses, start = [], 0
@@ -499,8 +499,8 @@ def _split(module: nn.Module, rows: Rows) -> dict[str, Tensor]:
     """Runs a module once over the rows of all tasks; returns each task's own."""
     if len(rows) == 1:
         return {task: module(part) for task, part in rows.items()}
-    made = module(torch.cat(list(rows.values())))
-    return dict(zip(rows, made.split([len(part) for part in rows.values()]), strict=True))
+    results = module(torch.cat(list(rows.values())))
+    return dict(zip(rows, results.split([len(part) for part in rows.values()]), strict=True))
 
 
 def _shifted(goal: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ class Published:
                 "plan qwen3-vl-paper, or profile this model on a GPU"
             )
         config, model = (self._class(name) for name in _CLASSES[self.kind])
-        made: nn.Module = model(config(**self._options()))
-        return made.train()
+        plain: nn.Module = model(config(**self._options()))
+        return plain.train()
 
     def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
         """Draws a batch: an image and a text a row.

@@ -319,7 +319,7 @@ _ROWS = (
         1 / 8,
         "Lu et al., ACM MM 2024; a stand-in",
         gpu_batch=4,
-        modules=tuple(f"{one}.{part}" for one in ("small", "large") for part in ("encoders.image", "language_model")),
+        modules=tuple(f"{size}.{part}" for size in ("small", "large") for part in ("encoders.image", "language_model")),
     ),
     Row(
         name="multitask-clip",

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import forked, python_state
 from mosaic.parts.split import copied
-from mosaic.parts.strategies import is_cache, without_cache
 
 Forward = Callable[..., Any]
 
@@ -44,6 +43,16 @@ def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
 def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Returns a layer's hidden input: the first tensor among its arguments."""
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+
+
+def without_cache(value: Any) -> Any:
+    """Returns an argument, or None for a cache, which the second run of a layer would find full."""
+    return None if is_cache(value) else value
+
+
+def is_cache(value: Any) -> bool:
+    """Returns True for a cache of keys and values, as in transformers."""
+    return hasattr(value, "get_seq_length")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from mosaic.find.random_numbers import forked
 from mosaic.find.restore import restored_objects
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults, replaced_forwards
-from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
+from mosaic.parts.chunk_call import ChunkCall, ChunkEnded, CurrentCall, Draws, ForwardPatch
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, load_weights, meta_buffer
 
@@ -153,11 +153,11 @@ class PartedModel:
         split.check_chunks(self.chunks)
         self.device = device or device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
-        self._doors = self._make_doors()
+        self._patches = self._make_patches()
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
-        idle = [door.module for door in self._doors if door.sites and running.isdisjoint(door.sites)]
+        idle = [patch.module for patch in self._patches if patch.sites and running.isdisjoint(patch.sites)]
         drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)
@@ -204,11 +204,11 @@ class PartedModel:
         kind, kinds = kind_of(kwargs), self._kinds.setdefault(chunk, {self.split.kind})
         if kind not in kinds and len(kinds) < MAX_KINDS:
             kinds.add(kind)
-            self._check_way(chunk, plan, kwargs, inputs)
-        through = self._through(plan, own=plan.own, received=inputs)
-        through.draws = draws
-        through.strategies = dict(zip(plan.layers, strategies, strict=False))
-        return self._run(plan, through, kwargs)
+            self._check_path(chunk, plan, kwargs, inputs)
+        call = self._new_call(plan, own=plan.own, received=inputs)
+        call.draws = draws
+        call.strategies = dict(zip(plan.layers, strategies, strict=False))
+        return self._run(plan, call, kwargs)
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
         """Returns the tensors that ``forward`` of a chunk on any rank sends, without data.
@@ -223,12 +223,12 @@ class PartedModel:
         key = (chunk, precision, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
         if key in self._likes:
             return self._likes[key]
-        through = self._through(plan, own=(), received={})
-        through.last = plan.last_shape
+        call = self._new_call(plan, own=(), received={})
+        call.last = plan.last_shape
         with torch.no_grad():
-            self._call(through, kwargs)
+            self._call(call, kwargs)
         like = {
-            module: tuple(torch.empty_like(tensor, device="meta") for tensor in through.sent(values))
+            module: tuple(torch.empty_like(tensor, device="meta") for tensor in call.sent(values))
             for module, values in plan.leaves.items()
         }
         if not self._blank.by_values:
@@ -240,10 +240,10 @@ class PartedModel:
 
         A step of several microbatches saves the state before each: its chunks may then run in any order.
         """
-        through = self._through(ChunkPlan(present=self.split.present(kwargs)), own=(), received={})
-        through.draws = "all"
+        call = self._new_call(ChunkPlan(present=self.split.present(kwargs)), own=(), received={})
+        call.draws = "all"
         with torch.no_grad():
-            self._call(through, kwargs)
+            self._call(call, kwargs)
 
     def forget_results(self) -> None:
         """Clears cached results of modules after a change of modes, such as a dropout rate."""
@@ -280,10 +280,10 @@ class PartedModel:
             UnsplittableError: A buffer of this rank is on the meta device.
         """
         running = frozenset().union(*(self.split.sites_of(self.chunks[index]) for index in self.own))
-        for door in self._doors:
-            for name, buffer in door.module.named_buffers():
-                if buffer.is_meta and not running.isdisjoint(door.sites):
-                    raise meta_buffer(f"{door.path}.{name}")
+        for patch in self._patches:
+            for name, buffer in patch.module.named_buffers():
+                if buffer.is_meta and not running.isdisjoint(patch.sites):
+                    raise meta_buffer(f"{patch.path}.{name}")
         allocated = give_memory(self.model, names=self._names, device=self.device)
         if allocated:
             self._stand_ins = self._make_stand_ins()
@@ -307,17 +307,17 @@ class PartedModel:
     def _make_stand_ins(self) -> StandIns:
         """Makes stand-ins for all weights except those in layers; glue may read the first layer's device."""
         layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
-        inside = [door.module for door in self._doors if door.path in layers]
+        inside = [patch.module for patch in self._patches if patch.path in layers]
         return StandIns(self.model, inside=inside, device=self.device)
 
-    def _make_doors(self) -> list[Door]:
+    def _make_patches(self) -> list[ForwardPatch]:
         sites: dict[str, list[int]] = {}
         for index, site in enumerate(self.split.sites):
             if site.path:
                 sites.setdefault(site.path, []).append(index)
         sites |= {path: [] for path in self.split.unreached}
         return [
-            Door(path, self.model.get_submodule(path), tuple(calls), self._current, self._in_use)
+            ForwardPatch(path, self.model.get_submodule(path), tuple(calls), self._current, self._in_use)
             for path, calls in sites.items()
         ]
 
@@ -327,8 +327,8 @@ class PartedModel:
             self._plans[key] = plan_chunk(self.split, self.chunks[chunk], key[1])
         return self._plans[key]
 
-    def _through(self, plan: ChunkPlan, *, own: Collection[int], received: Mapping[Value, torch.Tensor]) -> PassThrough:
-        return PassThrough(
+    def _new_call(self, plan: ChunkPlan, *, own: Collection[int], received: Mapping[Value, torch.Tensor]) -> ChunkCall:
+        return ChunkCall(
             split=self.split,
             blank=self._blank,
             device=self.device,
@@ -339,24 +339,24 @@ class PartedModel:
             present=plan.present,
         )
 
-    def _run(self, plan: ChunkPlan, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        output = self._call(through, kwargs)
+    def _run(self, plan: ChunkPlan, call: ChunkCall, kwargs: Mapping[str, Any]) -> Any:
+        output = self._call(call, kwargs)
         if plan.last is None:
             return self._without_foreign_leaves(output)
-        return {module: through.sent(values) for module, values in plan.leaves.items()}
+        return {module: call.sent(values) for module, values in plan.leaves.items()}
 
-    def _check_way(
+    def _check_path(
         self, chunk: int, plan: ChunkPlan, kwargs: Mapping[str, Any], inputs: Mapping[Value, torch.Tensor]
     ) -> None:
         """Raises UnsplittableError if the chunk's result depends on results of others that it does not receive."""
         results = []
         for added in (0.0, 1.0):
             copies = {value: tensor.clone() for value, tensor in inputs.items()}  # the chunk may write into it
-            through = self._through(plan, own=plan.own, received=copies)
-            through.added = added
-            with torch.no_grad(), forked(self.device), self._doors_in_place(), restored_objects(self.model):
+            call = self._new_call(plan, own=plan.own, received=copies)
+            call.added = added
+            with torch.no_grad(), forked(self.device), self._patched(), restored_objects(self.model):
                 try:
-                    results.append(self._run(plan, through, kwargs))
+                    results.append(self._run(plan, call, kwargs))
                 except Exception:  # of any kind: the real run raises it again, and other values may be impossible
                     return
         if not is_alike(*results):
@@ -367,28 +367,28 @@ class PartedModel:
                 "the same way through the model"
             )
 
-    def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        with self._doors_in_place(), self._in_use.shared():
-            self._current.through = through
-            through.pause_random_numbers()
+    def _call(self, call: ChunkCall, kwargs: Mapping[str, Any]) -> Any:
+        with self._patched(), self._in_use.shared():
+            self._current.chunk_call = call
+            call.pause_random_numbers()
             try:
                 return _run_apart(self.model, self.split.copied(kwargs))
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
             finally:
-                through.resume_random_numbers()
-                self._current.through = None
+                call.resume_random_numbers()
+                self._current.chunk_call = None
 
     @contextmanager
-    def _doors_in_place(self) -> Iterator[None]:
-        """Installs doors and stand-ins while any thread is inside."""
+    def _patched(self) -> Iterator[None]:
+        """Installs patches and stand-ins while any thread is inside."""
         with self._lock:
             if not self._num_calls:
-                for door in self._doors:
-                    door.find_forward()
+                for patch in self._patches:
+                    patch.save_forward()
                 self._in_place.enter_context(self._stand_ins.placed())
-                self._in_place.enter_context(replaced_forwards({door.module: door for door in self._doors}))
+                self._in_place.enter_context(replaced_forwards({patch.module: patch for patch in self._patches}))
             self._num_calls += 1
         try:
             yield

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,9 +36,7 @@ class Course(Tracer[int]):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(0)
         self.called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
-        self._model = model
         self._bits = {name: 1 << index for index, name in enumerate(self.called)}
-        self._running: list[str] = []
         self._around = [0]  # with each running module, its bit and those of all around it
         self._reading = [0]
         self._read = dict.fromkeys(self.called, 0)
@@ -47,22 +44,6 @@ class Course(Tracer[int]):
         self._flops: Counter[str] = Counter()
         self._total = 0
         self._made: list[tuple[weakref.ref[torch.Tensor], tuple[str, ...]]] = []
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follows the block."""
-        handles = []
-        for name, module in self._model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # it takes no hooks
-            handles.append(module.register_forward_pre_hook(self._entering(name)))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
-            with self.following():
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @property
     def obstacles(self) -> dict[str, Obstacle]:
@@ -103,38 +84,34 @@ class Course(Tracer[int]):
         self._reading[-1] |= labels
         is_plain = isinstance(operation.operator, torch._ops.OpOverload)
         is_ragged = any(isinstance(tensor, NestedTensor) for tensor in operation.inputs)  # whose sizes are no numbers
-        if self._running and is_plain and not is_ragged and kind_of(operation.operator) in _HEAVY:
+        if self.running and is_plain and not is_ragged and kind_of(operation.operator) in _HEAVY:
             result = operation.results[0] if len(operation.results) == 1 else operation.results
             flops = count_flops(operation.operator, operation.args, operation.kwargs, result)
             self._total += flops
-            for name in set(self._running):
+            for name in set(self.running):
                 self._flops[name] += flops
         return labels | self._around[-1]
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes the tensors with gradients that a module makes."""
         result = func(*args, **kwargs)
-        if self._running:
+        if self.running:
             for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    self._made.append((weakref.ref(tensor), tuple(self._running)))
+                    self._made.append((weakref.ref(tensor), tuple(self.running)))
         return result
 
-    def _entering(self, name: str) -> Callable[[Any, Any], None]:
-        def hook(_module: Any, _args: Any) -> None:
-            self.called[name].append(caller())
-            self._running.append(name)
-            self._around.append(self._around[-1] | self._bits[name])
-            self._reading.append(0)
-            if is_transformed():
-                self._transformed.add(name)
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.called[name].append(caller())
+        self._around.append(self._around[-1] | self._bits[name])
+        self._reading.append(0)
+        if is_transformed():
+            self._transformed.add(name)
 
-        return hook
-
-    def _leave(self, *_: Any) -> None:
+    def leave(self, name: str, result: Any) -> None:
         self._around.pop()
         labels = self._reading.pop()
-        self._read[self._running.pop()] |= labels
+        self._read[name] |= labels
         self._reading[-1] |= labels
 
 

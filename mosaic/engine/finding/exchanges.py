@@ -9,7 +9,7 @@ later than its call, it runs where it is called.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,7 +90,6 @@ class Exchanges(Tracer[frozenset[str]]):
         self.remarks: list[Remark] = []
         self._candidates = candidates
         self._surroundings: dict[str, Surroundings] = {}
-        self._running: list[str] = []
         self._arguments: dict[str, list[tuple[torch.Tensor, int | None]]] = {}  # with their versions at the call
         self._before: dict[str, frozenset[str]] = {}  # all candidates that each one waits for
         self._value_reads: dict[str, Remark] = {}  # these cost nothing unless another module is called afterwards
@@ -117,35 +116,14 @@ class Exchanges(Tracer[frozenset[str]]):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follows one run of the model in the block."""
-        handles = []
-        for name, module in self._candidates.items():
-            handles.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._leaving(name)))
-        try:
-            self._surroundings = {name: Surroundings(module) for name, module in self._candidates.items()}
-            with self.following():
-                yield
+        with self.following(self._candidates):
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # hooks are among the attributes
+                self._surroundings = {name: Surroundings(module) for name, module in self._candidates.items()}
+            yield
             for name in self.calls:
                 self._compare_surroundings(name)
-            self._surroundings.clear()
-        finally:
-            for handle in handles:
-                handle.remove()
+        self._surroundings.clear()
         self.calls = _without_graph(self.calls)
-
-    def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            with torch._C.DisableTorchFunction():
-                self._enter(name, module, args, kwargs)
-
-        return hook
-
-    def _leaving(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, result: Any) -> None:
-            with torch._C.DisableTorchFunction():
-                self._leave(name, result)
-
-        return hook
 
     def _compare_surroundings(self, name: str) -> None:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -153,7 +131,7 @@ class Exchanges(Tracer[frozenset[str]]):
         if changed is not None:
             self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
 
-    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._compare_surroundings(name)
         tensors = tensors_in((args, kwargs))
         num_bytes: Counter[str] = Counter()
@@ -165,7 +143,6 @@ class Exchanges(Tracer[frozenset[str]]):
         self.places[name] = caller()
         self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
         self._note_opaque(name, "takes", (args, kwargs))
-        self._running.append(name)
         self._arguments[name] = [(tensor, version_of(tensor)) for tensor in tensors]
         memories = set(map(self.memory, tensors))
         if memories & self._uncounted:
@@ -180,9 +157,8 @@ class Exchanges(Tracer[frozenset[str]]):
             todo = "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model"
             self.remarks.append(Remark(module=name, what=what, where=caller(), todo=todo))
 
-    def _leave(self, name: str, result: Any) -> None:
+    def leave(self, name: str, result: Any) -> None:
         self._note_opaque(name, "returns", result)
-        self._running.remove(name)
         self._compare_surroundings(name)
         arguments = self._arguments.pop(name)
         passed = {self.memory(tensor) for tensor, _ in arguments if not self.labels([tensor])}
@@ -206,7 +182,7 @@ class Exchanges(Tracer[frozenset[str]]):
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a function, and notes what no operator shows."""
-        here = self._running[-1] if self._running else None
+        here = self.running[-1] if self.running else None
         if name == "__set__:data":
             self._note_write(here, [args[0]], name)
             weight = self._weights.get(self.memory(args[0]))
@@ -230,7 +206,7 @@ class Exchanges(Tracer[frozenset[str]]):
 
     def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
         """Notes what an operator reads and writes."""
-        here = self._running[-1] if self._running else None
+        here = self.running[-1] if self.running else None
         if operation.name == "_to_copy" and self.memory(operation.inputs[0]) in self._weights:
             for tensor in operation.created:  # autocast keeps what it casts for other uses
                 self._weights[self.memory(tensor)] = self._weights[self.memory(operation.inputs[0])]

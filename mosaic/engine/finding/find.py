@@ -178,7 +178,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, Obstacle]]:
     """Runs the model and follows all of its modules; returns obstacles of those whose tensors outlive the run, too."""
     course = Course(model)
-    with course.watching():
+    with course.following(dict(model.named_modules())):
         try:
             run()
         except (MosaicError, torch.OutOfMemoryError, MemoryError):

@@ -16,10 +16,10 @@ from mosaic.cost.counts import ModuleCounts
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
+from mosaic.parts.blank import is_cache, without_cache
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.split import ModelSplit, SplitModule
-from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.layers import (
     CountedLayers,
     CountedMicrobatch,

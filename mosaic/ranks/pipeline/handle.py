@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
+from mosaic.parts.chunk_call import ForwardPatch
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
-from mosaic.parts.pass_through import Door
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
@@ -342,7 +342,7 @@ class PlainCalls:
 
     def __call__(self, model: nn.Module, args: Any) -> None:
         """Raises ModuleContractError, unless a chunk calls the model, or all weights are here."""
-        if isinstance(model.get_submodule(self.layer).__dict__.get("forward"), Door):
+        if isinstance(model.get_submodule(self.layer).__dict__.get("forward"), ForwardPatch):
             return
         away = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         if away:

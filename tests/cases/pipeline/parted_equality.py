@@ -11,9 +11,9 @@ from chained_chunks import ChunkChain, chunks_of
 from part_models import PartedCase
 from torch import nn
 
+from mosaic.parts.chunk_call import STRATEGIES
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit, copied
-from mosaic.parts.strategies import STRATEGIES
 
 
 def check_equal(case: PartedCase) -> None:

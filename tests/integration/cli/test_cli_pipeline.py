@@ -25,29 +25,6 @@ def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Pa
         assert word in printed
 
 
-def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "mine.py").write_text(
-        "from bench.papers.pipeline_models import find_known_model\n"
-        "from bench.papers.data_sets import Microbatch\n"
-        "def make(cluster, degrees):\n"
-        "    model = find_known_model('vlm-s').model(cluster=cluster, degrees=degrees)\n"
-        "    return model, [Microbatch(text_tokens=1000, images=one) for one in (1, 8, 0)]\n"
-        "def wrong(cluster, degrees):\n"
-        "    return 3\n"
-    )
-    mine = str(tmp_path / "mine.py")
-    code = run(
-        ["plan", "--pipeline=2", "--tensor=4", "--model", f"{mine}:make", *QUICK, "--output", str(tmp_path / "s.json")]
-    )
-    assert code == 0
-    assert load(PipelineSchedule, tmp_path / "s.json").num_microbatches == 3
-    capsys.readouterr()
-    assert run(["plan", "--pipeline", "2", "--model", f"{mine}:wrong"]) == 1
-    assert "returned int; return a mosaic.pipelining PipelineModel and a list" in capsys.readouterr().err.replace(
-        "\n", " "
-    )
-
-
 def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

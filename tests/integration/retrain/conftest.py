@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import mosaic.retrain.day as launcher
-from bench.retrain.small_folder import write_folder
+from bench.retrain.small_folder import bits_of, write_folder
 from mosaic.artifact import load
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
@@ -124,3 +124,11 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(exact)
     torch.backends.cudnn.benchmark = cudnn
+
+
+@pytest.fixture
+def quiet(make_node: Callable[..., Node]) -> dict[str, object]:
+    """Bits of an undisturbed day."""
+    node = make_node(name="quiet")
+    assert node.run() == 0
+    return bits_of(node.folder.days()[-1])

@@ -63,9 +63,10 @@ def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
         assert code or node.report.data[0].rejected["ValueError"] > 0
 
 
-def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(make_node: Make):
-    node, quiet = make_node(), make_node(name="quiet")
-    assert quiet.run() == 0
+def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(
+    make_node: Make, quiet: dict[str, object]
+):
+    node = make_node()
     assert node.run(at_step=7, fault=node.stop) == 75
     for path in (FIRST, "frozen"):
         rows = node.folder.path / "data" / path / "rows.jsonl"
@@ -76,7 +77,7 @@ def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_b
         assert f"rows.jsonl had {len(before)} bytes and has {len(before) + 1}" in node.report.reason
         rows.write_bytes(before)
     assert node.run() == 0
-    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+    assert bits_of(node.folder.days()[-1]) == quiet
 
 
 def _edit(node: Node, day: str, change: Callable[[dict[str, object]], dict[str, object]]) -> None:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from conftest import Node
 
 from bench.retrain.small_folder import bits_of, write_day
@@ -17,14 +16,6 @@ from mosaic.retrain.records import DayNotes
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
-
-
-@pytest.fixture
-def quiet(make_node: Make) -> dict[str, object]:
-    """Bits of an undisturbed day."""
-    node = make_node(name="quiet")
-    assert node.run() == 0
-    return bits_of(day_of(node))
 
 
 def stopped(make_node: Make, **changed: object) -> Node:

@@ -61,21 +61,13 @@ class FullDisk:
         patch.setattr(os, "fsync", fsync)
 
 
-@pytest.fixture
-def bits(make_node: Make) -> dict[str, object]:
-    """Bits of an undisturbed day."""
-    quiet = make_node(name="quiet")
-    assert quiet.run() == 0
-    return bits_of(quiet.folder.days()[-1])
-
-
-def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_node: Make, bits: dict[str, object]):
+def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_node: Make, quiet: dict[str, object]):
     node = make_node()
     assert node.run(at_step=20, fault=fail) == 1
     assert node.report.reason == "ZeroDivisionError: of the user's"
     assert "goes on from the last checkpoint" in node.report.todo
     assert node.run() == 0
-    assert bits_of(node.folder.days()[-1]) == bits
+    assert bits_of(node.folder.days()[-1]) == quiet
 
 
 def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(make_node: Make):
@@ -103,20 +95,20 @@ def test_a_loss_that_is_not_finite_fails_the_day_and_a_few_at_its_end_are_refuse
 
 
 def test_a_disk_that_is_full_for_one_checkpoint_is_reported_and_for_two_ends_the_day(
-    make_node: Make, bits: dict[str, object]
+    make_node: Make, quiet: dict[str, object]
 ):
     node, other = make_node(), make_node(name="other")
     with pytest.MonkeyPatch.context() as patch:
         FullDisk(patch, "/checkpoints/", times=1)
         assert node.run() == 0
     assert any("the disk was full when a checkpoint was written" in message for message in node.report.messages)
-    assert bits_of(node.folder.days()[-1]) == bits
+    assert bits_of(node.folder.days()[-1]) == quiet
     with pytest.MonkeyPatch.context() as patch:
         FullDisk(patch, "/checkpoints/", times=1000)
         assert other.run() == 1
     assert "No space left on device" in other.report.reason
     assert other.run() == 0
-    assert bits_of(other.folder.days()[-1]) == bits
+    assert bits_of(other.folder.days()[-1]) == quiet
 
 
 def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make):

@@ -21,19 +21,6 @@ def test_shares_are_what_their_names_say():
     assert distribute(work, 2, "ring", chunk=3).rank_of.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
-    mask = DRAWN["mp"](16384, 0)
-    plan = plan_context(mask, 8)
-    by_pairs = distribute(plan.work, 8)
-    assert plan.imbalance <= 1.01
-    assert by_pairs.imbalance(plan.work) <= 1.01
-    tiles = plan.blocks.tile_pairs()
-    assert np.array_equal(plan.loads, plan.distribution.sums(tiles))
-    assert plan.distribution.imbalance(tiles) < by_pairs.imbalance(tiles)
-    long = plan_context(DRAWN["mp"](1 << 18, 0), 8)
-    assert np.array_equal(long.load, long.work)
-
-
 def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
     made = plan_context(DRAWN["mp"](4096, 0), 4)
     arrived = pickle.loads(pickle.dumps(made))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import Feed, PipelineModel, Plain, models, steps
+from pipeline_cases import models, steps
 from pipeline_oracle import simulated
 
-from bench.papers.data_sets import Microbatch
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.orders import OrderLimits
@@ -56,14 +54,3 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     assert simulated(planned.graph, planned.orders) == replace(planned.timed, start_ns=list(planned.timed.start_ns))
     assert max(planned.timed.peak_bytes) <= space.limit_bytes
     check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
-
-
-def test_constant_bytes_above_a_limit_are_refused_also_on_a_rank_that_keeps_nothing():
-    vision = Plain(name="vision", unit_ms=(1.0,) * 5, trains=(True, False, False, True, True), counts="images")
-    text = Plain(name="text", unit_ms=(1.0,) * 4, trains=(False,) * 4, counts="all")
-    model = PipelineModel(modules=(vision, text), feeds=(Feed(source="vision", target="text"),))
-    microbatches = (Microbatch(text_tokens=50),)
-    request = Request(model=model, num_ranks=2, microbatches=microbatches)
-    limit_bytes = max(plan_step(request, microbatches, options=FEW).graph.base_bytes)
-    with pytest.raises(InfeasibleError, match="no order and no strategy that was tried fits"):
-        plan_step(request, microbatches, space=RankSpace(limit_bytes=limit_bytes), options=FEW)

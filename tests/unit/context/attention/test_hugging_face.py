@@ -16,8 +16,6 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen3Config,
@@ -42,9 +40,6 @@ def qwen(**given: Any) -> nn.Module:
 
 MODELS = {
     "windows by layers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES)),
-    "chunks": lambda: qwen(layer_types=["chunked_attention", "full_attention"]),
-    "linear attention": lambda: qwen(layer_types=["linear_attention", "full_attention"]),
-    "a window of all layers": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64)),
     "dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
     "a router's loss": lambda: MixtralForCausalLM(
         MixtralConfig(**SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True)
@@ -57,9 +52,6 @@ MODELS = {
 }
 SAYS = {
     "windows by layers": "has layers of sliding_attention; mask words cannot express such layers: build it",
-    "chunks": "has layers of chunked_attention",
-    "linear attention": "has layers of linear_attention",
-    "a window of all layers": "has sliding_window=64; mask words cannot express such layers",
     "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
     "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
     "positions of its own": "BartForCausalLM takes no position_ids",

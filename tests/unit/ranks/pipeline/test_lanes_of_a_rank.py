@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from executor_cases import NumberWork, Step, evaluated, no_caption, on_lanes, step
+from executor_cases import NumberWork, no_caption, on_lanes
 from lane_cases import Seen, check_equal, laned, run, seen_step
 
 from bench.pipeline.in_process import InProcess
@@ -41,24 +41,6 @@ def test_a_weight_that_lanes_of_one_rank_train_is_refused():
     model.audio[0].inner.weight.requires_grad_(False)
     frozen = laned(model, seen_step((1, 1)))
     check_equal(frozen, frozen.drawn(0))
-
-
-def test_random_schedules_on_lanes_make_what_one_thread_makes():
-    num_tried = 0
-    for seed in range(60):
-        drawn = step(seed)
-        if len(drawn.schedule.rows) == drawn.num_ranks:
-            continue
-        num_tried += 1
-
-        def program(transport: Transport, drawn: Step = drawn) -> NumberWork:
-            work, lanes = NumberWork(), on_lanes(transport, drawn.schedule)
-            Executor(transport).run(drawn.schedule, work, lanes=lanes)
-            return work
-
-        works = InProcess(drawn.num_ranks).run(program)
-        assert {name: value for work in works for name, value in work.made.items()} == evaluated(drawn.graph)
-    assert num_tried > 5
 
 
 def two_lanes(*rows: str, edges: Sequence[str] = ()) -> PipelineSchedule:

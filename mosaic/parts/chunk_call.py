@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall
+from mosaic.find.random_numbers import RandomState, python_state, torch_state
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, without_cache
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -24,12 +24,16 @@ Draws = Literal["own", "all", "none"]
 none; several threads may then call at a time, because generators stay untouched."""
 
 
+STRATEGIES = ("keep", "recompute")
+"""Names of activation strategies."""
+
+
 class ChunkEnded(BaseException):
     """Ends the model's forward behind the last site of a chunk."""
 
 
 @dataclass(kw_only=True)
-class PassThrough:
+class ChunkCall:
     """State of one call."""
 
     split: ModelSplit
@@ -59,19 +63,19 @@ class PassThrough:
     _versions: dict[Value, int] = field(default_factory=dict)
     _paused: RandomState | None = None
 
-    def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, patch: ForwardPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
-        index = self._site(door)
+        index = self._site(patch)
         if index in self.own:
             self.resume_random_numbers()
             strategy = self.strategies.get(index, "keep")
             is_repeated = self.split.sites[index].has_effects and strategy != "keep"
-            run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
+            run = repeatable(patch.run, tuple(patch.module.buffers())) if is_repeated else patch.run
             result = run_layer(strategy, run, args, kwargs)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
-            result, leaves = self._stand_in(index, door, args, kwargs)
+            result, leaves = self._stand_in(index, patch, args, kwargs)
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
@@ -80,19 +84,19 @@ class PassThrough:
             raise ChunkEnded
         return result
 
-    def _site(self, door: Door) -> int:
-        call = self._calls[door.path]
-        self._calls[door.path] += 1
-        if call < len(door.sites):
-            return self._expected(door.sites[call])
-        if not door.sites:
+    def _site(self, patch: ForwardPatch) -> int:
+        call = self._calls[patch.path]
+        self._calls[patch.path] += 1
+        if call < len(patch.sites):
+            return self._expected(patch.sites[call])
+        if not patch.sites:
             raise UnsplittableError(
-                f"{door.path} is called with this microbatch, and was not with the sample; give a sample with every "
+                f"{patch.path} is called with this microbatch, and was not with the sample; give a sample with every "
                 "modality, so that it is known what runs where"
             )
         raise UnsplittableError(
-            f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
-            "the sample; split with a sample that calls it as often"
+            f"{patch.path} is called {call + 1} times with this microbatch, and was called {len(patch.sites)} times "
+            "with the sample; split with a sample that calls it as often"
         )
 
     def _expected(self, index: int) -> int:
@@ -105,8 +109,10 @@ class PassThrough:
             f"{site.module!r} ({names}); split with a sample that calls it in the same way"
         )
 
-    def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        site, call = self.split.sites[index], ModuleCall(door.module, door.forward, args, kwargs)
+    def _stand_in(
+        self, index: int, patch: ForwardPatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        site, call = self.split.sites[index], ModuleCall(patch.module, patch.forward, args, kwargs)
         if self.draws == "all":
             self.blank.draw(call)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
@@ -166,10 +172,10 @@ def _version(tensor: torch.Tensor) -> int:
 class CurrentCall(threading.local):
     """The current call of a model; each thread has its own."""
 
-    through: PassThrough | None = None
+    chunk_call: ChunkCall | None = None
 
 
-class Door:
+class ForwardPatch:
     """Replaces a module's ``forward`` while chunks run; a thread without a current call runs the module itself."""
 
     def __init__(
@@ -181,7 +187,7 @@ class Door:
         self.forward: Forward = module.forward
         self._current, self._in_use = current, in_use
 
-    def find_forward(self) -> None:
+    def save_forward(self) -> None:
         """Saves the module's own ``forward`` before its replacement."""
         self.forward = self.module.forward
 
@@ -192,8 +198,8 @@ class Door:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module, or its site in the current call."""
-        through = self._current.through
-        return self.run(*args, **kwargs) if through is None else through.enter(self, args, kwargs)
+        call = self._current.chunk_call
+        return self.run(*args, **kwargs) if call is None else call.enter(self, args, kwargs)
 
 
 class _Received(torch.autograd.Function):
@@ -206,3 +212,40 @@ class _Received(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def repeatable(layer: Forward, buffers: Sequence[torch.Tensor]) -> Forward:
+    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
+    first: list[tuple[list[torch.Tensor], RandomState]] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        now = [buffer.detach().clone() for buffer in buffers], python_state()
+        if not first:
+            first.append(now)
+            return layer(*args, **kwargs)
+        _restore(buffers, first[0])
+        try:
+            return layer(*args, **kwargs)
+        finally:
+            _restore(buffers, now)
+
+    return run
+
+
+@torch.no_grad()
+def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
+    for buffer, value in zip(buffers, state[0], strict=True):
+        buffer.copy_(value)
+    state[1].restore()
+
+
+def run_layer(strategy: str, layer: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a layer with one of ``STRATEGIES``."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
+    if strategy == "keep":
+        return layer(*args, **kwargs)
+    args = tuple(map(without_cache, args))
+    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
+    return checkpoint(layer, *args, use_reentrant=False, **kwargs)
