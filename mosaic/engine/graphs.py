@@ -123,7 +123,9 @@ class ModuleGraphs:
             (of, value if isinstance(value, PLAIN_TYPES) else id(value)) for of, value in arguments.context.items()
         ]
         settings = repr((read_settings(), devices))
-        key = (site.name, id(site.lane), id(site.module), arguments.key(settings, *values))
+        assert site.module is not None
+        trained = tuple([parameter.requires_grad for parameter in site.module.parameters()])
+        key = (site.name, id(site.lane), id(site.module), trained, arguments.key(settings, *values))
         for graph in [graph for graph in self._graphs if graph.key == key]:
             if graph.is_differentiated_twice:
                 self._drop(graph)
@@ -231,7 +233,6 @@ class ModuleGraph:
         self._parameters = {id(parameter): parameter for parameter in module.parameters()}
         self._held = {id(tensor): tensor for tensor in self._surroundings.tensors if id(tensor) not in self._parameters}
         self._places = self._places_now()
-        self._trained = [parameter.requires_grad for parameter in self._parameters.values()]
         self._aliases = {
             name: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
             for name, parameter in self._parameters.items()
@@ -283,8 +284,6 @@ class ModuleGraph:
 
     def change(self) -> str | None:
         """Returns a difference from the captured module, other than replaced memory, or None."""
-        if self._trained != [parameter.requires_grad for parameter in self._parameters.values()]:
-            return "a parameter began or ceased to require a gradient"
         return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
 
     def _check_module(self) -> None:
