@@ -97,7 +97,7 @@ def _planned(session: RankSession, ring: Link, route: Link | None, trial: TrialS
         candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
     load = load_of_others(profile, options.profiling)
     if load and options.profile is None and backend.device.kind == "host":
-        _LOG.warning("%s; once others are gone, handle.replan(reason=..., optimizer=optimizer) plans anew", load)
+        _LOG.warning("once others are gone, handle.replan(reason=..., optimizer=optimizer) on every rank plans anew")
     return replace(candidates, sentences=(*candidates.sentences, load)) if load else candidates
 
 
