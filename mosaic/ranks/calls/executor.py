@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class RankExecutor(Executor):
         self.traffic = Traffic()
         self.progress = progress
         self.routed: dict[str, RoutedModule] = {}
+        self._sites: dict[str, PlacedModule] = {}  # of routed modules
         self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()
         self._hooks: list[RemovableHandle] = []
@@ -123,10 +124,6 @@ class RankExecutor(Executor):
     def _end_backward(self) -> None:  # optional
         """Called when a backward has ended, before shared gradients are reduced."""
 
-    def _whole_call(self) -> AbstractContextManager[None]:
-        """Around the model's own call."""
-        return nullcontext()
-
     # Calls.
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,9 +158,7 @@ class RankExecutor(Executor):
         self._called, self._tokens = set(), []
         self.progress.calls += 1
         try:
-            with self._whole_call():
-                result = self.engine.whole(partial(self._inside, run), args, kwargs)
-            return self._with_all_backwards(result)
+            return self._with_all_backwards(self.engine.whole(partial(self._inside, run), args, kwargs))
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()

@@ -49,7 +49,6 @@ class HostRankExecutor(RankExecutor):
     def __init__(self, lanes: Lanes, progress: RankProgress) -> None:
         super().__init__(lanes, Executor(lanes), progress)
         self.engine.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._sites: dict[str, PlacedModule] = {}
         self._signatures: dict[tuple[str, int, int, bool], Signature] = {}
 
     def _prepare(self, routed: RoutedModule) -> None:

@@ -33,8 +33,8 @@ It has not run on several GPUs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,7 @@ class StreamRankExecutor(RankExecutor):
 
     def __init__(self, lanes: StreamLanes, progress: RankProgress, *, in_order: Mapping[str, str]) -> None:
         super().__init__(lanes, StreamExecutor(lanes, in_order=in_order), progress)
-        self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
-        self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
-        self._is_whole = False
         self._zero_ns = _zero_ns(lanes)
 
     def _prepare(self, routed: RoutedModule) -> None:
@@ -106,7 +103,7 @@ class StreamRankExecutor(RankExecutor):
         leaves, spec = flatten((request.args, request.kwargs))
         request.check(spec, leaves)
         call, name = RoutedCall(self, request, spec), request.routed.name
-        anchor = self._before if self._before is not None else self._anchor
+        anchor = self._tokens[-1] if self._tokens else self._anchor
 
         def forward(*own: Any) -> list[Any]:
             results = call.forward(list(own), anchor)
@@ -121,18 +118,7 @@ class StreamRankExecutor(RankExecutor):
                 *results, token = self.engine.launch(self._sites[name], forward, tuple(leaves))
         if isinstance(token, StreamTensor):
             token = token.plain()  # it has no memory to wait for
-        if token is not None and self._is_whole:
-            self._before = token
         return call.nested(results), token
-
-    @contextmanager
-    def _whole_call(self) -> Iterator[None]:
-        """Around the model's own call: the backwards of calls inside of it have one order."""
-        self._is_whole = True
-        try:
-            yield
-        finally:
-            self._is_whole, self._before = False, None
 
     def backward_reached(self, routed: RoutedModule) -> None:
         assert self._anchor is not None
