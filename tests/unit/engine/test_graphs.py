@@ -11,6 +11,7 @@ import torch
 from engine_cases import TwoTowers, pair_batch, tower
 from graph_cases import bench, one_thread, train_both  # noqa: F401
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,6 +103,26 @@ def test_a_captured_recurrent_module_reads_its_own_weights_where_they_are(monkey
         assert ours.graphs.refused == {}
         assert ours.graphs.num_replays == 2
     assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
+
+
+class CountingGelus(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.gelu.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_each_operator_once_and_enters_no_graph():
+    model, x = nn.GELU(), torch.randn(2, 8)
+    with bench() as ours:
+        with CountingGelus() as mode:
+            for _ in range(3):
+                ours.call("gelu", model, x)
+        assert mode.count == 3
+        assert ours.graphs.eager_calls == {("gelu", "another torch mode is active"): 3}
+        ours.call("gelu", model, x)
+        assert (mode.count, ours.graphs.num_replays) == (3, 1)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["cast", "left out"])
