@@ -31,5 +31,5 @@ def test_the_notebook_runs_and_holds_no_outputs(tmp_path: Path, monkeypatch: pyt
             assert isinstance(eval(last, names), Figure)
         else:
             exec(source, names)
-    assert names["handle"].metrics()["trials"] >= 1
+    assert names["handle"].metrics().keys() >= {"steps", "overlap"}
     assert (tmp_path / "checkpoints").is_dir()
