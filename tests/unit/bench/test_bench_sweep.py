@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +12,14 @@ from bench import pages, tables
 from bench.sweep.__main__ import run_alone
 from bench.sweep.catalogue import all_cases, pipeline_cases
 from bench.sweep.parted import judge_parted
-from bench.sweep.tables import EQUAL, ON_LANES, STUDY
+from bench.sweep.tables import EQUAL, ON_LANES, PIPELINE_STUDY, STUDY
 
 
-def test_every_case_has_an_outcome_in_the_kept_results():
-    kept = pages.newest_study(STUDY, tables.RESULTS)
+@pytest.mark.parametrize(("study", "cases"), [(STUDY, all_cases), (PIPELINE_STUDY, pipeline_cases)])
+def test_every_case_has_an_outcome_in_the_kept_results(study: str, cases: Callable[[], list[Any]]):
+    kept = pages.newest_study(study, tables.RESULTS)
     assert kept is not None
-    assert {case.name for case in all_cases()} == {figure.labels["case"] for figure in kept.figures}
+    assert {case.name for case in cases()} == {figure.labels["case"] for figure in kept.figures}
 
 
 def test_a_model_is_equal_in_chunks():
