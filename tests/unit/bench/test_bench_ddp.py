@@ -27,6 +27,7 @@ def small(batch: torch.Generator) -> models.Workload:
     return models.Workload(models.TwoTowers(tower(), tower()), inputs, torch.Tensor.mean)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forks a process whose autograd may have threads of the GPU")
 def test_both_ways_end_with_equal_parameters_and_stand_in_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for module in (models, tables, bench_ddp):
         monkeypatch.setattr(module, "MODELS", {"small": small})

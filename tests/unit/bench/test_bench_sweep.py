@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench import pages, tables
 from bench.sweep.__main__ import run_alone
@@ -22,6 +23,7 @@ def test_every_case_has_an_outcome_in_the_kept_results(study: str, cases: Callab
     assert {case.name for case in cases()} == {figure.labels["case"] for figure in kept.figures}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forks a process whose autograd may have threads of the GPU")
 def test_a_model_is_equal_in_chunks():
     (case,) = [case for case in pipeline_cases() if case.name == "clip"]
     assert run_alone(case, judge_parted).labels["outcome"] == EQUAL
