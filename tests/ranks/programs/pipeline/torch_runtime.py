@@ -23,7 +23,7 @@ def on_two_ranks(rank: int, size: int, folder: Path) -> None:
         "gloo", init_method=f"file://{folder.parent}/store", rank=rank, world_size=size
     )
     step = images(*[1] * MICROBATCHES)
-    planned = plan_baseline("zb-v", Request(model=chain(8), num_ranks=size, microbatches=step), step)
+    planned = plan_baseline("megatron", Request(model=chain(8), num_ranks=size, microbatches=step), step)
     file = folder.parent / f"schedule-{rank}.csv"
     file.write_text(to_torch_csv(planned.schedule()))
 
@@ -34,11 +34,11 @@ def on_two_ranks(rank: int, size: int, folder: Path) -> None:
     for x, y in zip(batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
         nn.functional.mse_loss(plain(x), y).backward()
 
-    own = {stage: modules[stage] for stage in (rank, 2 * size - 1 - rank)}
+    own = {stage: modules[stage] for stage in (rank, size + rank)}
     stages = [PipelineStage(module, stage, 2 * size, torch.device("cpu")) for stage, module in own.items()]
     runtime = _PipelineScheduleRuntime(stages, MICROBATCHES, loss_fn=nn.functional.mse_loss, scale_grads=False)
     runtime._load_csv(str(file))
-    runtime.step(*([batch] if rank == 0 else []), target=target if rank == 0 else None)
+    runtime.step(*([batch] if rank == 0 else []), target=target if rank == size - 1 else None)
     for stage, module in own.items():
         for ours, theirs in zip(module.parameters(), plain[stage].parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
