@@ -347,7 +347,10 @@ class ModuleGraph:
         device = self._api.device
         leaves = [*self._static, *self._aliases.values()]
         own = [*leaves, *self._held.values()]
+        for place in (CPU, device):  # otherwise a call that sets the seed may find the state that it leaves
+            torch.empty(1, device=place).uniform_()
         others, on_host, on_device = python_state(), torch_state(CPU), torch_state(device)
+        ended = on_device
         for trial in range(NUM_TRIALS):
             watch = _CaptureWatch(device, self._static, own) if trial == 0 else None
             with self._as_captured(), watch or nullcontext():
@@ -365,6 +368,9 @@ class ModuleGraph:
             change = self.change()
             if change is not None:
                 raise RefusalError(f"{change} changed in the call itself")  # once may be to keep it for later calls
+            if trial > 0 and ended.is_same(torch_state(device)) and not ended.is_same(on_device):
+                raise RefusalError("it sets the seed of its random numbers, which a replay would not do")
+            ended = torch_state(device)
         if not others.is_same(python_state()):
             raise RefusalError("it draws from Python's or numpy's random numbers")
         if device.type != "cpu" and not on_host.is_same(torch_state(CPU)):

@@ -125,6 +125,19 @@ def test_a_dispatch_mode_sees_each_operator_once_and_enters_no_graph():
         assert (mode.count, ours.graphs.num_replays) == (3, 1)
 
 
+def test_a_module_that_sets_the_seed_in_its_call_runs_eagerly():
+    class Seeding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.manual_seed(7)
+            return x + torch.rand_like(x)
+
+    model, x = Seeding(), torch.randn(2, 8)
+    expected = model(x)
+    with bench() as ours:
+        assert all(torch.equal(ours.call("seeding", model, x), expected) for _ in range(3))
+        assert "sets the seed" in ours.graphs.refused["seeding"]
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["cast", "left out"])
 def test_under_autocast_a_replay_casts_the_weights_of_its_step(exact: bool):
     class Exact(nn.Module):
