@@ -27,7 +27,7 @@ def import_file(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # of any kind: the user's code runs
         raise MosaicError(f"importing {path} raised {type(error).__name__}: {error}") from error
     return module
 

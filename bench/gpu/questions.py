@@ -115,7 +115,7 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
                     if isinstance(steps, CapturedSteps):
                         steps.close()
                 yield median_figure("step_ms", times, labels=labels)
-            except Exception as error:
+            except Exception as error:  # of any kind: the reason of this figure; other variants go on
                 yield missing_figure("step_ms", error, labels)
 
 

@@ -94,7 +94,7 @@ def load_workload(
     factory = import_function(where, otherwise="zoo:clip-tiny")
     try:
         result = factory()
-    except Exception as error:
+    except Exception as error:  # of any kind: the user's code runs
         raise MosaicError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         raise MosaicError(

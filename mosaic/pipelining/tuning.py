@@ -84,9 +84,9 @@ def candidates_of(layers: Sequence[Layer], count: int = MAX_CANDIDATES) -> tuple
         candidates.append(_candidate(layers, policies))
     if len(candidates) <= count:
         return tuple(candidates)
-    kept = np.array([candidate.kept_bytes for candidate in candidates])
-    goals = np.linspace(kept[0], kept[-1], count)
-    places = sorted({0, len(candidates) - 1, *(int(np.abs(kept - goal).argmin()) for goal in goals[1:-1])})
+    sizes = np.array([candidate.kept_bytes for candidate in candidates])
+    goals = np.linspace(sizes[0], sizes[-1], count)
+    places = sorted({0, len(candidates) - 1, *(int(np.abs(sizes - goal).argmin()) for goal in goals[1:-1])})
     return tuple(candidates[at] for at in places)
 
 

@@ -76,7 +76,7 @@ def reading(look: Callable[[], Any]) -> Any:
     """Returns what was found, or the error as text: a reading that fails leaves the others."""
     try:
         return look()
-    except Exception as error:
+    except Exception as error:  # of any kind: it is what the rung reads here
         return one_line(error, 160)
 
 

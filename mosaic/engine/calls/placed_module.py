@@ -143,15 +143,15 @@ class LastGradients:
 
     def watch(self, site: PlacedModule, arrived: Callable[[], None]) -> bool:
         """Calls ``arrived`` whenever a backward of the module ends; returns False if no leaf gets a gradient."""
-        known = self._hooked.get(site.name)
-        if known is not None and known[0].requires_grad:
+        hooked = self._hooked.get(site.name)
+        if hooked is not None and hooked[0].requires_grad:
             return True
         # functional_call lends a module weights that are no leaves
         first = next((parameter for parameter in site.parameters if parameter.is_leaf), None)
         if first is None:
             return False
-        if known is not None:
-            known[1].remove()
+        if hooked is not None:
+            hooked[1].remove()
         self._hooked[site.name] = (first, first.register_post_accumulate_grad_hook(lambda _: arrived()))
         return True
 

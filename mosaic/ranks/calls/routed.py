@@ -249,8 +249,8 @@ class CallRequest:
         Their digest has shape and type of tensors: reading a value would make the host wait for a GPU.
         """
         self.attributes = self.routed.set_since()
-        known = self.routed.keywords
-        added = {name: value for name, value in self.kwargs.items() if name not in known and _holds_no_rows(value)}
+        routed = self.routed.keywords
+        added = {name: value for name, value in self.kwargs.items() if name not in routed and _holds_no_rows(value)}
         if added:
             values = [
                 (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf

@@ -243,8 +243,8 @@ class Loop:
         total: dict[str, dict[str, int]] = {}
         for counts, _ in gathered[:1] if self._group.reads_all else gathered:
             for source, reasons in counts.items():
-                known = total.setdefault(source, {})
-                known |= {reason: known.get(reason, 0) + count for reason, count in reasons.items()}
+                sums = total.setdefault(source, {})
+                sums |= {reason: sums.get(reason, 0) + count for reason, count in reasons.items()}
         self.notes = replace(self.notes, rejects=total)
         extra = {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
         try:
