@@ -14,7 +14,7 @@ from mosaic.errors import UnsupportedModelError
 
 
 class FirstCall:
-    """Notes the arguments and the autocast mode of a model's next call, and colocates the model by them.
+    """Notes the arguments and the autocast mode of a model's next training call, and colocates the model by them.
 
     Args:
         model: The model that the framework calls.
@@ -36,6 +36,8 @@ class FirstCall:
         self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not model.training:  # an evaluation before the first step
+            return
         self._hook.remove()
         device = next(model.parameters()).device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -48,9 +50,8 @@ class FirstCall:
 
     def colocate(self) -> Handle | None:
         """Colocates the model between two steps; returns None if it has not been called yet."""
-        if self._sample is None:
-            return None
-        return mosaic.colocate(self._model, sample=self._sample, **self._arguments)
+        sample, self._sample = self._sample, None  # holds the batch
+        return None if sample is None else mosaic.colocate(self._model, sample=sample, **self._arguments)
 
 
 def metrics_to_log(handle: Handle) -> dict[str, float]:

@@ -74,6 +74,19 @@ def test_several_ranks_are_told_to_colocate_before(monkeypatch: pytest.MonkeyPat
         FirstCall(nn.Linear(2, 2), {})
 
 
+def test_a_batch_of_an_evaluation_is_no_sample():
+    from mosaic.integrations.first_call import FirstCall
+
+    model = Towers()
+    first_call = FirstCall(model, {})
+    model.eval()(torch.ones(2, 4))
+    assert first_call.colocate() is None
+    model.train()(torch.ones(2, 4))
+    handle = first_call.colocate()
+    assert handle is not None
+    handle.remove()
+
+
 PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
 
 
