@@ -241,10 +241,10 @@ class Trial:
             names = [candidate.name for candidate in self._candidates]
             excluded = tuple(f"not tried {names[number - 1]}: {why}" for number, why in self._excluded.items())
             return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
-        if self.is_running:
+        if self.is_running or self.decision is None:
             head = f"trial: step {turns.num_steps} of {self._settings.max_steps} at most ({self._why})"
+            head += "" if self.is_running else "; ended without a decision"
             return turns.report(head, None, num_trials=self.num_trials)
-        assert self.decision is not None
         which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
         head = f"{which} ({self._why}): {self.decision.reason} ({turns.num_steps} steps, {turns.lost_ms:.1f} ms lost)"
         return turns.report(head, self.decision, num_trials=self.num_trials)

@@ -165,3 +165,14 @@ def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTower
         steps(towers, handle, clock, times(plain=5, beside=3), 5, rows=3, until_decided=False)
         assert handle.metrics()["calls_in_place"] == in_place
         assert len(handle.timeline().spans) > spans
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_a_handle_that_is_removed_before_the_trial_has_ended_still_tells_what_it_measured(
+    towers: TwoTowers, count: int
+):
+    with trying(towers) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=6), count)
+        handle.remove()
+        assert handle.metrics()["trial_steps"] <= count
+        assert "ended without a decision" in handle.describe() or count == 0
