@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
-from mosaic.engine.calls.hidden import Rewind
+from mosaic.engine.calls.hidden import Parts, Rewind
 from mosaic.engine.calls.placed_module import PendingBackwards
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.find import Finding
@@ -41,6 +41,7 @@ class Attachment:
         self._before_call = before_call
         self._taken: list[nn.Module] = []
         self._root: nn.Module | None = None
+        self._parts: Parts | None = None  # of the model, as it is
         self._hooks: list[RemovableHandle] = []
         self._pending: PendingBackwards | None = None
         self._depth = 0
@@ -206,7 +207,9 @@ class Attachment:
         if not placed.executor.calls_again:
             return placed.executor.whole(plain, args, kwargs)
         while True:  # each turn but the last finds a module that stays in place from then on
-            rewind = Rewind(self._model)
+            if self._parts is None or not self._parts.is_now():
+                self._parts = Parts(self._model)
+            rewind = Rewind(self._parts)
             try:
                 return placed.executor.whole(plain, args, kwargs)
             except UnforeseenError:

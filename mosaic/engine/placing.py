@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,8 +11,11 @@ from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import flatten, shapes_of
 from mosaic.engine.finding.find import Finding
+from mosaic.find.trace import caller
 from mosaic.plan import Plan
 from mosaic.timeline import Span
+
+_LOG = logging.getLogger("mosaic")
 
 
 class Executor(Protocol):
@@ -118,3 +122,11 @@ class PlacedPlan:
 
     def close(self) -> None:
         self.executor.close()
+
+
+def note_in_place(executor: Executor, module: str, reason: str) -> None:
+    """Counts a call that runs where it is made; logs the first one for a reason, with its line."""
+    executor.in_place[module, reason] += 1
+    if (module, reason) not in executor.places:
+        executor.places[module, reason] = caller()
+        _LOG.warning("%s runs in place at %s: %s", module, executor.places[module, reason], reason)

@@ -37,72 +37,111 @@ _CONTAINERS = (list, dict, set, deque, np.ndarray)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
 Settings = tuple[Any, ...]
-Reading = list[tuple[Any, ...]]
-"""The attributes of each part of a module."""
+"""Torch's settings of the process."""
 
 
 # A module, and what each call reads of it.
 
 
-class ModuleState(NamedTuple):
-    """A module taken apart, as it is at one moment."""
+class Parts:
+    """The attributes, hooks, parameters, buffers and children of all parts of a module, as they were at one moment.
 
-    modules: list[nn.Module]
-    """All its parts; itself first."""
+    A comparison with the present is one of dicts with dicts, which calls nothing for a value that is the same object.
+    What objects among the attributes hold is not compared. The module itself is not kept alive.
+
+    Attributes:
+        number: A number of its own among those of a module.
+        parameters: All parameters, each once.
+        buffers: All buffers.
+        tensors: Both.
+        containers: Plain lists, dicts and sets among the attributes.
+    """
+
+    def __init__(self, module: nn.Module | None, number: int = 0) -> None:
+        self.number = number
+        self.containers: list[Any] = []
+        attributes: list[Any] = []
+        tensors: list[Any] = []
+        parameters: dict[int, nn.Parameter] = {}
+        self.buffers: list[torch.Tensor] = []
+        todo = [] if module is None else [module]
+        seen = set(map(id, todo))
+        for part in todo:  # which grows meanwhile
+            attributes += vars(part), part._forward_hooks, part._forward_pre_hooks
+            tensors += part._parameters, part._buffers, part._modules
+            parameters |= {id(each): each for each in part._parameters.values() if each is not None}
+            self.buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
+            values = list(vars(part).values())[_NUM_OF_TORCH:]
+            self.containers += [value for value in values if type(value) in (list, dict, set)]
+            children = {id(each): each for each in part._modules.values() if each is not None}
+            todo += [child for key, child in children.items() if key not in seen]
+            seen |= children.keys()
+        self.parameters = list(parameters.values())
+        self.tensors = [*self.parameters, *self.buffers]
+        self._attributes, self._tensors = map(_with_contents, (attributes, tensors))
+
+    def is_now(self) -> bool:
+        """Returns True if nothing was replaced, added or removed since."""
+        return same(*self._attributes) and self.has_same_tensors()
+
+    def has_same_tensors(self) -> bool:
+        """Returns True if no parameter, buffer or child was replaced, added or removed since."""
+        return same(*self._tensors)
+
+    def difference(self) -> str | None:
+        """Names something that is another now, or returns None."""
+        for table, content in () if self.is_now() else self._tables():
+            for name in {**content, **table}:
+                if not same(content.get(name), table.get(name)):
+                    return repr(name) if isinstance(name, str) else "a hook"
+        return None
+
+    def restore(self) -> None:
+        """Replaces, adds and removes what has changed since."""
+        for table, content in self._tables():
+            if not same(table, content):
+                table.clear()
+                table.update(content)
+
+    def _tables(self) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
+        for tables, contents in (self._attributes, self._tensors):
+            yield from zip(tables, contents, strict=True)
+
+
+def _with_contents(tables: list[Any]) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]]]:
+    plain = [table for table in tables if isinstance(table, dict)]  # those of a scripted module are none
+    return plain, list(map(dict, plain))
+
+
+class ModuleState(NamedTuple):
+    """A module at one moment: its parts, what torch counts of them, and torch's settings of the process."""
+
+    parts: Parts
     trained: list[nn.Parameter]
-    """The distinct parameters that take a gradient."""
-    parameters: list[torch.Tensor]
-    buffers: list[torch.Tensor]
-    attributes: Reading
-    """Attributes, training modes and hooks of all parts; not what objects among the attributes hold."""
+    """The parameters that take a gradient."""
     settings: Settings
-    """Torch's settings of the process."""
     versions: tuple[list[int | None], list[int | None]]
     """Version counter of each parameter and each buffer."""
 
     @staticmethod
-    def take(module: nn.Module | None, settings: Settings | None = None) -> ModuleState:
-        """Takes a module apart; there is nothing in a function. Settings that are not passed are read."""
-        modules: list[nn.Module] = [] if module is None else [module]
-        trained: dict[int, nn.Parameter] = {}
-        parameters: list[torch.Tensor] = []
-        buffers: list[torch.Tensor] = []
-        attributes: Reading = []
-        for part in modules:  # which grows meanwhile
-            own = vars(part)  # a scripted module has its parameters, buffers and parts elsewhere
-            for parameter in part._parameters.values():
-                if parameter is not None:
-                    parameters.append(parameter)
-                    if parameter.requires_grad:
-                        trained[id(parameter)] = parameter
-            for buffer in part._buffers.values():
-                if buffer is not None:
-                    buffers.append(buffer)
-            for child in part._modules.values():
-                if child is not None:
-                    modules.append(child)
-            if part._forward_hooks or part._forward_pre_hooks:
-                attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
-            attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
-        settings = read(_OF_PROCESS) if settings is None else settings
-        versions = versions_of(parameters), versions_of(buffers)
-        return ModuleState(modules, list(trained.values()), parameters, buffers, attributes, settings, versions)
+    def take(parts: Parts) -> ModuleState:
+        trained = [parameter for parameter in parts.parameters if parameter.requires_grad]
+        versions = versions_of(parts.parameters), versions_of(parts.buffers)
+        return ModuleState(parts, trained, read(_OF_PROCESS), versions)
 
-    def written(self, now: ModuleState, *, writes_buffers: bool) -> str | None:
-        """Says whose tensors were written to since, or None."""
-        if self.versions[0] != now.versions[0]:
+    def written(self, *, writes_buffers: bool) -> str | None:
+        """Names the kind of tensors that were written to since, or returns None."""
+        if self.versions[0] != versions_of(self.parts.parameters):
             return "a parameter"
-        return None if writes_buffers or self.versions[1] == now.versions[1] else "a buffer"
+        return None if writes_buffers or self.versions[1] == versions_of(self.parts.buffers) else "a buffer"
 
-    def changed(self, now: ModuleState) -> str | None:
-        """Says what else is another now, or None."""
-        setting = changed_setting(self.settings, now.settings)
+    def changed(self) -> str | None:
+        """Names something else that is another now, or returns None."""
+        setting = changed_setting(self.settings, read(_OF_PROCESS))
         if setting is not None:
             return f"torch's setting of the process ({setting})"
-        if same(self.attributes, now.attributes):
-            return None
-        pairs = zip(self.attributes, now.attributes, strict=False)
-        return f"an attribute ({next((_differing(old, new) for old, new in pairs if not same(old, new)), 'a part')})"
+        difference = self.parts.difference()
+        return None if difference is None else f"an attribute ({difference})"
 
 
 def modes_of(module: nn.Module | None) -> tuple[bool, ...]:
@@ -118,11 +157,6 @@ def changed_setting(before: Settings, after: Settings) -> str | None:
     if before == after:
         return None
     return next(setting.name for setting, old, new in zip(_OF_PROCESS, before, after, strict=True) if old != new)
-
-
-def _differing(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
-    pairs = zip(before, after, strict=False)
-    return repr(next((old for old, new in pairs if not same(old, new)), "one more or less"))
 
 
 # What a run shows.
@@ -255,34 +289,24 @@ class Rewind:
     Noted are random numbers, small buffers, attributes, and lists, dicts and sets among them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._random = random_state(CPU)
-        state = ModuleState.take(model, settings=())
-        self._attributes = [(part, dict(vars(part)), dict(part._buffers)) for part in state.modules]
-        self._containers = [
-            (value, value.copy())
-            for _, attributes, _ in self._attributes
-            for value in list(attributes.values())[_NUM_OF_TORCH:]
-            if type(value) in (list, dict, set)
-        ]
-        small = [b for b in state.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
+        self._containers = [(value, value.copy()) for value in parts.containers]
+        small = [b for b in parts.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
-        copied = {id(tensor) for tensor in small}
-        self._untouched = [tensor for tensor in (*state.parameters, *state.buffers) if id(tensor) not in copied]
+        copied = set(map(id, small))
+        self._untouched = [*parts.parameters, *(tensor for tensor in parts.buffers if id(tensor) not in copied)]
         self._versions = versions_of(self._untouched)
-        self._gradients = [(parameter, parameter.grad) for parameter in state.trained]
+        self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad]
 
     def undo(self) -> bool:
-        """Puts everything back; changes nothing and returns False where parameters or large buffers were written to."""
+        """Restores everything; changes nothing and returns False where parameters or large buffers were written to."""
         if versions_of(self._untouched) != self._versions:
             return False
         if any(parameter.grad is not grad for parameter, grad in self._gradients):
             return False  # a backward has run
-        for part, attributes, buffers in self._attributes:
-            vars(part).clear()
-            vars(part).update(attributes)
-            part._buffers.clear()
-            part._buffers.update(buffers)
+        self._parts.restore()
         for container, content in self._containers:
             container.clear()
             container.extend(content) if isinstance(container, list) else container.update(content)

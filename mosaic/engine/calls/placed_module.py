@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from mosaic.engine.calls.hidden import ModuleState, Reading
+from mosaic.engine.calls.hidden import ModuleState, Parts
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
-from mosaic.find.restore import same
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
 
 MAX_KINDS = 1000
 """Kinds of calls of a module that are remembered, such as shapes."""
-MAX_VARIANTS = 8
-"""Settings of a module's attributes that are learned; with more it runs in place."""
+MAX_VARIANTS = 32
+"""Sets of a module's attributes that are learned; with more it runs in place."""
 
 
 class PlacedModule:
@@ -54,7 +53,8 @@ class PlacedModule:
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()  # calls on the lane that wait for their backward
         self.in_place = PendingBackwards()  # calls that ran in place and wait for it
         self._has_written = False
-        self._variants: list[Reading] = []
+        self._num_variants = 0
+        self._variants: list[Parts] = []  # the latest one last
         self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None
 
     @property
@@ -64,20 +64,23 @@ class PlacedModule:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        return ModuleState.take(self.module, settings=()).trained
+        return [parameter for parameter in self._parts().parameters if parameter.requires_grad]
 
-    def variant_of(self, reading: Reading) -> int:
-        """Returns a number for how a module's attributes are now: the same for the same values."""
-        for number, known in enumerate(self._variants):
-            if same(known, reading):
-                return number
+    def state(self) -> ModuleState:
+        """Returns the module as it is now, for a call."""
+        return ModuleState.take(self._parts())
+
+    def _parts(self) -> Parts:
+        """Returns the parts of the module: the same object while nothing about them changes."""
+        for parts in reversed(self._variants):
+            if parts.is_now():
+                return parts
         if len(self._variants) == MAX_VARIANTS:
-            self.obstacle = Obstacle(
-                "its attributes change from call to call",
-                todo="pass what changes as an argument",
-            )
-        self._variants.append(reading)
-        return len(self._variants) - 1
+            self._variants.clear()
+            self.obstacle = Obstacle("its attributes change from call to call", todo="pass what changes as an argument")
+        self._num_variants += 1
+        self._variants.append(Parts(self.module, self._num_variants))
+        return self._variants[-1]
 
     def learned(self, kind: Hashable, signature: Signature, written: str | None) -> None:
         """Keeps what the first call of a kind showed; the oldest of too many kinds goes.

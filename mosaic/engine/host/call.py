@@ -203,10 +203,9 @@ class Call:
         name, state = self.site.name, self.state
         written = "an input" if self._versions != versions_of(arguments.tensors) else None
         if state is not None:
-            now = ModuleState.take(self.site.module)
-            written = written or state.written(now, writes_buffers=self.signature.writes_buffers)
-            changed = state.changed(now)
-            if written is None and changed is not None:
+            written = written or state.written(writes_buffers=self.signature.writes_buffers)
+            changed = state.changed() if written is None else None
+            if changed is not None:
                 raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
         if written is not None:
             of = "of a function that follows" if self.is_glue else "of"

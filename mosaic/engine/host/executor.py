@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.attach import attach, detach, is_attached
-from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
@@ -37,8 +36,10 @@ from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, inter
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SpanLog, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
+from mosaic.engine.placing import note_in_place
 from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import advance, draw_here
+from mosaic.find.trace import caller
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Lanes, Ticket
@@ -150,8 +151,8 @@ class Executor:
             arguments = Arguments.take(args, kwargs, join_joined)
             reason = _unplanned(site, arguments)
             if reason is None:
-                state = ModuleState.take(site.module)
-                signature = site.signatures.get(_kind(site, arguments, state))
+                state = site.state()
+                signature = site.signatures.get(_kind(arguments, state))
                 if signature is not None:
                     reason = self._obstacle(site, signature, arguments)
         if reason is not None:
@@ -255,7 +256,7 @@ class Executor:
         arguments = Arguments.take(args, kwargs)
         before = None if site.module is None else Surroundings(site.module)
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
-        kind = _kind(site, arguments, ModuleState.take(site.module))
+        kind = _kind(arguments, site.state())
         site.learned(kind, signature, None if before is None else before.changed())
         self._take(signature.drawing or (), draw_here)
         self.backwards.follow_in_place(site, results)
@@ -517,10 +518,11 @@ def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
     )
 
 
-def _kind(site: PlacedModule, arguments: Arguments, state: ModuleState) -> Hashable:
+def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
     """Returns what two calls of a module must share to be of one kind."""
-    dtypes = tuple([tensor.dtype for tensor in (*state.parameters, *state.buffers)])
-    return arguments.key(tuple(map(id, state.trained)), dtypes, site.variant_of(state.attributes))
+    parts = state.parts
+    dtypes = tuple([tensor.dtype for tensor in (*parts.parameters, *parts.buffers)])
+    return arguments.key(parts.number, tuple(map(id, state.trained)), dtypes)
 
 
 def _error_of(ticket: Ticket[Any]) -> BaseException | None:

@@ -16,12 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import ModuleGraphs
-from mosaic.engine.placing import Executor
+from mosaic.engine.placing import Executor, note_in_place
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
     StreamTensor,
@@ -113,8 +112,6 @@ class StreamExecutor(Executor):
         call = _Call(order, site.name, in_order=in_order)
         args, kwargs = map_tensors(call.take, args), map_tensors(call.take, kwargs)
         plains = call.plains
-        if self.orders.call is None:
-            held.note_tables()
         order.check_held(held, repr(site.name))
         order.enter(ready=not in_order and all(map(self.orders.is_ready, plains)) and held.was_there())
         if in_order:

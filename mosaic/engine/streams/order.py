@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mosaic.engine.calls.caller import caller
-from mosaic.engine.calls.structure import version_of
+from mosaic.engine.calls.hidden import Parts
+from mosaic.engine.calls.structure import memory_of, version_of, versions_of
 from mosaic.errors import ModuleContractError
+from mosaic.find.trace import caller
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
@@ -289,34 +290,20 @@ class HeldState:
     """Parameters and buffers of one module, compared at the moments that matter.
 
     What differs from the beginning of the model's call was written before the module's own, which then waits for the
-    user's stream. What differs from the end of the module's call was written beside its lane, an error. One list of
-    the tables that hold tensors is made for each call of the model, so that a comparison takes a quarter of a
-    microsecond for each tensor.
+    user's stream. What differs from the end of the module's call was written beside its lane, an error.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
         self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
-        self._tables: list[dict[str, torch.Tensor | None]] = []
-        self._module = weakref.ref(module, lambda _: self._tables.clear()) if module is not None else None
+        self._parts = Parts(module)
+        self._module = weakref.ref(module, lambda _: self._forget()) if module is not None else None
         self._began: Any = None
         self._after: Any = None
 
     def begin(self) -> None:
         """Notes the state at the beginning of a call of the model; what was done before is ordered before all lanes."""
         self.is_reached = False
-        self.note_tables()
         self._began = self._marks()
-
-    def note_tables(self) -> None:
-        """Notes where the module's parts keep their tensors."""
-        self._tables.clear()
-        todo = [self._module()] if self._module is not None else []
-        while todo:
-            part = todo.pop()
-            if part is not None:
-                of_part = vars(part)
-                self._tables += [table for table in (of_part["_parameters"], of_part["_buffers"]) if table]
-                todo += of_part["_modules"].values()
 
     def was_there(self) -> bool:
         """Returns True if all of it was there, as it is now, when the model's call began."""
@@ -331,15 +318,18 @@ class HeldState:
         return bool(self._after == self._marks())
 
     def _marks(self) -> Any:
-        tensors = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
-        try:
-            return [id(t) for t in tensors], [t._version for t in tensors], [t.data_ptr() for t in tensors]
-        except RuntimeError:  # one has no memory of its own, or no version
-            return [_mark(tensor) for tensor in tensors]
+        """Returns for each tensor its identity, its count of writes and its address, without a call of Python's."""
+        if not self._parts.has_same_tensors():
+            self._parts = Parts(self._module() if self._module is not None else None)
+        tensors = self._parts.tensors
+        return list(map(id, tensors)), versions_of(tensors), _addresses_of(tensors)
+
+    def _forget(self) -> None:
+        self._parts = Parts(None)
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int | None, int]:
+def _addresses_of(tensors: list[torch.Tensor]) -> list[int]:
     try:
-        return id(tensor), version_of(tensor), tensor.data_ptr()
-    except RuntimeError:
-        return id(tensor), version_of(tensor), 0
+        return list(map(torch.Tensor.data_ptr, tensors))
+    except RuntimeError:  # one has no memory of its own
+        return [memory_of(tensor) for tensor in tensors]

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Lanes
-from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
@@ -24,8 +23,10 @@ from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
+from mosaic.engine.placing import note_in_place
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
+from mosaic.find.trace import caller
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import CallRequest, RoutedModule
@@ -85,7 +86,7 @@ class HostRankExecutor(RankExecutor):
         reason = self._reason(request, interception(), site.obstacle, opaque)
         if reason is not None:
             return self._run_here(call, arguments.leaves, site, reason)
-        state = ModuleState.take(site.module)
+        state = site.state()
         # What was set is likely to be set back right after the call; it cannot while the loop's thread waits.
         waits = (
             self.engine.awaits(site, state)

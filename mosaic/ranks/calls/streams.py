@@ -41,11 +41,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
-from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.placing import note_in_place
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
