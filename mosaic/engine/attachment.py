@@ -41,7 +41,7 @@ class Attachment:
         self._before_call = before_call
         self._taken: list[nn.Module] = []
         self._root: nn.Module | None = None
-        self._parts: Parts | None = None  # of the model, as it is
+        self._parts: Parts | None = None  # of the model, if its last call changed none
         self._hooks: list[RemovableHandle] = []
         self._pending: PendingBackwards | None = None
         self._depth = 0
@@ -207,14 +207,16 @@ class Attachment:
         if not placed.executor.calls_again:
             return placed.executor.whole(plain, args, kwargs)
         while True:  # each turn but the last finds a module that stays in place from then on
-            if self._parts is None or not self._parts.is_now():
-                self._parts = Parts(self._model)
-            rewind = Rewind(self._parts)
+            parts = self._parts if self._parts is not None and self._parts.is_now() else Parts(self._model)
+            rewind, self._parts = Rewind(parts), None
             try:
-                return placed.executor.whole(plain, args, kwargs)
+                result = placed.executor.whole(plain, args, kwargs)
             except UnforeseenError:
                 if not rewind.undo():
                     raise
+            else:
+                self._parts = parts if parts.is_now() else None  # what was in attributes may keep a whole step alive
+                return result
             placed.forget_calls()
 
     def _reach(self, name: str) -> None:

@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -43,72 +43,87 @@ Settings = tuple[Any, ...]
 # A module, and what each call reads of it.
 
 
-class Parts:
-    """The attributes, hooks, parameters, buffers and children of all parts of a module, as they were at one moment.
+def parts_of(module: nn.Module | None) -> list[nn.Module]:
+    """Returns a module and all its parts, each once, without reaching into them."""
+    parts = [] if module is None else [module]
+    seen = set(map(id, parts))
+    for part in parts:  # which grows meanwhile
+        children = {id(each): each for each in part._modules.values() if each is not None}
+        parts += [child for key, child in children.items() if key not in seen]
+        seen |= children.keys()
+    return parts
+
+
+class HeldTensors:
+    """The parameters, buffers and children of some parts, as they were when this was made.
 
     A comparison with the present is one of dicts with dicts, which calls nothing for a value that is the same object.
+
+    Attributes:
+        parameters: All parameters, each once.
+        buffers: All buffers.
+        tensors: Both.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        named = {id(each): each for part in parts for each in part._parameters.values() if each is not None}
+        self.parameters = list(named.values())
+        self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
+        self.tensors = [*self.parameters, *self.buffers]
+        self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
+
+    def are_same(self) -> bool:
+        """Returns True if none was replaced, added or removed since."""
+        return same(*self._held)
+
+
+class Parts(HeldTensors):
+    """The parts of a module with their attributes, hooks and tensors, as they were when this was made.
+
     What objects among the attributes hold is not compared. The module itself is not kept alive.
 
     Attributes:
         number: A number of its own among those of a module.
-        parameters: All parameters, each once.
-        buffers: All buffers.
-        tensors: Both.
         containers: Plain lists, dicts and sets among the attributes.
     """
 
     def __init__(self, module: nn.Module | None, number: int = 0) -> None:
+        parts = parts_of(module)
+        super().__init__(parts)
         self.number = number
-        self.containers: list[Any] = []
-        attributes: list[Any] = []
-        tensors: list[Any] = []
-        parameters: dict[int, nn.Parameter] = {}
-        self.buffers: list[torch.Tensor] = []
-        todo = [] if module is None else [module]
-        seen = set(map(id, todo))
-        for part in todo:  # which grows meanwhile
-            attributes += vars(part), part._forward_hooks, part._forward_pre_hooks
-            tensors += part._parameters, part._buffers, part._modules
-            parameters |= {id(each): each for each in part._parameters.values() if each is not None}
-            self.buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
-            values = list(vars(part).values())[_NUM_OF_TORCH:]
-            self.containers += [value for value in values if type(value) in (list, dict, set)]
-            children = {id(each): each for each in part._modules.values() if each is not None}
-            todo += [child for key, child in children.items() if key not in seen]
-            seen |= children.keys()
-        self.parameters = list(parameters.values())
-        self.tensors = [*self.parameters, *self.buffers]
-        self._attributes, self._tensors = map(_with_contents, (attributes, tensors))
+        values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
+        self.containers = [value for value in values if type(value) in (list, dict, set)]
+        self._attributes = _with_contents(map(vars, parts))
+        self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._hook_numbers = list(map(tuple, self._hooks))  # hooks themselves may keep a whole run alive
 
     def is_now(self) -> bool:
         """Returns True if nothing was replaced, added or removed since."""
-        return same(*self._attributes) and self.has_same_tensors()
-
-    def has_same_tensors(self) -> bool:
-        """Returns True if no parameter, buffer or child was replaced, added or removed since."""
-        return same(*self._tensors)
+        return same(*self._attributes) and list(map(tuple, self._hooks)) == self._hook_numbers and self.are_same()
 
     def difference(self) -> str | None:
         """Names something that is another now, or returns None."""
-        for table, content in () if self.is_now() else self._tables():
+        if self.is_now():
+            return None
+        for table, content in self._tables():
             for name in {**content, **table}:
                 if not same(content.get(name), table.get(name)):
-                    return repr(name) if isinstance(name, str) else "a hook"
-        return None
+                    return repr(name)
+        return "a hook"
 
     def restore(self) -> None:
-        """Replaces, adds and removes what has changed since."""
+        """Replaces, adds and removes what has changed since, except for hooks."""
         for table, content in self._tables():
             if not same(table, content):
                 table.clear()
                 table.update(content)
 
-    def _tables(self) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
-        for tables, contents in (self._attributes, self._tensors):
+    def _tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        for tables, contents in (self._attributes, self._held):
             yield from zip(tables, contents, strict=True)
 
 
-def _with_contents(tables: list[Any]) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]]]:
+def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     plain = [table for table in tables if isinstance(table, dict)]  # those of a scripted module are none
     return plain, list(map(dict, plain))
 

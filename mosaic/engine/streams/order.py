@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mosaic.engine.calls.hidden import Parts
+from mosaic.engine.calls.hidden import HeldTensors, parts_of
 from mosaic.engine.calls.structure import memory_of, version_of, versions_of
 from mosaic.errors import ModuleContractError
 from mosaic.find.trace import caller
@@ -295,7 +295,7 @@ class HeldState:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
-        self._parts = Parts(module)
+        self._held = HeldTensors(parts_of(module))
         self._module = weakref.ref(module, lambda _: self._forget()) if module is not None else None
         self._began: Any = None
         self._after: Any = None
@@ -319,13 +319,13 @@ class HeldState:
 
     def _marks(self) -> Any:
         """Returns for each tensor its identity, its count of writes and its address, without a call of Python's."""
-        if not self._parts.has_same_tensors():
-            self._parts = Parts(self._module() if self._module is not None else None)
-        tensors = self._parts.tensors
+        if not self._held.are_same():
+            self._held = HeldTensors(parts_of(self._module() if self._module is not None else None))
+        tensors = self._held.tensors
         return list(map(id, tensors)), versions_of(tensors), _addresses_of(tensors)
 
     def _forget(self) -> None:
-        self._parts = Parts(None)
+        self._held = HeldTensors(())
 
 
 def _addresses_of(tensors: list[torch.Tensor]) -> list[int]:

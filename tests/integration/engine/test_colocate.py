@@ -19,6 +19,7 @@ from engine_cases import (
     colocate,
     pair_batch,
 )
+from stream_cases import FakeBackend
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -73,6 +74,14 @@ def test_wrapped_models_are_refused_with_the_way_out(model: TwoTowers):
     model.left.__class__ = type("FSDPTower", (FSDPModule, type(model.left)), {})  # as fully_shard does
     with pytest.raises(UnsupportedModelError, match=r"left is a FSDPModule: .* colocate the plain model"):
         mosaic.colocate(model, sample=pair_batch())
+
+
+def test_graphs_on_the_host_and_a_module_with_graphs_of_the_compilers_are_refused(model: TwoTowers):
+    with pytest.raises(ValueError, match="cuda_graphs=True"):
+        mosaic.colocate(model, sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
+    model.left.compile(mode="reduce-overhead")
+    with pytest.raises(UnsupportedModelError, match=r"'left' is compiled with CUDA graphs .* without a mode"):
+        mosaic.colocate(model, sample=pair_batch(), backend=FakeBackend())
 
 
 def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, handle: Handle):

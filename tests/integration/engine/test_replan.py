@@ -119,32 +119,6 @@ def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does():
     assert {f"forward_ms/encoders.{name}" for name in twin.encoders} <= metrics.keys()
 
 
-def test_only_what_is_new_is_measured_without_a_cache():
-    model, told = Encoders("image", "text"), []
-    options = mosaic.Options(
-        cache=None, profiling=FAST, trial=None, progress=lambda what, done, total: told.append(what)
-    )
-    handle = colocate(model, options)
-    text = model.encoders["text"]
-    assert any("encoders.image" in what for what in told)
-    told.clear()
-    model.encoders["depth"] = nn.Sequential(tower(), tower(16))
-    handle.replan(batch_of(model), reason="depth came")
-    assert told
-    assert all("encoders.depth" in what for what in told)
-    assert handle.profile is not None
-    assert handle.profile.graph.names == handle.graph.names
-    assert {sample.module for sample in handle.profile.reused} == {"encoders.image", "encoders.text"}
-    del model.encoders["text"]
-    handle.replan(batch_of(model), reason="text went")
-    told.clear()
-    model.encoders["text"] = text
-    handle.replan(batch_of(model), reason="text came back")
-    assert [what for what in told if " beside " not in what] == []
-    assert "planned anew, 3 times by now: text came back" in handle.describe()
-    handle.remove()
-
-
 def refused_in_a_step(model: Encoders, handle: mosaic.Handle) -> None:
     loss = model(**batch_of(model)).sum()
     with pytest.raises(ModuleContractError, match="in the middle of a step: the backward of a call has yet to come"):

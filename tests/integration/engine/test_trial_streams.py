@@ -1,11 +1,9 @@
-"""Trials on streams: events tell the time, partitions are there before the loop, CUDA graphs are one more way."""
+"""Trials on streams: events tell the time, partitions are there before the loop, CUDA graphs are another candidate."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,45 +56,16 @@ def test_a_loop_without_memory_for_lanes_runs_as_it_was_unless_it_was_given_a_pl
             mosaic.colocate(towers, sample=pair_batch(), plan=handle.plan, backend=backend)
 
 
-CAPTURED = f"{BESIDE}, as CUDA graphs"
-
-
-@pytest.fixture
-def try_graphs(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], str]]:
-    """Trains by ``graphs="auto"``, with the share of launching and the times of steps that a test says."""
-
-    def try_them(step_ms: dict[str, Any], *, share: float = 0.31, **bounds: Any) -> tuple[list[str], str]:
-        monkeypatch.setattr(sys.modules["mosaic.engine.session"], "warm_up", lambda *_: share)
-        ran: list[str] = []
-        backend: Any = FakeBackend()
-        with backend.api.watching(), trying(towers, backend=backend, graphs="auto", **bounds) as (handle, clock):
-
-            def took(name: str) -> float:
-                executor: Any = handle._executor
-                ran.append(f"{name}, as CUDA graphs" if executor is not None and executor.graphs is not None else name)
-                found = step_ms.get(ran[-1], 20.0 if ran.count(ran[-1]) > 1 else 100.0)
-                return next(found) if isinstance(found, itertools.cycle) else found
-
-            steps(towers, handle, clock, took, 80, until_decided=False)
-            assert not handle.is_trying
-            return ran, handle.describe()
-
-    return try_them
-
-
-def test_graphs_win_where_every_plan_without_them_is_slower_than_the_plain_loop(try_graphs: Any):
-    ran, _ = try_graphs({PLAIN: 10, BESIDE: 16, IN_TURN: 19, CAPTURED: 5})
-    assert ran[-1] == CAPTURED
-    assert not any(name == f"{IN_TURN}, as CUDA graphs" for name in ran)
-
-
-TARGETED = f"{BESIDE}, with SM targets"
-
-
-@pytest.mark.parametrize("pays", [True, False])
-def test_an_sm_target_is_tried_on_the_best_plan_where_it_was_measured_to_pay(towers: TwoTowers, pays: bool):
+@pytest.mark.parametrize(("share", "pays"), [(0.31, True), (0.31, False), (0.2, True), (0.2, False)])
+def test_graphs_are_tried_where_launches_take_long_and_sm_targets_where_they_were_measured_to_pay(
+    towers: TwoTowers, share: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.modules["mosaic.engine.session"], "warm_up", lambda *_: share)
     backend: Any = FakeBackend()
     backend.sm_target_pays = lambda: pays
-    with backend.api.watching(), trying(towers, backend=backend) as (handle, _):
-        targeted = [candidate.name for candidate in handle._trial._candidates if candidate.sm_target]
-        assert targeted == [TARGETED] * pays
+    with backend.api.watching(), trying(towers, backend=backend, graphs="auto") as (handle, clock):
+        variants = [candidate.name for candidate in handle._trial._candidates if candidate.is_variant]
+        captured, targeted = f"{BESIDE}, as CUDA graphs", f"{BESIDE}, with SM targets"
+        assert variants == [captured] * (share > 0.3) + [targeted] * pays
+        steps(towers, handle, clock, lambda _: 10.0, 80, until_decided=False)
+        assert not handle.is_trying

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ def public(kind: type) -> set[str]:
 def test_the_public_names_of_handles_are_frozen():
     assert public(mosaic.Handle) == HANDLE
     assert public(RankHandle) == HANDLE | ON_RANKS
-
-
-def test_one_rank_and_several_have_one_signature():
-    for one in (mosaic.colocate, colocate_ranks):
-        assert list(inspect.signature(one).parameters) == [
-            *("model", "sample", "plan", "modules", "exclude", "backend", "options"),
-        ]
 
 
 @pytest.mark.parametrize("option", [{"ranks": mosaic.RankSettings()}, {"method": "data-parallel"}])

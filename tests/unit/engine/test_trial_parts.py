@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
 import torch
-from planning_cases import flat, linear, profile_of
 from torch import nn
 
-from mosaic.cost import CostModel
-from mosaic.engine.candidates import SampleComparison, plan_shape, plans_to_try
+from mosaic.engine.candidates import SampleComparison
 from mosaic.engine.trial import DriftWatch, StepUnit, TrialLock
-from mosaic.plan import Plan
-from mosaic.solver import solve
 from mosaic.take_turns import TrialSettings
 
 # Which plans.
-
-
-def case(**times: Any) -> tuple[Plan, CostModel, tuple[Plan, ...]]:
-    profile = profile_of(times, num_slots=4)
-    cost = CostModel.from_profile(profile)
-    best = solve(profile.graph, cost, profile.device)
-    return best, cost, plans_to_try(best, profile.graph, cost, count=3, smallest_gain=1.02)
-
-
-def test_the_best_plan_comes_first_then_one_with_other_stages_and_the_sequential_one_last():
-    best, _, plans = case(a=flat(4), b=flat(4), c=linear(8))
-    assert plans[0] == best
-    assert {stage.names for stage in plans[1].stages} != {stage.names for stage in best.stages}
-    assert plans[1].is_colocated
-    assert not plans[-1].is_colocated
-    assert len({plan_shape(plan) for plan in plans}) == len(plans) == 3
-    assert best.predicted_ms <= plans[1].predicted_ms
 
 
 # The same numbers.

@@ -104,10 +104,3 @@ def test_names_and_patterns_choose_modules():
 def test_a_sample_that_is_no_batch_is_refused():
     with pytest.raises(TypeError, match="sample is a int"):
         find_modules(TwoTowers(), 3)
-
-
-class Similarity(nn.Module):
-    """Half of the work, and nothing that learns."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x.repeat(50, 1) @ y.repeat(50, 1).T).mean()

@@ -43,9 +43,6 @@ def test_what_is_computed_again_runs_on_its_lane_behind_what_it_reads_and_before
             assert all(launch.is_after(stem) for launch in again)
 
 
-# Failing.
-
-
 # Arguments written to, and views of arguments.
 
 

@@ -10,7 +10,6 @@ import torch.utils.dlpack
 from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from stream_cases import colocated
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.engine.streams.tensor import StreamTensor, count_foreach_writes
 
@@ -55,26 +54,3 @@ def test_a_capsule_of_a_lane_s_tensor_joins_the_lane():
         torch.from_dlpack(torch.utils.dlpack.to_dlpack(left)) + 1
         assert backend.api.launches[-1].stream == 0
         assert backend.api.launches[-1].is_after(backend.launches_of(handle, "left")[-1])
-
-
-@torch.no_grad()
-def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_into_its_graph():
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    @torch.compile(backend=backend)
-    def fuse(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(left * right) + left.tanh()
-
-    model = TwoTowers()
-    x, y = pair_batch()
-    expected = fuse(model.left(x), model.right(y))
-    assert len(graphs) == 1
-    with colocated(model, (x, y), SIDE_BY_SIDE):
-        left, right = model.left(x), model.right(y)
-        with _disable_current_modes():  # under one Dynamo would not compile
-            assert torch.equal(fuse(left, right), expected)
-    assert len(graphs) == 1
