@@ -89,7 +89,6 @@ class Attachment:
             self.placed.close()
 
     def settle(self) -> None:
-        """Orders what the caller does next behind all that the lanes were given."""
         if self.placed is not None:
             self.placed.executor.settle()
 

@@ -79,7 +79,6 @@ def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
 
 
 def _devices(model: nn.Module, origin: str) -> list[Remark]:
-    """Modules on other devices than the first parameter."""
     first: torch.device | None = None
     remarks = []
     for name, part in model.named_modules():
@@ -106,7 +105,6 @@ def _class_of(module: nn.Module, otherwise: str) -> str:
 
 
 def _failed(error: BaseException, origin: str) -> Remark:
-    """Names the innermost line of the user's that was being run."""
     torch_folder = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(torch_folder)]
     own = [frame for frame in frames if f"mosaic{Path('/')}engine" not in frame.filename]

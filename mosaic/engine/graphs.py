@@ -39,10 +39,10 @@ from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
-from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
+from mosaic.find.trace import written_by
 
 NUM_TRIALS = 3
 """Runs before a capture, as in ``torch.cuda.make_graphed_callables``: libraries plan and tune at their first use."""
@@ -333,7 +333,6 @@ class ModuleGraph:
     # Trial runs.
 
     def _run_on(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Makes the call with other tensors in place of its own."""
         leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
         args, kwargs = self._nesting.unflatten(leaves)
         return self._run(*args, **kwargs)
@@ -423,7 +422,6 @@ class ModuleGraph:
         return graph
 
     def _note_result(self, result: Any) -> None:
-        """Notes what the captured call returned and which leaves its gradients reach."""
         leaves, self._spec = flatten(result)
         inputs = {id(static): number for number, static in enumerate(self._static)}
         own: dict[int, torch.Tensor] = dict(self._held)
@@ -680,7 +678,7 @@ class _CaptureWatch(TorchDispatchMode):
             return "it uses activation checkpointing or other hooks on saved tensors"
         if kwargs.get("generator") is not None:
             return "it draws random numbers from a generator of its own"
-        if self._inputs & _storages(tensors_in(list(written_arguments(func, args, kwargs)))):
+        if self._inputs & _storages(tensors_in(written_by(func, args, kwargs))):
             return f"it writes into one of its inputs ({func})"
         if func.name().split(".")[0] in _CONSTANTS:
             return None

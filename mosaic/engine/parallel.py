@@ -192,7 +192,6 @@ class _HostPool(_Pool):
         self.executor.begin()
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one piece of work on the lane of its name."""
         site = self._site(name, owner_of(function), _identity_of(function))
         num_signatures = len(site.signatures)
         result = self.executor.call(site, function, args, kwargs)
@@ -263,7 +262,6 @@ class _StreamPool(_Pool):
             self.executor.settle()
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a piece of work on the lane of its name; a module by a CUDA graph, if graphs are on."""
         site = self._site(name, owner_of(function))
         if site not in self.executor.held:
             self.executor.held[site] = HeldState(None)  # operations of a block are seen
@@ -307,7 +305,6 @@ class _SharedMemory:
         return _pop_mode_temporarily() if isinstance(_get_current_function_mode(), _Watch) else nullcontext()
 
     def note_module(self, module: nn.Module, order: LaneOrder) -> None:
-        """Orders a lane that is going to run a module behind others that were given some of it."""
         self._touch({memory_of(tensor) for tensor in (*module.parameters(), *module.buffers())}, order)
 
     def watched(self, order: LaneOrder, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -324,7 +321,6 @@ class _SharedMemory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lets nothing run beside what runs inside."""
         self._settle()
         yield
         self._settle()

@@ -92,7 +92,6 @@ class Request:
 
 
 def names_of(names: str | Sequence[str] | None) -> Sequence[str] | None:
-    """Returns names or patterns of modules as a sequence."""
     return (names,) if isinstance(names, str) else names
 
 
@@ -266,7 +265,6 @@ class Session:
         return (*own, *variants)[: trial.max_plans]
 
     def compare(self) -> SampleComparison:
-        """Runs the plain loop on the sample."""
         sample = self.request.sample
         return SampleComparison(self.model, runner_of(self.model, sample), sample, self.finding.subjects)
 
@@ -324,7 +322,6 @@ def load_of_others(profile: Profile, settings: ProfileSettings | None) -> str:
 
 
 def source_of(profile: Profile) -> str:
-    """Returns a sentence about the age of a profile's samples."""
     reused, total = profile.reused, len(profile.samples)
     if not reused:
         return f"planned from {total} samples measured {_minute(profile.environment.created)}"

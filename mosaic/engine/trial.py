@@ -268,7 +268,6 @@ class Trial:
             self._begin()
 
     def before_call(self, shapes: Hashable) -> None:
-        """The whole model is called."""
         if len(self._key) < 64:
             self._key.append(shapes)
         if self._phase == "trying":
@@ -305,7 +304,6 @@ class Trial:
             self._close_lanes()
 
     def stop(self) -> None:
-        """Ends everything and closes all lanes."""
         self._phase, self._winner = "over", None
         _lock_of_process().release(self)
         self._close_lanes()
@@ -436,7 +434,6 @@ class Trial:
     # Parts.
 
     def _close_lanes(self) -> None:
-        """Closes the lanes of all candidates but the winner."""
         for candidate in self._candidates:
             if candidate is not self._winner:
                 candidate.close()

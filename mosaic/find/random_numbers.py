@@ -39,7 +39,6 @@ class RandomState:
     numpy: Any = None
 
     def restore(self) -> None:
-        """Brings the generators back into these states."""
         for generator, state in self.torch:
             generator.set_state(state)
         if self.python is not None:
@@ -73,7 +72,6 @@ def torch_state(device: torch.device | None = None) -> RandomState:
 
 
 def python_state() -> RandomState:
-    """Captures Python's and numpy's generators alone."""
     return RandomState((), random.getstate(), np.random.get_state())
 
 
@@ -107,7 +105,6 @@ def _index_of(device: torch.device) -> int:
 
 
 def generator_state(generator: Generator) -> Any:
-    """Captures the state of a user's own generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
@@ -236,7 +233,6 @@ def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def draws_numbers(func: Any) -> bool:
-    """Returns whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 

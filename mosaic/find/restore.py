@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import Generator, generator_state, random_state, set_generator_state
 from mosaic.find.torch_settings import SETTINGS, put_back, read
-from mosaic.find.trace import written_arguments
+from mosaic.find.trace import written_by
 
 MAX_COPIED_BYTES = 1 << 28
 """Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written. Where
@@ -181,7 +181,6 @@ class Objects:
                 yield array, None, values, array
 
     def difference(self) -> str | None:
-        """Names the first difference."""
         for container, key, _, _ in self.differences():
             return f"a {type(container).__name__}" if key is None else repr(key)
         return None
@@ -422,7 +421,6 @@ class _Memory:
             note.set_gradient_aside()
 
     def before_write(self, value: Any) -> None:
-        """Copies the memory that tensors in ``value`` share with the model's."""
         if isinstance(value, (list, tuple)):
             for item in value:
                 self.before_write(item)
@@ -473,13 +471,10 @@ class _WriteWatch(TorchDispatchMode):
         self._memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator."""
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):  # it may write into any argument
-            self._memory.before_write((*args, *kwargs.values()))
-            return func(*args, **kwargs)
-        for index, name in written_arguments(func, _RUNNING_STATISTICS):
-            self._memory.before_write(args[index] if index < len(args) else kwargs.get(name))
+        is_plain = isinstance(func, torch._ops.OpOverload)  # any other may write into any argument
+        written = written_by(func, args, kwargs, _RUNNING_STATISTICS) if is_plain else (*args, *kwargs.values())
+        self._memory.before_write(written)
         return func(*args, **kwargs)
 
 
@@ -504,7 +499,6 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _failures_of(steps: Iterator[Callable[[], Any]]) -> list[str]:
-    """Takes all steps, and returns the messages of those that fail."""
     failures = []
     for step in steps:
         try:

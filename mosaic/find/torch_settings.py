@@ -104,12 +104,10 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def settings_of(scope: str) -> tuple[Setting, ...]:
-    """Returns the settings of one scope."""
     return tuple(setting for setting in SETTINGS if setting.scope == scope)
 
 
 def read(settings: Iterable[Setting]) -> tuple[Any, ...]:
-    """Returns the value of each setting now."""
     return tuple([setting.read() for setting in settings])
 
 

@@ -138,7 +138,6 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         return key
 
     def labels(self, tensors: Sequence[torch.Tensor]) -> Labels:
-        """Returns the labels of all memory of some tensors."""
         labels: Any = self._nothing
         for tensor in tensors:
             labels = labels | self._labels.get(self.memory(tensor), self._nothing)
@@ -150,15 +149,12 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         self._labels[key] = labels if anew else self._labels.get(key, self._nothing) | labels
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator, and marks its results."""
         kwargs = kwargs or {}
         is_plain = isinstance(func, torch._ops.OpOverload)
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written = []
-        for index, name in written_arguments(func) if is_plain else ():
-            written += _leaves([args[index] if index < len(args) else kwargs.get(name)])
+        written = _leaves(written_by(func, args, kwargs)) if is_plain else []
         operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
         self.begin(operation)
         result = func(*args, **kwargs)
@@ -186,9 +182,13 @@ class _Functions(TorchFunctionMode):
         return self._tracer.function(name, func, args, kwargs or {})
 
 
+def written_by(operator: Any, args: Any, kwargs: Mapping[str, Any], also: tuple[str, ...] = ()) -> list[Any]:
+    """Returns the arguments that an operator writes into, as its schema says, and those named ``also``."""
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(operator, also)]
+
+
 @functools.cache
-def written_arguments(operator: Any, also: tuple[str, ...] = ()) -> tuple[tuple[int, str], ...]:
-    """Returns position and name of the arguments that an operator writes into, and of those named ``also``."""
+def _written_places(operator: Any, also: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
     return tuple(
         (index, argument.name)
         for index, argument in enumerate(operator._schema.arguments)
@@ -208,13 +208,12 @@ def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in nested lists, tuples, dicts and registered containers."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def caller() -> str:
     """Returns file, line and function of the user's code that is being run."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN_FILES):
+    frame, names = sys._getframe(1), "__name__"
+    while frame.f_back and names in frame.f_globals and frame.f_globals[names].startswith(_OWN_FILES):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

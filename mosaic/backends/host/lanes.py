@@ -113,8 +113,10 @@ class _Arbiter:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
-            self.queues[key].append(ticket)
-            self._wake_ready()
+            queue = self.queues[key]
+            queue.append(ticket)
+            if queue[0] is ticket and self._may_run(ticket):  # it lets no other one run
+                self.wake[key].notify()
         return ticket
 
     def next(self, key: Key) -> HostTicket[Any] | None:

@@ -59,7 +59,6 @@ def find_uses(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
 
 
 def target_of(tensor: torch.Tensor) -> Target:
-    """Returns the node and number through which a tensor receives its gradient."""
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 

@@ -73,7 +73,6 @@ class HeldTensors:
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
 
     def are_same(self) -> bool:
-        """Returns True if none was replaced, added or removed since."""
         return same(*self._held)
 
 
@@ -98,7 +97,6 @@ class Parts(HeldTensors):
         self._hook_numbers = list(map(tuple, self._hooks))  # hooks themselves may keep a whole run alive
 
     def is_now(self) -> bool:
-        """Returns True if nothing was replaced, added or removed since."""
         return same(*self._attributes) and list(map(tuple, self._hooks)) == self._hook_numbers and self.are_same()
 
     def difference(self) -> str | None:
@@ -164,7 +162,6 @@ def modes_of(module: nn.Module | None) -> tuple[bool, ...]:
 
 
 def read_settings() -> Settings:
-    """Returns torch's settings of the process; a lane cannot have its own."""
     return read(_OF_PROCESS)
 
 
@@ -269,7 +266,6 @@ def _is_left_alone(module: str) -> bool:
 
 
 def belongs_to_thread(module: nn.Module | None) -> Obstacle | None:
-    """Returns an obstacle if an attribute of a module's parts, or what their code names, belongs to one thread."""
     parts = [] if module is None else list(module.modules())
     named = [(name, value) for part in parts for name, value in vars(part).items()]
     named += [(place.name, place.value) for place in places_of(parts)]

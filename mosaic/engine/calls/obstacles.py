@@ -35,7 +35,6 @@ class Obstacle(str):
 
 
 def hides_tensors(verb: str, leaf: object) -> Obstacle:
-    """Returns the obstacle of a module that takes or returns an object which may hide tensors."""
     name = type(leaf).__name__
     return Obstacle(
         f"it {verb} a {name}, which may hide tensors",

@@ -67,7 +67,6 @@ class PlacedModule:
         return [parameter for parameter in self._parts().parameters if parameter.requires_grad]
 
     def state(self) -> ModuleState:
-        """Returns the module as it is now, for a call."""
         return ModuleState.take(self._parts())
 
     def _parts(self) -> Parts:

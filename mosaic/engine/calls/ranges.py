@@ -18,7 +18,6 @@ _NVTX: Any = getattr(torch._C, "_nvtx", None)
 
 
 def are_seen() -> bool:
-    """Returns True if a profiler could see a range."""
     return _NVTX is not None or profiler._is_profiler_enabled
 
 

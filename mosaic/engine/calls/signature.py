@@ -296,7 +296,6 @@ def _changes(setting: str | None) -> Obstacle | None:
 
 
 def _foreign(graph: Survey, module: torch.nn.Module | None) -> Obstacle | None:
-    """Returns an obstacle if results depend on what is neither an argument nor a parameter of the module."""
     if module is None:
         return None
     own = {id(parameter) for parameter in module.parameters()}
@@ -351,7 +350,6 @@ def layout_of(tensor: torch.Tensor, differentiable: bool) -> tuple[Any, ...]:
 
 
 def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) -> Signature:
-    """Returns a result's tensors, and the uses of its inputs."""
     distinct = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
     order = {key: index for index, key in enumerate(distinct)}
     inputs = arguments.differentiable

@@ -72,7 +72,6 @@ class Nesting:
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:
-    """Returns the leaves of a call's arguments, and how they nest."""
     leaves = [*args, *kwargs.values()]
     for leaf in leaves:
         if not isinstance(leaf, _FLAT_TYPES):
@@ -147,7 +146,6 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def is_opaque(leaf: object) -> bool:
-    """Returns whether a leaf is an object that may hide tensors, such as a key-value cache."""
     return not isinstance(leaf, _FLAT_TYPES)
 
 

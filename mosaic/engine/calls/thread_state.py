@@ -39,7 +39,6 @@ class ThreadState(tuple[Any, ...]):
         return ThreadState(read(_OF_CALL))
 
     def applied(self) -> _Applied:
-        """Gives the settings to the calling thread inside of a block."""
         return _Applied(self)
 
 

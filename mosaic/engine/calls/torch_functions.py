@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -142,13 +142,6 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         statistics=name in _STATISTICS,
         inplace=_inplace_position(func),
     )
-
-
-def written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yields the arguments of an operator that it writes into, as its schema says."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[index] if index < len(args) else kwargs.get(argument.name)
 
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:

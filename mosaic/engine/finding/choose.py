@@ -58,7 +58,6 @@ class Choice:
         self._works = course.work("") > 0
 
     def of_model(self) -> list[str]:
-        """Returns the names of the modules to place."""
         cut = self._cut(self._parts("", self._model))
         return [node.name for node in cut if self._is_worth(node, cut)]
 
@@ -252,7 +251,6 @@ class Candidates:
             self._add([part for part in parts if part not in self._left_out])
 
     def _obstacle(self, name: str) -> Obstacle | None:
-        """Returns the obstacle of a module before it is followed."""
         if matches(name, self._exclude):
             return Obstacle("excluded by the caller")
         if isinstance(self._all[name], torch.jit.ScriptModule):
@@ -271,11 +269,9 @@ class Candidates:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Returns True if a name equals one of the names or matches a pattern."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
-    """Returns the parts of a model outside of ``module``."""
     inside = {id(part) for part in module.modules()}
     return [part for part in model.modules() if id(part) not in inside]

@@ -47,7 +47,6 @@ class Course(Tracer[int]):
 
     @property
     def obstacles(self) -> dict[str, Obstacle]:
-        """Obstacles of modules that are not called once, or in a transform."""
         often = {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
         return often | dict.fromkeys(self._transformed, _TRANSFORMED)
 
@@ -93,7 +92,6 @@ class Course(Tracer[int]):
         return labels | self._around[-1]
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes the tensors with gradients that a module makes."""
         result = func(*args, **kwargs)
         if self.running:
             for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):

@@ -115,7 +115,6 @@ class Exchanges(Tracer[frozenset[str]]):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follows one run of the model in the block."""
         with self.following(self._candidates):
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # hooks are among the attributes
                 self._surroundings = {name: Surroundings(module) for name, module in self._candidates.items()}
@@ -205,7 +204,6 @@ class Exchanges(Tracer[frozenset[str]]):
         return result
 
     def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
-        """Notes what an operator reads and writes."""
         here = self.running[-1] if self.running else None
         if operation.name == "_to_copy" and self.memory(operation.inputs[0]) in self._weights:
             for tensor in operation.created:  # autocast keeps what it casts for other uses
@@ -230,7 +228,6 @@ class Exchanges(Tracer[frozenset[str]]):
         return labels
 
     def _note_uses(self, here: str | None, operation: Operation) -> None:
-        """Notes uses of parameters and buffers, and of tensors that a module made and did not return."""
         passed = {self.memory(tensor) for tensor, _ in self._arguments[here]} if here is not None else set()
         has_gradient = operation.name != "detach" and torch.is_grad_enabled()
         has_gradient &= any(tensor.requires_grad for tensor in operation.inputs)

@@ -145,7 +145,6 @@ def find_modules(
 
 
 def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
-    """Returns a function that runs a model on a sample."""
     if isinstance(sample, torch.Tensor):
         return lambda: model(sample)
     if isinstance(sample, Mapping):
@@ -192,7 +191,6 @@ def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, 
 
 
 def _shared_parameters(model: nn.Module, module: nn.Module) -> frozenset[int]:
-    """Returns the ids of parameters that a module shares with something outside of it."""
     others = {id(p) for part in outside(model, module) for p in part.parameters(recurse=False)}
     return frozenset(id(parameter) for parameter in module.parameters()) & others
 

@@ -130,7 +130,6 @@ class RunningBackward:
 
 
 def has_hooks(leaves: Sequence[torch.Tensor]) -> bool:
-    """Returns True if a leaf's gradient has hooks."""
     hooks: Any = None
     for leaf in leaves:
         hooks = hooks or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
@@ -148,7 +147,6 @@ class SumTicket:
 
     @property
     def done(self) -> bool:
-        """Returns True once both are there."""
         return all(tensor._ticket.done for tensor in self._operands)
 
     def wait(self) -> list[torch.Tensor | None]:

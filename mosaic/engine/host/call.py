@@ -159,7 +159,6 @@ class Call:
         return alias
 
     def _check(self, inputs: list[Any], leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
-        """Compares the module's results with what its first call of this kind showed."""
         expected = self.signature
         layouts = [layout_of(tensor, tensor.requires_grad) for tensor in outputs]
         if layouts != expected.layouts:
@@ -318,7 +317,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _add_place(error: BaseException, where: str, call: Call) -> None:
-    """Adds to an error where it comes from, since it surfaces where the result is needed."""
     if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
         error.add_note(f"raised {where} {call.site.name!r}, called at {call.origin}")
 

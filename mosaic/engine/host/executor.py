@@ -89,7 +89,6 @@ class Executor:
     # 1. The model is called: nothing that a lane is still computing leaves it.
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model's own call; its result is plain."""
         if os.getpid() != self._process:
             return run(*args, **kwargs)
         if not self._has_looked:
@@ -145,30 +144,36 @@ class Executor:
         if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
             return self.run_alone(site, run, args, kwargs)
         reason = site.obstacle or interception()
-        if reason is not None:
-            return self._run_here(site, run, args, kwargs, reason)
-        with torch._C.DisableTorchFunctionSubclass():
-            arguments = Arguments.take(args, kwargs, join_joined)
-            reason = _unplanned(site, arguments)
-            if reason is None:
-                state = site.state()
-                signature = site.signatures.get(_kind(arguments, state))
+        if reason is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                arguments = Arguments.take(args, kwargs, join_joined)
+                state, reason = site.state(), _unplanned(site, arguments)
+                signature = site.signatures.get(_kind(arguments, state)) if reason is None else None
                 if signature is not None:
                     reason = self._obstacle(site, signature, arguments)
+                if signature is not None and reason is None:
+                    return self._send(site, run, arguments, signature, state)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        if signature is None:
-            return self._learn(site, run, args, kwargs)
+        return self._learn(site, run, args, kwargs)
+
+    def _send(
+        self,
+        site: PlacedModule,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        state: ModuleState,
+    ) -> Any:
+        """Sends a call to its lane, and waits for it where it has to."""
         awaited = self.awaits(site, state)
         generator = self.lane_generator(signature.draws) if signature.may_draw else None
-        with torch._C.DisableTorchFunctionSubclass():
-            call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
-            result = self.launch(site, call, arguments)
+        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
+        result = self.launch(site, call, arguments)
         if awaited:
             self.reach(site)
-        if self._settings is None or self._compiled is not None:
-            return map_tensors(joined, result)
-        return result
+        plain = self._settings is None or self._compiled is not None
+        return map_tensors(joined, result) if plain else result
 
     def run_alone(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -211,7 +216,6 @@ class Executor:
                 tensor.register_hook(arrived)
 
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
-        """Returns why a call of a known kind runs where it is made, or None."""
         grad = arguments.grad
         if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
@@ -219,7 +223,7 @@ class Executor:
             return signature.obstacle or site.obstacle
         if signature.views_input:
             return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
-        if site.in_place and grad:
+        if grad and site.in_place:
             return "an earlier call of the same backward ran in place"
         if signature.recasts and not self._in_autocast:
             return "it uses a weight several times, in an autocast that may end before its lane does"
@@ -263,7 +267,6 @@ class Executor:
         return result
 
     def _take(self, parts: Iterable[nn.Module], function: Callable[..., Any]) -> None:
-        """Sends the calls of parts of the model through a function."""
         for part in parts:
             if not is_attached(part):
                 attach(part, function)
@@ -376,7 +379,6 @@ class Executor:
             self.wait(unseen.popleft())
 
     def check_unseen(self) -> None:
-        """Waits for all work, and raises what it raised."""
         while self.unseen:
             self.wait(self.unseen.popleft())
 
@@ -443,7 +445,6 @@ class Executor:
             detach(part)
 
     def resume(self) -> None:
-        """Undoes ``pause``."""
         self._paused = False
         for part, function in self._taken:
             attach(part, function)
@@ -483,7 +484,6 @@ class Executor:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on kinds of calls that do not repeat."""
         learned = (
             f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
             "call to call, such as a number, as a tensor"
@@ -519,14 +519,12 @@ def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
 
 
 def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
-    """Returns what two calls of a module must share to be of one kind."""
     parts = state.parts
     dtypes = tuple([tensor.dtype for tensor in (*parts.parameters, *parts.buffers)])
     return arguments.key(parts.number, tuple(map(id, state.trained)), dtypes)
 
 
 def _error_of(ticket: Ticket[Any]) -> BaseException | None:
-    """Returns what finished work raised."""
     try:
         ticket.wait()
     except BaseException as error:

@@ -96,7 +96,6 @@ class LaneTensor(torch.Tensor):
 
     @property
     def _place(self) -> tuple[Any, bool]:
-        """Its place in the autograd graph."""
         return self.grad_fn, self.requires_grad
 
     @classmethod
@@ -136,7 +135,7 @@ class LaneTensor(torch.Tensor):
                 result = pending[0]._executor.follow(pending[0], func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
+        return func(*map_tensors(joined, args), **(map_tensors(joined, kwargs) if kwargs else {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first

@@ -149,7 +149,6 @@ class StreamExecutor(Executor):
         return tagged_result
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
         api, before = self.lanes.api, self.orders.call
@@ -254,7 +253,6 @@ class StreamExecutor(Executor):
     # The rest of what a handle asks for.
 
     def settle(self) -> None:
-        """Makes the user's stream wait for the lanes; blocks nothing."""
         if not self.closed and on_user_stream():
             self.orders.join()
             self.lanes.join()
@@ -275,7 +273,6 @@ class StreamExecutor(Executor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says which calls were not launched as graphs, and why."""
         if self.graphs is None:
             return ()
         return tuple(
@@ -365,7 +362,6 @@ def _lane_of(site: PlacedModule) -> StreamLane:
 
 
 def _obstacle() -> str | None:
-    """Returns why a call made now must run where it is made, or None."""
     if is_traced():
         return "it is being traced or compiled; compile the placed modules instead"
     return TRANSFORMED if is_transformed() else None

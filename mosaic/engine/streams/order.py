@@ -207,7 +207,6 @@ class LaneOrder:
             self._reads.append((point.index, lambda: _is_at(ref, version), f"an input of {who}"))
 
     def note_held(self, held: HeldState, point: Point, who: str) -> None:
-        """Notes that the lane has read what a module holds when it passes a point."""
         self._reads.append((point.index, held.is_as_left, f"a parameter or buffer of {who}"))
 
     def check_reads(self, stream: Any) -> None:
@@ -278,7 +277,6 @@ class Orders:
         return self.call is not None and self.call.had(tensor)
 
     def join(self) -> None:
-        """Makes the user's stream wait for everything that the lanes were given."""
         here = self.api.current_stream()
         for order in self._lanes.values():
             order.hold_all(here)

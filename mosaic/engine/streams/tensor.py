@@ -172,7 +172,6 @@ class _Operation:
         return tensor
 
     def _followed(self, order: LaneOrder, *, writes: bool) -> Any:
-        """Runs it on the lane of its tensors."""
         home, plains = order.home, self.plains
         order.enter(ready=not plains or all(map(home.is_ready, plains)))
         if writes:
@@ -228,7 +227,6 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs an operator below autograd on the current stream; results are plain."""
     shells = [t for t in tensors_in((args, kwargs)) if type(t) is StreamTensor]
     here = shells[0].order.home.api.current_stream()
     values: dict[int, torch.Tensor] = {}

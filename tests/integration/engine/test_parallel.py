@@ -1,15 +1,21 @@
-"""``with mosaic.parallel() as p``: the explicit form."""
+"""``with mosaic.parallel() as p``: the explicit form, on the host and on streams."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
+from graph_cases import one_thread  # noqa: F401
+from stream_cases import FakeBackend
+from torch import nn
 
 import mosaic
+from mosaic.engine.parallel import _pool
+from mosaic.errors import InvalidPlanError
 
 
 @pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
@@ -60,3 +66,124 @@ def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
             loss.backward()
         gradients.append([parameter.grad.clone() for parameter in shared.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUOTAS = {"left": 2, "right": 1}
+
+
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    made = FakeBackend(4)
+    with made.api.watching():
+        yield made
+    _pool.cache_clear()
+
+
+def pool_of(backend: Any, cuda_graphs: bool) -> Any:
+    return mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=cuda_graphs)._pool
+
+
+@pytest.mark.parametrize("how", ["run", "run_all"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
+def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBackend, how: str, graphs: bool):
+    model = Explicit()
+    twin = copy.deepcopy(model)
+    expected = explicit_steps(twin)
+    assert_same(expected, explicit_steps(model, how, QUOTAS, backend=backend, cuda_graphs=graphs))
+    pool = pool_of(backend, graphs)
+    if graphs:
+        assert pool.graphs.refused == {}
+        assert pool.graphs.num_replays == 5  # the other piece is a method
+        assert pool.graphs.num_captures == 1
+
+
+def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
+    with pytest.raises(InvalidPlanError, match="a block on a fake device needs a plan or quotas"):
+        mosaic.parallel(backend=backend)
+    with (
+        mosaic.parallel(QUOTAS, backend=backend) as p,
+        pytest.raises(InvalidPlanError, match="'other' is not in the plan"),
+    ):
+        p.run("other", torch.sin, torch.ones(3))
+
+
+# Pieces that share a module.
+
+
+class Normed(nn.Module):
+    """One encoder with running statistics for both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = tower(8, 16, nn.BatchNorm1d(16))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+def trained_with(backend: FakeBackend, pieces: Any, *, graphs: bool) -> list[torch.Tensor]:
+    """Trains two steps under autocast with the pieces ``left`` and ``right``; returns their results."""
+    found: list[torch.Tensor] = []
+    for step in range(2):
+        x, y = pair_batch(step)
+        with torch.autocast("cpu", torch.bfloat16):
+            with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
+                left, right = p.run("left", pieces[0], x), p.run("right", pieces[1], y)
+            found += [left.detach() + 0, right.detach() + 0]
+            (left + right).float().sum().backward()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs"),
+    [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
+)
+def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, graphs: bool, kind: str):
+    model = Normed()
+    twin = copy.deepcopy(model)
+    pieces = {
+        "module": (model.encoder, model.encoder),
+        "method": (model.encoder, model.encode),
+        "function": (lambda x: model.encoder(x), model.encode),
+    }
+    found = trained_with(backend, pieces[kind], graphs=graphs)
+    for step in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            for index, given in enumerate(pair_batch(step)):
+                assert torch.equal(twin.encode(given).detach(), found[2 * step + index])
+    for ours, plain in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def averaged(encoder: nn.Sequential, y: torch.Tensor) -> torch.Tensor:
+    for parameter in encoder.parameters():
+        parameter.data.mul_(0.9)
+    return y.mean()
+
+
+BETWEEN: dict[str, Any] = {
+    "the module is called": lambda encoder, y: encoder(y),
+    "a layer is called": lambda encoder, y: encoder[0](y),
+    "a layer with statistics is called": lambda encoder, y: encoder[2](y.repeat(1, 2)),
+    "a weight is used": lambda encoder, y: nn.functional.linear(y, encoder[0].weight),
+    "a buffer is read": lambda encoder, _: encoder[2].running_mean * 2,
+    "weights are written past torch's count": averaged,
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_a_piece_uses_may_be_used_between_pieces(backend: FakeBackend, between: str):
+    for kind in ("module", "method", "function"):
+        model = Normed()
+        twin, found = copy.deepcopy(model), []
+        pieces = {"module": model.encoder, "method": model.encode, "function": lambda x, model=model: model.encoder(x)}
+        for step in range(2):
+            x, y = pair_batch(step)
+            with torch.autocast("cpu", torch.bfloat16):
+                with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
+                    left = p.run("left", pieces[kind], x)
+                    other = BETWEEN[between](model.encoder, y)
+                found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))
+        assert all(torch.equal(one + 0, two) and torch.equal(three, four) for one, three, two, four in found)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from typing import Any
 
 import pytest
 import torch
-from engine_cases import Record, Trap, TwoTowers, assert_same, pair_batch
+from engine_cases import Trap, TwoTowers, pair_batch
 from torch import nn
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
@@ -38,36 +37,6 @@ def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_me
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "none is faster than the plain loop beyond the noise" in said
     assert said.count("trial (") == 1
-
-
-def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towers: TwoTowers):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    twin = copy.deepcopy(towers)
-    records = []
-    for model in (towers, twin):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        record = Record()
-
-        def noting(model: TwoTowers = model, record: Record = record, used: Any = optimizer) -> None:
-            record.note_model(model, used)
-
-        optimizer.register_step_post_hook(lambda *_, note=noting: note())
-        clock = LoopClock()
-        if model is towers:
-            for step in range(80):
-                model(*pair_batch(step)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        else:
-            with trying(model) as (handle, clock):
-                took = times(plain=10, beside=5)
-                ran = steps(model, handle, clock, took, 80, optimizer=optimizer, until_decided=False)
-                assert {PLAIN, BESIDE, IN_TURN} <= set(ran)
-                assert not handle.is_trying
-        records.append(record)
-    torch.set_num_threads(threads)
-    assert_same(*records)
 
 
 class OwnThread(nn.Module):

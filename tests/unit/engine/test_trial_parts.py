@@ -81,16 +81,6 @@ def test_forty_slow_steps_in_a_row_are_a_drift_and_fewer_are_not():
     assert watch.note_time(12.0) == "40 steps in a row were slower than in the trial: 12.00 ms, above 11.00"
 
 
-def test_one_other_shape_that_stays_is_a_drift_and_changing_ones_are_not():
-    watch = DriftWatch([10.0], "a", SETTINGS)
-    assert not any(watch.note_shapes("bc"[step % 2]) for step in range(200))
-    assert not any(watch.note_shapes("b" if step % 10 else "a") for step in range(200))
-    assert watch.note_shapes("a") is None
-    changed = [watch.note_shapes("b") for _ in range(40)]
-    assert changed[:-1] == [None] * 39
-    assert changed[-1] == "the last 40 batches had other shapes than those of the trial"
-
-
 @pytest.mark.parametrize("bound", ["steps_per_visit", "drift_steps", "retrial_steps", "warm_steps"])
 def test_bounds_below_their_least_are_refused(bound: str):
     with pytest.raises(ValueError, match=rf"{bound}=-1; use [01] or more"):

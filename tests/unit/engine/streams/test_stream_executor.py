@@ -1,21 +1,27 @@
-"""Placed calls on streams: what is concurrent, what is ordered, and that each ordering is needed."""
+"""Placed calls on streams: concurrency and order, single calls, tensors of lanes, and the records of what ran."""
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.dlpack
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, pair_batch
 from fake_streams import FakeStreams, Launch, RaceError
-from stream_cases import Projected, colocated, steps
+from stream_cases import FakeBackend, Projected, colocated, steps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from mosaic.engine import Handle
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import LaneOrder, Orders
-from mosaic.engine.streams.tensor import StreamTensor
+from mosaic.engine.streams.tensor import StreamTensor, count_foreach_writes
 from mosaic.errors import ModuleContractError
 
 THREE = [{f"towers.{index}": 1 for index in range(3)}, {"head": 1}]
@@ -273,3 +279,233 @@ def test_a_tensor_of_the_loop_that_is_written_to_while_a_lane_may_read_it_is_fou
             model(*pair_batch())
         model.train()
         steps(model)
+
+
+# Single calls.
+
+
+@contextmanager
+def placed(model: nn.Module) -> Iterator[tuple[Handle, FakeBackend]]:
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        yield handle, backend
+
+
+# Computed again in a backward.
+
+
+def recomputed(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Needs both towers again in the backward of an operator of the user's own stream."""
+    return checkpoint(lambda x, y: self.left(x * 2) @ self.right(y * 2).T, x, y, use_reentrant=False)
+
+
+def test_what_is_computed_again_runs_on_its_lane_behind_what_it_reads_and_before_what_reads_it():
+    model = Glued(recomputed)
+    with placed(model) as (handle, backend):
+        loss = model(*pair_batch()).sum()
+        backend.api.launches.clear()
+        loss.backward()
+        stem = next(launch for launch in backend.api.launches if launch.name == "aten.mul.Tensor")
+        assert stem.stream == 0
+        for name in ("left", "right"):
+            again = [launch for launch in backend.launches_of(handle, name) if launch.name == "aten.addmm.default"]
+            assert len(again) == 2
+            assert all(launch.is_after(stem) for launch in again)
+
+
+# Arguments written to, and views of arguments.
+
+
+def test_the_user_s_stream_waits_for_what_a_module_wrote_into_a_tensor_of_its():
+    def rereading(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.left(x)
+        return (x * 2).sum() * (found @ self.right(y).T)
+
+    model = Glued(rereading, Doing(lambda self, x: self.layers(x.add_(1) if self.is_on else x)))
+    with placed(model), torch.no_grad():
+        model.left.is_on = True
+        model(*pair_batch())
+
+
+def cutting(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Returns a part of its argument, after work on it."""
+    made: torch.Tensor = self.layers(x)
+    return x[:, :4] if self.is_on else made
+
+
+def test_the_user_s_stream_waits_for_a_module_that_returns_a_view_of_a_tensor_of_its():
+    def overwriting(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.left(x)
+        if self.left.is_on:
+            assert type(found) is torch.Tensor
+            found.mul_(2)
+        return self.right(y) * found.sum()
+
+    model = Glued(overwriting, Doing(cutting))
+    with placed(model), torch.no_grad():
+        model.left.is_on = True
+        model(*pair_batch())
+
+
+def test_a_view_of_another_lane_s_tensor_stays_with_that_lane_behind_the_module_that_returned_it():
+    seen: list[Any] = []
+
+    def chained(self: Glued, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)[:, :8] * 1
+        right = self.right(left)
+        if self.right.is_on:
+            right.mul_(2)
+            seen.append((left.order, right.order))
+        return (left.sum() * right).sum()
+
+    model = Glued(chained, right=Doing(cutting))
+    stages = [{"left": 1}, {"right": 2}]
+    with colocated(model, pair_batch(), stages, num_slots=3) as (handle, backend), torch.no_grad():
+        model.right.is_on = True
+        model(*pair_batch())
+        ((left, right),) = seen
+        assert right is left
+        (scaled,) = [one for one in backend.launches_of(handle, "left") if one.name == "aten.mul_.Tensor"]
+        assert scaled.is_after([one for one in backend.launches_of(handle, "right") if "addmm" in one.name][-1])
+
+
+def test_a_copy_to_another_device_is_made_on_the_user_s_stream():
+    model = TwoTowers()
+    with placed(model) as (handle, backend):
+        left = model.left(pair_batch()[0])
+        assert left.to("meta").device.type == "meta"
+        copied = backend.api.launches[-1]
+        assert copied.stream == 0
+        assert copied.is_after(backend.launches_of(handle, "left")[-1])
+
+
+# Tensors of lanes.
+
+
+def results(model: TwoTowers) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = pair_batch()
+    return model.left(x), model.right(y)
+
+
+def test_running_statistics_are_ordered_though_torch_counts_no_write():
+    model, norm = TwoTowers(), nn.BatchNorm1d(16, affine=False)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        left, right = results(model)
+        assert isinstance(norm(left), StreamTensor)
+        written = backend.launches_of(handle, "left")[-1]
+        norm(right)
+        assert backend.launches_of(handle, "right")[-1].is_after(written)
+        assert norm.running_mean is not None
+        norm.running_mean.sum()
+        assert backend.api.launches[-1].is_after(backend.launches_of(handle, "right")[-1])
+
+
+def test_foreach_writes_that_torch_does_not_count_are_counted(monkeypatch: pytest.MonkeyPatch):
+    def uncounted(tensors: list[torch.Tensor], *_: Any) -> None:
+        for tensor in tensors:
+            tensor.data.zero_()
+
+    weight = torch.ones(3)
+    for name in ("_foreach_lerp_", "_foreach_zero_"):
+        monkeypatch.setattr(torch, name, uncounted)
+    count_foreach_writes.__wrapped__()
+    torch._foreach_lerp_([weight], [weight], 0.5)
+    torch._foreach_zero_([weight])
+    assert weight._version == 2
+    assert not weight.any()
+
+
+def test_a_capsule_of_a_lane_s_tensor_joins_the_lane():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend), torch.no_grad():
+        left, _ = results(model)
+        torch.from_dlpack(torch.utils.dlpack.to_dlpack(left)) + 1
+        assert backend.api.launches[-1].stream == 0
+        assert backend.api.launches[-1].is_after(backend.launches_of(handle, "left")[-1])
+
+
+# Records, and what is left behind.
+
+
+@pytest.mark.parametrize("stages", [SIDE_BY_SIDE, [{"left": 2}, {"right": 1}]], ids=["side by side", "sharing slots"])
+def test_a_graph_that_the_user_captures_leaves_the_handle_and_the_model_as_they_were(stages: Any):
+    model = TwoTowers()
+    x, y = pair_batch()
+    with colocated(model, (x, y), stages, num_slots=3) as (handle, backend):
+        steps(model)
+        handle.clear_timeline()
+        model.forward = lambda x, y: forward(x * next(model.left.parameters())[0, 0], y)  # type: ignore[method-assign]
+        forward = type(model).forward.__get__(model)
+        expected = torch.autograd.grad(model(x, y).sum(), list(model.parameters()))
+        graph, stream = backend.api.new_graph(), backend.api.new_stream()
+        backend.api.release_workspaces()
+        with backend.api.capture(graph, stream=stream, pool=backend.api.new_graph_pool()):
+            found = torch.autograd.grad(model(x, y).sum(), list(model.parameters()))
+        backend.api.release_workspaces()
+        next(model.left.parameters()).sum().backward()  # where a backward of the module would end
+        assert handle.timeline().spans
+        assert handle.metrics()
+        model.state_dict()
+        backend.api.synchronize()
+        graph.replay()
+        assert all(map(torch.equal, found, expected))
+        steps(model)
+
+
+def test_an_interrupt_leaves_the_loop_its_stream_and_a_model_that_can_be_saved(monkeypatch: pytest.MonkeyPatch):
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        steps(model)
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            backend.api.use_stream(handle._executor.lanes.lane((0,)).stream).__enter__()
+            raise KeyboardInterrupt
+
+        for target in ("version_of", "tagged"):
+            monkeypatch.setattr(f"mosaic.engine.streams.executor.{target}", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(*pair_batch())
+            assert backend.api.current_stream() == backend.api.main
+            assert len(model.state_dict()) == 10
+            steps(model)
+
+
+def test_the_timeline_has_a_forward_and_a_backward_of_every_module_and_step():
+    model = Projected(2)
+    with colocated(model, pair_batch(), [{"towers.0": 1, "towers.1": 1}, {"head": 2}]) as (handle, _):
+        handle.clear_timeline()
+        steps(model, num_steps=4)
+        spans = handle.timeline().spans
+        names = ("towers.0", "towers.1", "head")
+        assert sorted((s.module, s.phase, s.step) for s in spans) == sorted(
+            (name, phase, step) for name in names for phase in ("forward", "backward") for step in range(4)
+        )
+        assert all(span.end_ms >= span.start_ms >= 0 for span in spans)
+        assert [span.start_ms for span in spans] == sorted(span.start_ms for span in spans)
+        by_key = {(s.module, s.phase, s.step): s for s in spans}
+        assert all(by_key[n, "backward", s].start_ms >= by_key[n, "forward", s].end_ms for n in names for s in range(4))
+        assert handle.metrics()["steps"] == 4
+        handle.clear_timeline()
+        assert handle.timeline().spans == ()
+
+
+def test_nothing_that_a_step_made_outlives_it():
+    model = TwoTowers()
+
+    def step(handle: Handle) -> list[weakref.ref[torch.Tensor]]:
+        x, y = pair_batch()
+        left = model.left(x)
+        glue = left * 2
+        (glue @ model.right(y).T).sum().backward()
+        out = model(x, y)
+        out.sum().backward()
+        return [weakref.ref(t) for t in (x, left, left._plain, glue, glue._plain, out)]
+
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        gc.disable()
+        try:
+            for _ in range(2):
+                made = step(handle)
+            assert [ref() for ref in made] == [None] * len(made)
+        finally:
+            gc.enable()
