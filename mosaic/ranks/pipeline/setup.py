@@ -322,8 +322,8 @@ def degrees_of(
         replicas = data or max(1, num_ranks // max(1, needed))
         if least < 1 or replicas < 1 or needed * replicas != num_ranks:
             raise ValueError(
-                f"the plan is for {needed} ranks in each of {replicas} replicas, and there are {num_ranks} ({said}); start "
-                f"{needed * replicas} ranks, or give another plan"
+                f"the plan is for {needed} ranks in each of {replicas} replicas, and there are {num_ranks} ({said}); "
+                f"start {needed * replicas} ranks, or give another plan"
             )
     degrees = Degrees(
         data=replicas,
