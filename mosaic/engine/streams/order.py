@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.hidden import HeldTensors, parts_of
-from mosaic.engine.calls.structure import memory_of, version_of, versions_of
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import memory_of, version_of, versions_of
 from mosaic.find.trace import caller
 
 if TYPE_CHECKING:

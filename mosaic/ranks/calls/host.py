@@ -18,7 +18,6 @@ from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
@@ -26,6 +25,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.engine.placing import note_in_place
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
+from mosaic.find.structure import flatten, map_tensors
 from mosaic.find.trace import caller
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
