@@ -178,13 +178,17 @@ def _distinct_tensors(arguments: Arguments, device: torch.device) -> list[torch.
         raise RefusalError(f"it takes a {arguments.opaque}, which may hide tensors")
     tensors = list({id(tensor): tensor for tensor in arguments.tensors}.values())
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TENSORS:
-            raise RefusalError(f"it takes a {type(tensor).__name__}, not a plain tensor")
-        if tensor.device != device:
-            raise RefusalError(f"it takes a tensor on {tensor.device}, not on {device}")
+        _check_tensor("it takes", tensor, device)
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
             raise RefusalError("it takes a sparse, nested or lazily conjugated tensor")
     return tensors
+
+
+def _check_tensor(verb: str, tensor: torch.Tensor, device: torch.device) -> None:
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise RefusalError(f"{verb} a {type(tensor).__name__}, not a plain tensor")
+    if tensor.device != device:
+        raise RefusalError(f"{verb} a tensor on {tensor.device}, not on {device}")
 
 
 class _Pass:
@@ -300,10 +304,7 @@ class ModuleGraph:
         if _has_global_hooks():
             raise RefusalError("there are hooks on all modules, which a replay would not call")
         for name, tensor in [*self._named_tensors(), *(("attribute", tensor) for tensor in self._held.values())]:
-            if type(tensor) not in _PLAIN_TENSORS:
-                raise RefusalError(f"its {name!r} is a {type(tensor).__name__}, not a plain tensor")
-            if tensor.device != self._api.device:
-                raise RefusalError(f"its {name!r} is on {tensor.device}, not on {self._api.device}")
+            _check_tensor(f"its {name!r} is", tensor, self._api.device)
 
     @contextmanager
     def _as_captured(self) -> Iterator[None]:
@@ -620,10 +621,8 @@ def _check_result(
     for leaf in flatten(result)[0]:
         if is_opaque(leaf):
             raise RefusalError(f"it returns a {type(leaf).__name__}, which may hide tensors")
-        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, nn.Parameter):
-            raise RefusalError(f"it returns a {type(leaf).__name__}, not a plain tensor")
-        if isinstance(leaf, torch.Tensor) and leaf.device != device:
-            raise RefusalError(f"it returns a tensor on {leaf.device}")
+        if isinstance(leaf, torch.Tensor):
+            _check_tensor("it returns", leaf, device)
     behind = survey([tensor for tensor in tensors_in(result) if tensor.requires_grad])
     strange = behind.leaves.keys() - set(map(id, known))
     if strange:

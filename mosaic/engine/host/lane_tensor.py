@@ -14,7 +14,7 @@ part of that argument.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,19 +84,15 @@ class LaneTensor(torch.Tensor):
         says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
         """
         with torch._C.DisableTorchFunctionSubclass():
-            if self._joined is None or self._joined_at != self._place:
-                outside: AbstractContextManager[Any] = nullcontext()
-                if is_transformed():  # a transform of torch.func gets a plain tensor from outside of it
-                    outside = temporarily_clear_interpreter_stack()
+            place = self.grad_fn, self.requires_grad
+            if self._joined is None or self._joined_at != place:
+                # A transform of torch.func gets a plain tensor from outside of it.
+                outside: Any = temporarily_clear_interpreter_stack() if is_transformed() else nullcontext()
                 with outside, torch.set_grad_enabled(self.requires_grad):
                     self._joined = _Join.apply(self) if self.requires_grad else self.value()
-                    self._joined_at = self._place
+                    self._joined_at = place
             assert self._joined is not None
             return self._joined
-
-    @property
-    def _place(self) -> tuple[Any, bool]:
-        return self.grad_fn, self.requires_grad
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -319,8 +319,7 @@ class HeldState:
         """Returns for each tensor its identity, its count of writes and its address, without a call of Python's."""
         if not self._held.are_same():
             self._held = HeldTensors(parts_of(self._module() if self._module is not None else None))
-        tensors = self._held.tensors
-        return list(map(id, tensors)), versions_of(tensors), _addresses_of(tensors)
+        return self._held.ids, versions_of(self._held.tensors), _addresses_of(self._held.tensors)
 
     def _forget(self) -> None:
         self._held = HeldTensors(())
