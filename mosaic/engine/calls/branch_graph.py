@@ -10,7 +10,7 @@ are kept apart inside and summed outside, in the plain order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,24 +38,22 @@ def find_uses(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
     The search stops at the inputs, so it sees the module's own graph only.
     """
     targets = {target_of(tensor): index for index, tensor in enumerate(inputs)}
-    uses: list[Use] = []
+    edges = (edge for edge in _edges(outputs, targets) if edge[0] is not None and edge[2] in targets)
+    uses = [Use(node, position, targets[target]) for node, position, target in edges]
+    return sorted(uses, key=lambda use: (-use.node._sequence_nr(), use.position))
+
+
+def _edges(outputs: Sequence[torch.Tensor], stops: Collection[Target]) -> Iterator[tuple[Any, int, Target]]:
+    """Yields each edge behind ``outputs``, not beyond ``stops``: its node, or None, its position there, its target."""
     seen: set[Node] = set()
-    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None and target_of(tensor) not in targets]
+    todo: list[tuple[Any, int, Target]] = [(None, 0, target_of(tensor)) for tensor in outputs]
     while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for position, (following, number) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            index = targets.get((following, number))
-            if index is not None:
-                uses.append(Use(node, position, index))
-            else:
-                todo.append(following)
-    uses.sort(key=lambda use: (-_sequence(use.node), use.position))
-    return uses
+        edge = todo.pop()
+        yield edge
+        target, node = edge[2], edge[2][0]
+        if target not in stops and node not in seen:
+            seen.add(node)
+            todo += [(node, at, after) for at, after in enumerate(node.next_functions) if after[0] is not None]
 
 
 def target_of(tensor: torch.Tensor) -> Target:
@@ -82,11 +80,6 @@ def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) ->
     return hook
 
 
-def _sequence(node: Node) -> int:
-    number: int = node._sequence_nr()  # type: ignore[attr-defined]
-    return number
-
-
 @dataclass(frozen=True, slots=True)
 class Survey:
     """The leaves and operators of the graph behind some tensors."""
@@ -107,22 +100,19 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
     leaves: dict[int, torch.Tensor] = {}
     uses: Counter[int] = Counter()
     casts: Counter[Node] = Counter()
-    seen: set[Node] = set()
-    todo: list[Target] = [target_of(tensor) for tensor in outputs if tensor.requires_grad]
-    while todo:
-        node, number = todo.pop()
-        if (node, number) in stops:
+    names: set[str] = set()
+    for _, _, target in _edges([tensor for tensor in outputs if tensor.requires_grad], stops):
+        if target in stops:
             continue
+        node = target[0]
+        names.add(node.name())
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
             uses[id(variable)] += 1
         if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
             casts[node] += 1
-        if node not in seen:
-            seen.add(node)
-            todo.extend((following, at) for following, at in node.next_functions if following is not None)
-    return Survey(leaves, dict(uses), frozenset(node.name() for node in seen), max(casts.values(), default=0) > 1)
+    return Survey(leaves, dict(uses), frozenset(names), max(casts.values(), default=0) > 1)
 
 
 def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

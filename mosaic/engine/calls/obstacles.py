@@ -42,3 +42,8 @@ def hides_tensors(verb: str, leaf: object) -> Obstacle:
         if name.endswith("Cache")
         else "return and take tensors, lists, tuples, dicts or dataclasses",
     )
+
+
+SHARED_IS_WRITTEN = Obstacle(
+    "one of its results is written to in place, and another tensor has the same memory", todo="write to a copy"
+)

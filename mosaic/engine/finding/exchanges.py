@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings
-from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
+from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.find.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
@@ -28,9 +28,6 @@ from mosaic.profiler import Subject
 UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
 _PASS = "pass it as an argument, and return what others read"
 _VALUE_READS = NUMBER_READS | {"nonzero", "is_nonzero"}
-_SHARED_IS_WRITTEN = Obstacle(
-    "one of its results is written to in place, and another tensor has the same memory", todo="write to a copy"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +210,7 @@ class Exchanges(Tracer[frozenset[str]]):
         if here is None:
             for tensor in operation.written:
                 if len(self._aliases.get(self.memory(tensor), ())) > 1:
-                    self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), _SHARED_IS_WRITTEN)
+                    self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), SHARED_IS_WRITTEN)
             self._made_between |= set(map(self.memory, (*operation.created, *operation.written)))
         else:
             self._note_foreign_reads(here, operation.inputs)

@@ -41,16 +41,15 @@ class Backwards:
         if not alive:
             self.forget_failed()
         running = RunningBackward(self, task)
-        self._begun.append(weakref.ref(running, self._let_go))
+        self._begun.append(weakref.ref(running, self.forget_failed))
         torch.autograd.Variable._execution_engine.queue_callback(running)  # type: ignore[attr-defined]
         return running
 
-    def _let_go(self, _: weakref.ref[RunningBackward]) -> None:
-        """Autograd has let go of a backward that did not end, before its error reaches the loop."""
-        self.forget_failed()
+    def forget_failed(self, _: object = None) -> None:
+        """Cleans up after a backward that an error cut short; the lanes come to rest first.
 
-    def forget_failed(self) -> None:
-        """Cleans up after a backward that an error cut short; the lanes come to rest first."""
+        Autograd lets go of such a backward before its error reaches the loop.
+        """
         if self._begun and all(ref() is None for ref in self._begun):
             self.num_failed += 1
             self._executor.drain()

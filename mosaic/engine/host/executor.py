@@ -27,7 +27,7 @@ from torch import nn
 
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
-from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange, are_seen
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
@@ -50,7 +50,6 @@ _MAX_FUNCTIONS = 10_000
 _MAX_UNSEEN = 256
 _MANY = 16
 """Kinds of calls of a module from which the user is told."""
-_SHARED_IS_WRITTEN = "one of its results is written to in place, and another tensor has the same memory"
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
@@ -167,7 +166,7 @@ class Executor:
     ) -> Any:
         """Sends a call to its lane, and waits for it where it has to."""
         awaited = self.awaits(site, state)
-        generator = self.lane_generator(signature.draws) if signature.may_draw else None
+        generator = _lane_generator(signature.draws) if signature.may_draw else None
         call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
         result = self.launch(site, call, arguments)
         if awaited:
@@ -311,17 +310,6 @@ class Executor:
         leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in signature.leaves]
         return unflatten(leaves, signature.spec)
 
-    @staticmethod
-    def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
-        """Returns a generator for the lane and the state it must end in, and moves the default generator there.
-
-        The default generator is one for the whole process, from which the plain loop's modules draw one after another.
-        """
-        generator = torch.Generator()
-        generator.set_state(torch.get_rng_state())
-        advance(torch.default_generator, draws)
-        return generator, torch.get_rng_state()
-
     def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of work to a module's lane; once the lanes are closed, does it right away."""
         if self.closed:
@@ -412,8 +400,8 @@ class Executor:
 
     def refuse_write(self, tensor: LaneTensor) -> Exception:
         """Keeps the module behind a tensor in place from now on; returns the error for the present call."""
-        site, todo = self._called[tensor._module], "write to a copy"
-        return refuse(site, _SHARED_IS_WRITTEN, todo, origin=caller(), way_out=self.way_out)
+        site, reason = self._called[tensor._module], SHARED_IS_WRITTEN
+        return refuse(site, reason, reason.todo, origin=caller(), way_out=self.way_out)
 
     def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:
         """Adds two gradients of calls, either of which may be missing; the work that needs the sum computes it."""
@@ -497,6 +485,14 @@ class Executor:
     def num_learned(self) -> int:
         """Number of first calls of their kind, which run where they are made."""
         return self._learned.total()
+
+
+def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
+    """Returns a generator for the lane and the state it must end in; moves the process's generator there."""
+    generator = torch.Generator()
+    generator.set_state(torch.get_rng_state())
+    advance(torch.default_generator, draws)
+    return generator, torch.get_rng_state()
 
 
 def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
