@@ -264,23 +264,6 @@ def test_a_module_that_writes_into_its_argument_waits_for_whoever_reads_it():
             steps(handle._model)
 
 
-def test_a_tensor_of_the_loop_that_is_written_to_while_a_lane_may_read_it_is_found_out():
-    def writing(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left = self.left(x)
-        if not self.training:
-            with torch.no_grad():
-                x.add_(1)
-        return left @ self.right(y).T
-
-    model = Glued(writing)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        model.eval()
-        with torch.no_grad(), pytest.raises((RaceError, ModuleContractError)):
-            model(*pair_batch())
-        model.train()
-        steps(model)
-
-
 # Single calls.
 
 
