@@ -90,9 +90,9 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("open"):
         world.max_ctas = plan.communication_sms or None
         executor = open_executor(session, plan, is_warm=session.report.has_steps)
-        with world.groups.lending() as session.loan:
+        with world.lending() as session.loan:
             session.placed = place(session, plan, executor)
-        world.groups.destroy_spare()
+        world.destroy_spare()
         session.plans = (plan,)
         session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
         session.finding.forget_run()

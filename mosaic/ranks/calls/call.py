@@ -146,7 +146,7 @@ class RoutedCall:
             return list(leaves), wants, 1
         if self._routes:
             agreed, own = exchange(self, leaves, wants)
-            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], agreed.wants
+            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], list(agreed.wants)
             if agreed.source is not None:
                 self._share(own, leaves, agreed.source)
         else:

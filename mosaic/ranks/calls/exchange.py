@@ -238,7 +238,7 @@ def _gather(routed: RoutedModule, number: int, facts: Facts) -> tuple[tuple[int,
     for piece in pieces:
         other_number, *values, wants = json.loads(bytes(piece.tolist()))
         numbers.append(other_number)
-        table.append(Facts(*values, tuple(wants)))
+        table.append(Facts._make([*values, tuple(wants)]))
     return tuple(numbers), tuple(table)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -85,49 +84,6 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
-
-
-class GroupPool:
-    """Makes communicators, and keeps those that were given back. All ranks request the same in the same order."""
-
-    def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
-        self._make = make
-        self._forget = forget
-        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
-        self._loan: GroupLoan | None = None
-
-    def take(self, key: GroupKey) -> Any:
-        spare = self._spare[key]
-        group = spare.pop(0)[1] if spare else self._make(key)
-        if self._loan is not None:
-            self._loan.append((key, group))
-        return group
-
-    @contextmanager
-    def lending(self) -> Iterator[GroupLoan]:
-        """A block whose communicators are listed, to be given back or destroyed; the innermost block's list counts."""
-        before, self._loan = self._loan, (loan := GroupLoan())
-        try:
-            yield loan
-        finally:
-            self._loan = before
-
-    def give_back(self, loan: GroupLoan) -> None:
-        """Takes communicators back on which nothing is under way."""
-        for key, group in loan:
-            self._spare[key].append((key, group))
-        loan.clear()
-
-    def destroy(self, loan: GroupLoan) -> None:
-        """Ends communicators; those with aborted calls cannot be used again."""
-        for group in loan.groups:
-            self._forget(group)
-            dist.destroy_process_group(group)
-        loan.clear()
-
-    def destroy_spare(self) -> None:
-        for loan in self._spare.values():
-            self.destroy(loan)
 
 
 def group_options(backend: str, max_ctas: int | None) -> Any:
