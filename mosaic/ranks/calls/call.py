@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,8 @@ from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.host.lane_tensor import to_plain
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import exchange, move
-from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.routed import Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting
-
-if TYPE_CHECKING:
-    from mosaic.ranks.calls.executor import RankExecutor
 
 
 class RoutedCall:
@@ -32,6 +29,7 @@ class RoutedCall:
     a node of the caller's graph does (``forward``).
 
     Attributes:
+        executor: The ``RankExecutor``.
         is_there: True if this rank calls the module, rather than taking part without rows.
         waits: True to wait for its forward, so that its errors are raised here.
         obstacle: The reason why it has to run where it is made, or None.
@@ -47,7 +45,7 @@ class RoutedCall:
 
     def __init__(
         self,
-        executor: RankExecutor,
+        executor: Any,
         routed: RoutedModule,
         run: Callable[..., Any],
         args: tuple[Any, ...],
@@ -145,7 +143,7 @@ class RoutedCall:
         if self._own_spec is not None:
             return list(leaves), wants, 1
         if self._routes:
-            agreed, own = exchange(self, leaves, wants)
+            agreed, own = exchange(routed, self._facts(leaves, wants), leaves, self.error)
             self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], list(agreed.wants)
             if agreed.source is not None:
                 self._share(own, leaves, agreed.source)
@@ -153,6 +151,14 @@ class RoutedCall:
             own, rows = list(leaves), routed.rows_of(leaves)
         # What wanted one in the sample's step counts as wanting one: the results' kind was learned there.
         return own, [a or (grad and b) for a, b in zip(wants, routed.sample_wants, strict=True)], rows
+
+    def _facts(self, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
+        if self.error is not None:
+            return Facts(0, False, str(self.error), "", "", "", "", ())
+        cut = list(compress(leaves, self.routed.batched))
+        values = repr([leaf for leaf in leaves if not _is_tensor(leaf)])
+        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
+        return Facts(len(cut[0]), self.is_there, "", self.added, values, shapes, self.attributes, tuple(wants))
 
     def _share(self, own: list[Any], leaves: list[Any], source: int) -> None:
         """Broadcasts the arguments that are not part of the batch to ranks that do not call the module."""

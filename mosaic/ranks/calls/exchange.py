@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.calls.routed import Agreement, Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting, routing_of
 from mosaic.ranks.world.progress import SentPhase
-
-if TYPE_CHECKING:
-    from mosaic.ranks.calls.call import RoutedCall
-    from mosaic.ranks.calls.routed import RoutedModule
 
 _NEW = -1
 """The number of facts on which ranks have not agreed yet."""
@@ -32,124 +28,77 @@ _MAX_AGREEMENTS = 256
 """Agreements that are remembered: numbers of rows, or values of arguments, may never repeat."""
 
 
-class Facts(NamedTuple):
-    """One rank's part of the kind of a call."""
-
-    rows: int
-    is_there: bool
-    """True if the rank calls the module."""
-    error: str
-    """The reason why its call cannot be routed; empty for none."""
-    added: str
-    """Arguments that the sample's step had not."""
-    values: str
-    """Arguments that are no tensors."""
-    shapes: str
-    """Of the arguments that have rows, without the number of rows, and their types."""
-    attributes: str
-    """The attributes that were set in the module since it was colocated."""
-    wants: tuple[bool, ...]
-    """For each argument, whether it takes a gradient."""
-
-    @staticmethod
-    def of(call: RoutedCall, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
-        if call.error is not None:
-            return Facts(0, False, str(call.error), "", "", "", "", ())
-        cut = list(compress(leaves, call.routed.batched))
-        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)])
-        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
-        return Facts(len(cut[0]), call.is_there, "", call.added, values, shapes, call.attributes, tuple(wants))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The facts of a call on which all ranks agree."""
-
-    facts: tuple[Facts, ...]
-    """Of each rank's call."""
-    routing: RowRouting
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the number of the facts."""
-    wants: tuple[bool, ...]
-    """For each argument, whether it takes a gradient on any rank."""
-    source: int | None
-    """A rank that has the arguments without rows for ranks that do not call the module; None where all call it."""
-
-
-class Agreements:
-    """The kinds of calls of one module on which all ranks agree; the same on all ranks, each call of which adds to it.
-
-    Attributes:
-        last: That of the call before.
-    """
-
-    def __init__(self) -> None:
-        self.last: Agreement | None = None
-        self._numbers: dict[Facts, int] = {}  # of this rank's facts
-        self._by_numbers: dict[tuple[int, ...], Agreement] = {}  # of all ranks' facts
-
-    def number_of(self, facts: Facts) -> int:
-        return self._numbers.get(facts, _NEW)
-
-    def agree(self, call: RoutedCall, facts: Facts, numbers: tuple[int, ...], row_bytes: int) -> Agreement:
-        """Returns the agreement with these numbers; gathers the facts of all ranks if there is none.
-
-        Raises:
-            ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same.
-        """
-        routed = call.routed
-        if numbers not in self._by_numbers:
-            if len(self._by_numbers) == _MAX_AGREEMENTS:  # on all ranks alike
-                self._by_numbers.clear()
-                self._numbers.clear()
-            number = self._numbers.get(facts, len(self._numbers))
-            numbers, table = _gather(routed, number, facts)
-            if call.error is not None:
-                raise call.error
-            _check(routed, table, call.attributes)
-            there = [each.is_there for each in table]
-            self._numbers[facts] = number
-            self._by_numbers[numbers] = Agreement(
-                facts=table,
-                routing=routing_of(tuple(each.rows for each in table), routed.members),
-                row_bytes=row_bytes,
-                wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
-                source=there.index(True) if any(there) and not all(there) else None,
-            )
-        self.last = self._by_numbers[numbers]
-        return self.last
-
-
-def exchange(call: RoutedCall, leaves: Sequence[Any], wants: Sequence[bool]) -> tuple[Agreement, list[Any]]:
+def exchange(
+    routed: RoutedModule, facts: Facts, leaves: Sequence[Any], error: ModuleContractError | None
+) -> tuple[Agreement, list[Any]]:
     """Agrees on a call with all ranks; returns the agreement, and the arguments with this rank's part of the rows.
 
     Raises:
-        ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
+        ModuleContractError: A rank's call cannot be routed (``error`` is this rank's reason), or calls differ in what
+            has to be the same; on all ranks.
     """
-    routed = call.routed
-    agreements, last = routed.agreements, routed.agreements.last
-    facts = Facts.of(call, leaves, wants)
-    with_rows = [] if call.error is not None else list(compress(range(len(leaves)), routed.batched))
+    with_rows = [] if error is not None else list(compress(range(len(leaves)), routed.batched))
     riding = [index for index in with_rows if routed.carrier_of(leaves[index]) is routed.control]
     tensors, carried = [leaves[index] for index in riding], list[torch.Tensor]()
-    sends, receives = (0,) * routed.size, (0,) * routed.size
+    last, sends, receives = routed.agreement, (0,) * routed.size, (0,) * routed.size
     if last is not None and last.routing.num_moved and last.row_bytes:  # rows on a GPU travel by themselves
         sends, receives = last.routing.sends(routed.rank), last.routing.receives(routed.rank)
         carried = tensors
         if facts != last.facts[routed.rank]:  # the others expect as many bytes as before
             carried = [torch.zeros(sum(sends), last.row_bytes, dtype=torch.uint8)]
-    number = agreements.number_of(facts)
+    number = routed.numbers.get(facts, _NEW)
     numbers, rows = _all_to_all(routed, routed.control, carried, sends, receives, "forward", 0, number)
-    agreement = agreements.agree(call, facts, numbers, sum(map(_row_bytes, tensors)))
+    agreement = routed.agreements.get(numbers)
+    if agreement is None:
+        agreement = _agree(routed, facts, error, sum(map(_row_bytes, tensors)))
     if agreement is last:
         rows = rows or tensors
         _count(routed, carried, sends, "forward")
     else:
         rows = move(routed, agreement.routing, tensors, "forward")
+    routed.agreement = agreement
     moved = dict(zip(riding, rows, strict=True))
     rest = [index for index in with_rows if index not in moved]
     moved.update(zip(rest, move(routed, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True))
     return agreement, [moved.get(index, leaf) for index, leaf in enumerate(leaves)]
+
+
+def _agree(routed: RoutedModule, facts: Facts, error: ModuleContractError | None, row_bytes: int) -> Agreement:
+    """Gathers the facts of all ranks, checks and numbers them."""
+    if len(routed.agreements) == _MAX_AGREEMENTS:  # on all ranks alike
+        routed.agreements.clear()
+        routed.numbers.clear()
+    number = routed.numbers.setdefault(facts, len(routed.numbers))
+    numbers, table = _gather(routed, number, facts)
+    if error is not None:
+        raise error
+    _check(routed, table, facts.attributes)
+    there = [each.is_there for each in table]
+    agreement = routed.agreements[numbers] = Agreement(
+        facts=table,
+        routing=routing_of(tuple(each.rows for each in table), routed.members),
+        row_bytes=row_bytes,
+        wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
+        source=there.index(True) if any(there) and not all(there) else None,
+    )
+    return agreement
+
+
+def _gather(routed: RoutedModule, number: int, facts: Facts) -> tuple[tuple[int, ...], tuple[Facts, ...]]:
+    """Returns the numbers of all ranks' facts, and the facts."""
+    own, nothing = torch.tensor(list(json.dumps([number, *facts]).encode()), dtype=torch.uint8), [0] * routed.size
+    lengths, _ = _all_to_all(routed, routed.control, [], nothing, nothing, "forward", 0, len(own))
+    is_other = [rank != routed.rank for rank in range(routed.size)]
+    counts = [length * other for length, other in zip(lengths, is_other, strict=True)]
+    with routed.waiting("forward"):
+        pieces = _swap(routed.control, [[own] * other for other in is_other], counts, 0)
+    pieces[routed.rank] = own
+    numbers, table = [], []
+    for piece in pieces:
+        other_number, *values, wants = json.loads(bytes(piece.tolist()))
+        numbers.append(other_number)
+        table.append(Facts._make([*values, tuple(wants)]))
+    return tuple(numbers), tuple(table)
 
 
 def move(
@@ -223,23 +172,6 @@ def _all_to_all(
     if number is None:
         return (), rows
     return tuple(number if at == rank else pieces[at][:ahead].view(torch.int64).tolist()[0] for at in ranks), rows
-
-
-def _gather(routed: RoutedModule, number: int, facts: Facts) -> tuple[tuple[int, ...], tuple[Facts, ...]]:
-    """Returns the numbers of all ranks' facts, and the facts."""
-    own, nothing = torch.tensor(list(json.dumps([number, *facts]).encode()), dtype=torch.uint8), [0] * routed.size
-    lengths, _ = _all_to_all(routed, routed.control, [], nothing, nothing, "forward", 0, len(own))
-    is_other = [rank != routed.rank for rank in range(routed.size)]
-    counts = [length * other for length, other in zip(lengths, is_other, strict=True)]
-    with routed.waiting("forward"):
-        pieces = _swap(routed.control, [[own] * other for other in is_other], counts, 0)
-    pieces[routed.rank] = own
-    numbers, table = [], []
-    for piece in pieces:
-        other_number, *values, wants = json.loads(bytes(piece.tolist()))
-        numbers.append(other_number)
-        table.append(Facts._make([*values, tuple(wants)]))
-    return tuple(numbers), tuple(table)
 
 
 def _swap(

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,8 @@ from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.find.restore import same
-from mosaic.ranks.calls.exchange import Agreements
 from mosaic.ranks.parameters.gradients import GradientReducer
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
 from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 
@@ -83,13 +83,50 @@ class Template:
         return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
 
 
+class Facts(NamedTuple):
+    """One rank's part of the kind of a call."""
+
+    rows: int
+    is_there: bool
+    """True if the rank calls the module."""
+    error: str
+    """The reason why its call cannot be routed; empty for none."""
+    added: str
+    """Arguments that the sample's step had not."""
+    values: str
+    """Arguments that are no tensors."""
+    shapes: str
+    """Of the arguments that have rows, without the number of rows, and their types."""
+    attributes: str
+    """The attributes that were set in the module since it was colocated."""
+    wants: tuple[bool, ...]
+    """For each argument, whether it takes a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The facts of a call on which all ranks agree."""
+
+    facts: tuple[Facts, ...]
+    """Of each rank's call."""
+    routing: RowRouting
+    row_bytes: int
+    """Bytes of one row of all arguments that go with the number of the facts."""
+    wants: tuple[bool, ...]
+    """For each argument, whether it takes a gradient on any rank."""
+    source: int | None
+    """A rank that has the arguments without rows for ranks that do not call the module; None where all call it."""
+
+
 @dataclass(kw_only=True, eq=False)
 class RoutedModule:
     """A module on ``members`` of the ranks.
 
     Attributes:
         routes: Whether rows travel to its ranks; otherwise all ranks run it, each its own rows.
-        agreements: Those of all ranks on the kinds of its calls.
+        agreement: That of all ranks on the call before.
+        agreements: Those on all kinds of calls, by the numbers of the ranks' facts.
+        numbers: The numbers of this rank's facts.
         writes: Whether a forward wrote attributes, globals, or variables that it encloses.
         sample_wants: For each argument, whether it took a gradient in the sample's step.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
@@ -128,7 +165,9 @@ class RoutedModule:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.is_member = self.rank in self.members
         self.routes = len(self.members) < self.size
-        self.agreements = Agreements()
+        self.agreement: Agreement | None = None
+        self.agreements: dict[tuple[int, ...], Agreement] = {}
+        self.numbers: dict[Facts, int] = {}
         self.writes = False
         self.plain = partial(nn.Module.__call__, self.module)
         self.keywords = frozenset(sample[1])

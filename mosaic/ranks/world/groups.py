@@ -12,7 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from mosaic.backends.base import Backend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError
+from mosaic.hardware.find import available_cores
 
 LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 """Variable of NCCL; 1 starts collectives of different communicators in the order in which they were launched."""
@@ -44,6 +48,25 @@ def device_of(model: nn.Module) -> torch.device:
     """Returns the device of the first of a model's tensors that is on a GPU; the CPU where none is."""
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def cores_of_rank(rank: int | None = None, ranks: int | None = None) -> tuple[int, ...]:
+    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
+    cores = available_cores()
+    rank = int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
+    each = max(1, len(cores) // ranks)
+    start = (rank * each) % len(cores)
+    return cores[start : start + each]
+
+
+def backend_of(device: torch.device) -> Backend:
+    """Returns the backend of this rank: its own GPU, or its share of the host's cores."""
+    if device.type != "cuda":
+        return HostBackend(cores=cores_of_rank())
+    backend = default_backend(torch.device("cuda", own_gpu()))
+    torch.cuda.set_device(backend.torch_device)
+    return backend
 
 
 def gpu_bytes(device: torch.device) -> int:
