@@ -59,9 +59,10 @@ class RoutedCall:
         self.is_there, self.waits, self.obstacle = is_there, waits, obstacle
         self.attributes = routed.set_since()
         added = {key: value for key, value in kwargs.items() if key not in routed.keywords and _holds_no_rows(value)}
-        # Shape and type of tensors: reading a value would make the host wait for a GPU.
-        values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]
-        self.added = f"{sorted(added)} {values}" if added else ""
+        self.added = ""
+        if added:  # shape and type of tensors: reading a value would make the host wait for a GPU
+            values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]
+            self.added = f"{sorted(added)} {values}"
         self.run: Callable[..., Any] | None = partial(run, **added) if added else run
         self.args, self.kwargs = args, {key: value for key, value in kwargs.items() if key not in added}
         self.error: ModuleContractError | None = None
