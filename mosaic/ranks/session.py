@@ -12,12 +12,12 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
-from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session, refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
+from mosaic.find.structure import map_tensors
 from mosaic.profiler import ProfileCache, Subject
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import Template

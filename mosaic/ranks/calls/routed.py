@@ -32,8 +32,8 @@ from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
-from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.find.restore import same
+from mosaic.find.structure import flatten, unflatten
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
