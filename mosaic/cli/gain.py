@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ from mosaic.report.table import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mosaic.cli.plan import Basis
+    from mosaic.cost import Cost
     from mosaic.cost.counts import ModuleCounts
     from mosaic.hardware import Hardware
+
+    CountsByDegree = Mapping[str, Mapping[int, ModuleCounts]]
 
 SCALES = 1.25
 """Least speed-up from half of the slots to all of them of a module that is SM-bound by its times."""
@@ -72,12 +75,19 @@ class Gain:
     modules: tuple[ModuleGain, ...]
 
 
-def explain(plan: Plan, basis: Basis) -> Gain:
-    """Explains a plan by the counts or the times that it was made from."""
-    hardware, launch_ms = basis.hardware, None
-    counts = {name: by_degree[min(by_degree)] for name, by_degree in basis.counts.items()}
+def explain(plan: Plan, names: Sequence[str], cost: Cost, counts: CountsByDegree, hardware: Hardware | None) -> Gain:
+    """Explains a plan of the modules ``names`` by their times, and by counts for a described device if there are any.
+
+    Args:
+        plan: The plan.
+        names: Its modules.
+        cost: The times that it was made from.
+        counts: By module and degree; empty where only times are known.
+        hardware: The described device of the counts.
+    """
+    launch_ms, counted = None, {name: by_degree[min(by_degree)] for name, by_degree in counts.items()}
     if hardware is not None and hardware.kind == "cuda":
-        own = {name: _kernels(counts[name]) * hardware.launch_us / 1e3 for name in counts}
+        own = {name: _kernels(counted[name]) * hardware.launch_us / 1e3 for name in counted}
         devices = range(plan.num_devices)
         launch_ms = max(sum(own[p.module] for p in plan.placements if device in p.devices) for device in devices)
     return Gain(
@@ -87,21 +97,20 @@ def explain(plan: Plan, basis: Basis) -> Gain:
         bound_ms=plan.search.bound_ms or None,
         launch_ms=launch_ms,
         utilisation_modelled=plan.utilisation,
-        modules=tuple(_module(name, basis, counts.get(name)) for name in basis.graph.names),
+        modules=tuple(_module(name, cost, counted.get(name), hardware) for name in names),
     )
 
 
-def _module(name: str, basis: Basis, counts: ModuleCounts | None) -> ModuleGain:
-    degree = basis.cost.degrees(name)[0]
-    quotas = basis.cost.quotas(name, degree)
-    at = {q: sum(basis.cost.time_ms(name, phase, degree, q) for phase in Phase) for q in quotas}
+def _module(name: str, cost: Cost, counts: ModuleCounts | None, hardware: Hardware | None) -> ModuleGain:
+    degree = cost.degrees(name)[0]
+    at = {q: sum(cost.time_ms(name, phase, degree, q) for phase in Phase) for q in cost.quotas(name, degree)}
     whole_ms = at[max(at)]
-    if counts is None or basis.hardware is None:
+    if counts is None or hardware is None:
         half = max((quota for quota in at if 2 * quota <= max(at)), default=None)
         bound = "unknown" if half is None else "SM-bound" if at[half] >= SCALES * whole_ms else "not SM-bound"
         return ModuleGain(name=name, bound_by=bound, whole_ms=whole_ms)
-    launch_ms = _kernels(counts) * basis.hardware.launch_us / 1e3
-    sm_ms, bandwidth_ms = _work_ms(counts, basis.hardware)
+    launch_ms = _kernels(counts) * hardware.launch_us / 1e3
+    sm_ms, bandwidth_ms = _work_ms(counts, hardware)
     times = {"launch-bound": launch_ms, "SM-bound": sm_ms, "bandwidth-bound": bandwidth_ms}
     bound = max(times, key=lambda kind: times[kind])
     return ModuleGain(
@@ -135,12 +144,13 @@ def gain_table(gain: Gain) -> Table:
     return make_table(f"Bounds on {gain.device}, predicted", columns, rows)
 
 
-def gain_sentences(gain: Gain, basis: Basis) -> list[str]:
+def gain_sentences(gain: Gain) -> list[str]:
     """Returns the expected step in plain words."""
+    has_times_only = all(module.launch_ms is None for module in gain.modules)
     bounds = dict.fromkeys(module.bound_by for module in gain.modules)
     ratio = gain.sequential_ms / gain.plan_ms if gain.plan_ms else 1.0
     lines = [
-        RULE if basis.counts else TIMES_ONLY,
+        TIMES_ONLY if has_times_only else RULE,
         *(f"{bound}: {MEANING[bound]}" for bound in bounds),
         f"expected step on {gain.device}, predicted: one module at a time {gain.sequential_ms:.2f} ms, with this plan "
         f"{gain.plan_ms:.2f} ms ({ratio:.2f}×)",
@@ -158,6 +168,6 @@ def gain_sentences(gain: Gain, basis: Basis) -> list[str]:
             lines.append(f"{floor}: an eager step takes at least that, so only CUDA graphs reach the plan's time")
         else:
             lines.append(f"{floor}: less than the plan's step, so launches do not bound it")
-    if basis.hardware is None:
+    if has_times_only:
         lines.append(f"the times are those of {gain.device}; for a described GPU give --model and --device")
     return lines

@@ -124,10 +124,10 @@ class PlanCommand:
         if self.explain_gain:
             from mosaic.cli.gain import explain, gain_sentences, gain_table
 
-            gain = explain(plan, basis)
+            gain = explain(plan, basis.graph.names, basis.cost, basis.counts, basis.hardware)
             console = console_beside(self.json)
             console.print(gain_table(gain))
-            console.print(*gain_sentences(gain, basis), sep="\n", highlight=False, markup=False)
+            console.print(*gain_sentences(gain), sep="\n", highlight=False, markup=False)
             write_json(gain, self.json)
         else:
             write_json(plan, self.json)
