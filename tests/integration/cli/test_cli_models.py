@@ -12,16 +12,23 @@ from mosaic.cli.main import run
 from mosaic.plan import Plan
 
 
-def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("model", "gpus", "modules"),
+    [
+        ("clip-paper", "1", {"encoders.image", "encoders.text"}),
+        ("t2v-gpu", "8", {"encoders.video", "encoders.text", "transformer"}),
+    ],
+)
+def test_a_model_of_the_papers_size_is_planned_for_described_gpus_without_its_weights(
+    model: str, gpus: str, modules: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "plan.json"
-    asked = ["--model", "zoo:clip-paper", "--device", "h100-80g", "--method", "exact"]
+    asked = ["--model", f"zoo:{model}", "--device", "h100-80g", "--gpus", gpus, "--method", "exact"]
     assert run(["plan", *asked, "--output", str(output)]) == 0
     placed = {placement.module for placement in artifact.load(Plan, output).placements}
-    assert placed == {"encoders.image", "encoders.text"}
+    assert placed == modules
     printed = " ".join(capsys.readouterr().out.split())
-    assert "16 slots, in bfloat16" in printed
+    assert "in bfloat16 forward backward" in printed
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
     assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
 
