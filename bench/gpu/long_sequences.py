@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.gpu.bench import Bench
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
-from mosaic.context.attention.kernels import BlockRows, FlexKernel
+from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128
@@ -109,8 +109,8 @@ class _Local:
         return self.q, both[..., :WIDTH].contiguous(), both[..., WIDTH:].contiguous()
 
     def step(self, *, backward: bool) -> tuple[torch.Tensor, ...]:
-        scale = WIDTH**-0.5
-        out, saved = self.kernel.forward(self.q, self.kv, scale)
+        scores = Scores(WIDTH**-0.5)
+        out, saved = self.kernel.forward(self.q, self.kv, scores)
         if not backward:
             return (out,)
-        return (out, *self.kernel.backward(saved, self.q, self.kv, out, self.gradient, scale))
+        return (out, *self.kernel.backward(saved, self.q, self.kv, out, self.gradient, scores))
