@@ -31,7 +31,7 @@ from mosaic.glue.tower import CALLBACKS, PROJECTORS, Tower
 LANGUAGE_MODEL = "language_model"
 RECORD = "glue.json"
 PROJECTOR = "projector.safetensors"
-NESTED = "mosaic.glue:MultimodalModel"
+NESTED = "mosaic.glue.model:MultimodalModel"
 """Class of a tower's model that is such a folder itself."""
 
 
@@ -138,9 +138,12 @@ def _save(model: Any, kind: str, folder: Path) -> None:
 
 
 def load_folder(
-    folder: Path, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    callbacks: Mapping[str, Callable[..., Any]],
+    nested: Callable[..., nn.Module],
 ) -> tuple[ModelRecord, nn.Module, dict[str, Tower]]:
-    """Reads the record, and the models without their projectors; see ``from_pretrained``."""
+    """Reads the record, and the models without their projectors; see ``from_pretrained``, as ``nested`` is, too."""
     record: ModelRecord = load(ModelRecord, folder / RECORD)
     _check(folder, record, modules, callbacks)
     language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, modules)
@@ -148,7 +151,7 @@ def load_folder(
     for entry in record.towers:
         name, projectors = entry.name, {"none": None, "own": modules.get(f"{entry.name}.projector")}
         towers[name] = Tower(
-            _load_nested(f"{name}.model.", folder / name, modules, callbacks)
+            nested(folder / name, modules=_inside(name, modules), callbacks=_inside(name, callbacks))
             if entry.model == NESTED
             else _load(f"{name}.model", entry.model, folder / name, modules),
             projector=projectors.get(entry.projector, entry.projector),
@@ -159,15 +162,10 @@ def load_folder(
     return record, language_model, towers
 
 
-def _load_nested(
-    prefix: str, folder: Path, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]
-) -> nn.Module:
-    from mosaic.glue.model import MultimodalModel
-
-    def inside(objects: Mapping[str, Any]) -> dict[str, Any]:
-        return {name.removeprefix(prefix): own for name, own in objects.items() if name.startswith(prefix)}
-
-    return MultimodalModel.from_pretrained(folder, modules=inside(modules), callbacks=inside(callbacks))
+def _inside(tower: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the objects for a tower's nested model, by their names in it."""
+    prefix = f"{tower}.model."
+    return {name.removeprefix(prefix): own for name, own in objects.items() if name.startswith(prefix)}
 
 
 def load_projector(folder: Path, name: str, tower: Tower) -> None:
@@ -187,10 +185,8 @@ def load_projector(folder: Path, name: str, tower: Tower) -> None:
 
 
 def _class_of(name: str, model: nn.Module) -> str:
-    """Returns a class of transformers as ``module:name``; empty for others that are not nested."""
+    """Returns a class of transformers as ``module:name``, ``NESTED``, or an empty text for others."""
     from transformers import PreTrainedModel
-
-    from mosaic.glue.model import MultimodalModel
 
     own = type(model)
     if own.__module__.startswith("transformers_modules"):
@@ -204,7 +200,7 @@ def _class_of(name: str, model: nn.Module) -> str:
             f"{name} has adapters of peft ({adapted or own.__name__}); call merge_and_unload() first, or save the "
             "adapters with peft and the model before adding them"
         )
-    if isinstance(model, MultimodalModel):
+    if any(f"{kind.__module__}:{kind.__name__}" == NESTED for kind in own.__mro__):
         return NESTED
     from_transformers = isinstance(model, PreTrainedModel) and own.__module__.startswith("transformers.")
     return f"{own.__module__}:{own.__qualname__}" if from_transformers else ""
