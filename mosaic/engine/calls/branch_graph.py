@@ -46,7 +46,7 @@ def find_uses(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
 def _edges(outputs: Sequence[torch.Tensor], stops: Collection[Target]) -> Iterator[tuple[Any, int, Target]]:
     """Yields each edge behind ``outputs``, not beyond ``stops``: its node, or None, its position there, its target."""
     seen: set[Node] = set()
-    todo: list[tuple[Any, int, Target]] = [(None, 0, target_of(tensor)) for tensor in outputs]
+    todo: list[tuple[Any, int, Any]] = [(None, 0, target_of(tensor)) for tensor in outputs]
     while todo:
         edge = todo.pop()
         yield edge
