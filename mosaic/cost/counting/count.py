@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -186,39 +187,29 @@ def count_degrees(
     are left out, and so is, with a warning, a degree at which the module does not accept its part of the batch.
 
     Args:
-        module: See ``count_module``.
-        args: See ``count_module``; the batch is the most frequent first dimension that results have too.
-        kwargs: See ``count_module``.
+        module, args, kwargs, target, settings, autocast, layers: See ``count_module``; the batch is the most frequent
+            first dimension of the arguments that results have too.
         degrees: Degrees to count; the whole batch (degree 1) always is.
-        target: See ``count_module``.
-        settings: See ``count_module``.
-        autocast: See ``count_module``.
-        layers: See ``count_module``.
 
     Raises:
         UnsupportedModelError: See ``count_module``.
     """
-    known: LayerCounts = {} if layers is None else layers
-
-    def count(batch: int | None = None, rows: int | None = None) -> ModuleCounts:
-        return count_module(
-            module,
-            args,
-            kwargs,
-            target=target,
-            settings=settings,
-            autocast=autocast,
-            batch=batch,
-            rows=rows,
-            layers=known,
-        )
-
+    count = partial(
+        count_module,
+        module,
+        args,
+        kwargs,
+        target=target,
+        settings=settings,
+        autocast=autocast,
+        layers={} if layers is None else layers,
+    )
     whole = count()
     counted = {1: whole}
     for degree in sorted(set(degrees) - {1}):
         if 1 <= degree <= whole.batch:
             try:
-                counted[degree] = count(-(-whole.batch // degree), whole.batch)
+                counted[degree] = count(batch=-(-whole.batch // degree), rows=whole.batch)
             except UnsupportedModelError as error:
                 _log.warning("degree %d is left out: %s", degree, error)
     return counted
