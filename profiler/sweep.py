@@ -158,7 +158,7 @@ class _Sweep:
             samples=samples,
             pairs=pairs,
             memory=tuple(dataclasses.replace(self.memory[name], lane_bytes=lane_bytes) for name in self.subjects),
-            structures=structures_of(tuple(self.subjects.values())),
+            structures=structures_of(self.subjects.values()),
             held_out=_held_out_of(samples),
             left_out=tuple(self.left_out),
             environment=environment_of(
