@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.routed import Agreement, Facts, RoutedModule
-from mosaic.ranks.rows.routing import RowRouting, routing_of
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.progress import SentPhase
 
 _NEW = -1
@@ -76,7 +76,7 @@ def _agree(routed: RoutedModule, facts: Facts, error: ModuleContractError | None
     there = [each.is_there for each in table]
     agreement = routed.agreements[numbers] = Agreement(
         facts=table,
-        routing=routing_of(tuple(each.rows for each in table), routed.members),
+        routing=RowRouting(held=tuple(each.rows for each in table), members=routed.members),
         row_bytes=row_bytes,
         wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
         source=there.index(True) if any(there) and not all(there) else None,
