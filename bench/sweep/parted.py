@@ -158,8 +158,8 @@ class ChunkChain:
     def gradients(self) -> dict[str, Tensor]:
         """Returns gradients by parameter, summed over ranks."""
         sums: dict[str, Tensor] = {}
-        for index, rank in enumerate(self._ranks):
-            for name, parameter in rank.own_parameters(index).items():
+        for rank in self._ranks:
+            for name, parameter in rank.model.named_parameters():
                 if parameter.grad is not None:
                     sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
         return sums

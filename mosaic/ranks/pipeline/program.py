@@ -99,8 +99,7 @@ def compile_program(
     """Compiles a schedule, as ``lower`` makes it, for a rank; ``names`` caches parsed tasks from step to step.
 
     Raises:
-        InvalidScheduleError: An edge has no tasks, or lanes have no order on one thread. ``check_pipeline_schedule``
-            finds more.
+        InvalidScheduleError: An edge has no tasks, or lanes have no order on one thread.
     """
     return _Compiler(schedule, rank, work, {} if names is None else names).compile()
 

@@ -85,8 +85,8 @@ class ChunkChain:
     def gradients(self) -> dict[str, torch.Tensor]:
         """Returns gradients by parameter, summed over ranks."""
         found: dict[str, torch.Tensor] = {}
-        for index, rank in enumerate(self.ranks):
-            for name, parameter in rank.own_parameters(index).items():
+        for rank in self.ranks:
+            for name, parameter in rank.model.named_parameters():
                 if parameter.grad is not None:
                     found[name] = found[name] + parameter.grad if name in found else parameter.grad
         return found

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from next_step_cases import plan
+from oracles.schedule_checker import check_pipeline_schedule
 from pipeline_cases import images, vision_and_text
 
-from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.next_step import NextStepPlanner, Planned
 from mosaic.pipelining.orders import OrderLimits
