@@ -39,8 +39,8 @@ Rows = Sequence[Iterable[Slot]]
 """Slots of each row of a graph, in order."""
 
 
-def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None = None) -> Orders:
-    """Returns the orders of a graph's tasks by slots; ``microbatches`` is the order of microbatches.
+def orders_of(graph: TaskGraph, rows: Rows) -> Orders:
+    """Returns the orders of a graph's tasks by slots.
 
     Slots without a task are empty: skipped chunks, missing backwards, and backward for weights that is not a task of
     its own.
@@ -49,10 +49,8 @@ def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None =
         ValueError: A task has no slot, or a slot is of another row.
     """
     tasks_of_slot: dict[Slot, list[int]] = defaultdict(list)
-    place = {name: at for at, name in enumerate(microbatches)} if microbatches is not None else None
     for index, task in enumerate(graph.tasks):
-        at = task.microbatch if place is None else place[task.microbatch]
-        tasks_of_slot[Slot(task.chunk, task.kind, at)].append(index)
+        tasks_of_slot[Slot(task.chunk, task.kind, task.microbatch)].append(index)
     for slot, tasks in tasks_of_slot.items():
         if slot.kind is ActionKind.FORWARD:
             tasks.sort(key=lambda index: graph.tasks[index].piece)
@@ -193,20 +191,15 @@ def one_f_one_b(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
     Raises:
         ValueError: A row has several chunks.
     """
-    return (one_f_one_b_of(graph, partition, range(num_microbatches_of(graph))),)
-
-
-def one_f_one_b_of(graph: TaskGraph, partition: Partition, microbatches: Sequence[int]) -> Orders:
-    """Returns 1F1B of microbatches in a given order."""
     of_row = {chunk.row: index for index, chunk in enumerate(partition.chunks)}
     if len(of_row) < len(partition.chunks):
         raise ValueError(
             f"{len(partition.chunks)} chunks on {len(of_row)} rows; 1F1B has one on each: use chunks_per_rank=1, or an "
             "interleaved schedule"
         )
-    slots = one_f_one_b_slots(chunk_depths(graph, partition), len(microbatches))
+    slots = one_f_one_b_slots(chunk_depths(graph, partition), num_microbatches_of(graph))
     rows = [slots[of_row[row]] if row in of_row else [] for row in partition.rows]
-    return orders_of(graph, rows, microbatches)
+    return (orders_of(graph, rows),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +223,6 @@ def cut_by(
     settings = {"chunks_per_rank": chunks_per_rank, "frozen_aware": frozen_aware}
     changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
     return lambda request: partition_by(name, replace(request, **changes))
-
-
-def _cut_interleaved(request: Request) -> Partition:
-    return partition_by("mixed-parameters", replace(request, chunks_per_rank=max(2, request.chunks_per_rank)))
 
 
 def chain_of(
@@ -268,7 +257,9 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
             Baseline(
                 name="megatron",
                 description="interleaved 1F1B, two chunks a rank or more balanced by parameters",
-                cut=_cut_interleaved,
+                cut=lambda request: partition_by(
+                    "mixed-parameters", replace(request, chunks_per_rank=max(2, request.chunks_per_rank))
+                ),
                 order=chain_of(interleaved),
             ),
             Baseline(

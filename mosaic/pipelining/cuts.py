@@ -31,6 +31,7 @@ lane each. While the backbone runs a microbatch, encoders run the next ones on t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -72,7 +73,10 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
         following = [0.0] * (num_layers + 1)
         cut = [0] * (num_layers + 1)
         for layers in range(num_ranges + 1, num_layers + 1):
-            crossing = _crossing(best, sums, num_ranges, layers)
+            # the first start of the last range that makes it no longer than the others, and the start before
+            crossing = bisect_left(
+                range(layers - 1), True, num_ranges, key=lambda at: best[at] >= sums[layers] - sums[at]
+            )
             before = max(num_ranges, crossing - 1)
             least, place = min((max(best[at], sums[layers] - sums[at]), -at) for at in {before, crossing})
             following[layers], cut[layers] = least, -place
@@ -82,18 +86,6 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
     for cut in reversed(cuts):
         ends.append(cut[ends[-1]])
     return tuple(reversed(ends))
-
-
-def _crossing(best: Sequence[float], sums: Sequence[float], first: int, end: int) -> int:
-    """Returns the first start of the last range, ending at ``end``, that makes it no longer than the others."""
-    low, high = first, end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if best[middle] >= sums[end] - sums[middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def separated(request: Request, max_segments: int | None = None) -> Partition:
