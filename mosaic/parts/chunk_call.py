@@ -25,7 +25,6 @@ none; several threads may then call at a time, because generators stay untouched
 
 
 STRATEGIES = ("keep", "recompute")
-"""Names of activation strategies."""
 
 
 class ChunkEnded(BaseException):
@@ -37,9 +36,7 @@ class ChunkCall:
     """State of one call."""
 
     split: ModelSplit
-    """The split of the model."""
     blank: BlankResults
-    """Results of other modules."""
     device: torch.device
     """Device whose generator is saved, beside the CPU's."""
     own: Collection[int]
@@ -47,14 +44,11 @@ class ChunkCall:
     last: int | None
     """Last site of the call; None: the model's end."""
     received: Mapping[Value, torch.Tensor]
-    """Values of other chunks."""
     sends: Collection[Value]
-    """Values to send."""
     present: Collection[str]
     """Modules that the microbatch calls."""
     draws: Draws = "own"
     strategies: Mapping[int, str] = field(default_factory=dict)
-    """Strategies of own layers, by site."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -188,16 +182,13 @@ class ForwardPatch:
         self._current, self._in_use = current, in_use
 
     def save_forward(self) -> None:
-        """Saves the module's own ``forward`` before its replacement."""
         self.forward = self.module.forward
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module's own ``forward`` with its own weights."""
         with self._in_use.shared():
             return self.forward(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module, or its site in the current call."""
         call = self._current.chunk_call
         return self.run(*args, **kwargs) if call is None else call.enter(self, args, kwargs)
 

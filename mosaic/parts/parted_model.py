@@ -28,9 +28,7 @@ class ChunkPlan:
     """The common plan of all microbatches that call the same modules; by default no site runs."""
 
     present: frozenset[str]
-    """Modules that these microbatches call."""
     own: frozenset[int] = frozenset()
-    """Sites that run."""
     layers: tuple[int, ...] = ()
     """Its layers, in the order of the chunk's parts."""
     last: int | None = None
@@ -42,7 +40,6 @@ class ChunkPlan:
     leaves: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """Sent values, by the module whose part sends them."""
     sends: frozenset[Value] = frozenset()
-    """All sent values."""
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:

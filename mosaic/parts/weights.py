@@ -67,7 +67,6 @@ def swap(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def meta_buffer(name: str) -> UnsplittableError:
-    """Returns the error of a buffer without values."""
     return UnsplittableError(
         f"buffer {name} is on the meta device, and this rank reads it; build the model so that buffers are real, as "
         "accelerate's init_empty_weights(include_buffers=False) does"
@@ -95,7 +94,6 @@ class StandIns:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Installs the stand-ins temporarily."""
         try:
             for owner, name, _, zero in self._places:
                 owner[name] = zero

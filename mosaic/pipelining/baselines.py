@@ -25,7 +25,6 @@ class Slot:
     """One phase of a chunk with a whole microbatch: all of its pieces in turn."""
 
     chunk: int
-    """Index in the partition."""
     kind: ActionKind
     """Forward, backward or backward for weights."""
     microbatch: int
@@ -36,7 +35,6 @@ class Slot:
 
 
 Rows = Sequence[Iterable[Slot]]
-"""Slots of each row of a graph, in order."""
 
 
 def orders_of(graph: TaskGraph, rows: Rows) -> Orders:
@@ -168,7 +166,6 @@ def in_turn(forward: Sequence[Slot], backward: Sequence[Slot], warm_up: int) -> 
 
 
 def num_microbatches_of(graph: TaskGraph) -> int:
-    """Returns the number of microbatches of a graph."""
     return 1 + max(task.microbatch for task in graph.tasks)
 
 
@@ -272,4 +269,3 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         )
     }
 )
-"""By name."""

@@ -362,7 +362,6 @@ _ALL = (
 )
 
 PARTITION_METHODS = {name: PartitionMethod(name=name, description=text, cut=cut) for name, text, cut in _ALL}
-"""By name."""
 
 
 def partition_by(name: str, request: Request) -> Partition:

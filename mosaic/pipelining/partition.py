@@ -117,7 +117,6 @@ class Partition:
     """
 
     num_ranks: int
-    """Pipeline ranks."""
     chunks: tuple[Chunk, ...]
     """In the order of the dataflow."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -272,7 +271,6 @@ class Request:
 
     model: PipelineModel
     num_ranks: int
-    """Pipeline ranks."""
     microbatches: Sequence[Microbatch]
     """Representative ones; times are their means."""
     chunks_per_rank: int = 1

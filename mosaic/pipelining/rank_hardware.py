@@ -44,7 +44,6 @@ class Degrees:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole job."""
         return self.tensor * self.pipeline * self.data * self.context
 
 

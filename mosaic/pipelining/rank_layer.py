@@ -66,7 +66,6 @@ class ContextSharing:
 
 
 PLAIN_SHARING = ContextSharing()
-"""Default sharing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,6 @@ class SequenceShare:
     """Shares of context ranks in equally long sequences; each figure is of the rank with most."""
 
     ranks: int
-    """Context ranks."""
     local_tokens: int
     """Places of each rank; some may be empty."""
     pairs: int
@@ -153,7 +151,6 @@ class RankShare:
 
 
 WHOLE = RankShare()
-"""All of a module's data."""
 
 
 def rank_share(

@@ -85,7 +85,6 @@ class RankSpace:
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     host: HostTimes = NO_HOST_TIMES
-    """Host time of messages."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:
@@ -282,7 +281,6 @@ def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
 
 
 _Place = tuple[int, int]
-"""Chunk and piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +309,6 @@ class _Pass:
     forward: dict[_Place, int] = field(default_factory=dict)
 
     def units(self, chunk: int) -> tuple[int, ...]:
-        """Returns the units of the chunk's pieces."""
         return self.pieces[self.flow.modules[chunk][0]]
 
 
@@ -341,7 +338,6 @@ class _StepBuilder:
         self._lags_ns: dict[tuple[int, int, int], int] = {}
 
     def add(self, index: int, microbatch: Microbatch) -> None:
-        """Adds all tasks of a microbatch."""
         units = {name: module.units(microbatch) for name, module in self.modules.items()}
         if not any(units.values()):
             raise ValueError(f"microbatch {index} passes through no module: {microbatch}; leave it out")

@@ -51,7 +51,6 @@ class Task:
     parts: tuple[Part, ...]
     """Its parts in order; several in a chunk of several modules."""
     microbatch: int
-    """Index in the step."""
     piece: int = 0
     """Index of its sub-microbatch in the microbatch."""
     chunk: int = 0
@@ -70,11 +69,8 @@ class Wait:
     """``target`` starts no earlier than ``lag_ns`` after the end of ``source``."""
 
     source: int
-    """Index of a task."""
     target: int
-    """Index of a task."""
     lag_ns: int = 0
-    """Time of the message."""
     num_bytes: int = 0
     """Bytes of the message; 0 between phases of one chunk."""
 
@@ -118,12 +114,10 @@ class TaskGraph:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return len(self.rank_of)
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks."""
         return max(self.rank_of, default=-1) + 1
 
 
@@ -154,7 +148,6 @@ class Timed:
     """A simulated step."""
 
     start_ns: Sequence[int]
-    """Start of each task."""
     makespan_ns: int
     """End of the last task."""
     peak_bytes: tuple[int, ...]
@@ -192,7 +185,6 @@ def roll_out(graph: TaskGraph) -> tuple[Orders, Timed] | Deadlock:
 
 
 def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
-    """Converts the extension's deadlock."""
     return Deadlock(waiting=tuple(deadlock.waiting), at_ns=deadlock.at_ns, short_bytes=tuple(deadlock.short_bytes))
 
 

@@ -49,9 +49,7 @@ class Candidate:
     strategies: tuple[int, ...]
     """Policy index of each layer."""
     forward_ns: int
-    """Added time of forward."""
     backward_ns: int
-    """Added time of backward."""
     kept_bytes: int
     """Bytes from the start of forward to the end of backward."""
     workspace_bytes: int
@@ -59,7 +57,6 @@ class Candidate:
 
     @property
     def added_ns(self) -> int:
-        """Added time of both."""
         return self.forward_ns + self.backward_ns
 
 
@@ -133,11 +130,9 @@ class Pair:
     """A forward with its backward, between which activations are in use."""
 
     forward: int
-    """Index of a task."""
     backward: int
     """Index of a task on the same rank."""
     candidates: tuple[Candidate, ...]
-    """At least one."""
     counted: Candidate = _NOTHING
     """Candidate that the graph's times and bytes include; by default none."""
 
@@ -216,7 +211,6 @@ class Tuned:
     graph: TaskGraph
     """The graph with the chosen times and bytes, and the limits."""
     timed: Timed
-    """Its simulation."""
     bound_ns: int
     """Lower bound of all choices in this order: the step with everything kept."""
 
@@ -355,7 +349,6 @@ class _Tuning:
         return tuple(choice)
 
     def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage:
-        """Returns the shortage of the leanest candidates."""
         peaks = memory_peaks(graph, timed.start_ns)
         own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
         peak_bytes, peak_ns = peaks[own.rank]

@@ -46,7 +46,6 @@ class StepData:
     partition: Partition
     schedule: PipelineSchedule
     microbatches: Sequence[Mapping[str, Any]]
-    """Keyword arguments of the model."""
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """Layers of each module, whose strategies the schedule names by index."""
     averaged_over: float
@@ -59,7 +58,6 @@ class StepData:
     _own: dict[TaskName, tuple[Mapping[str, Any], ItemShare | None]] = field(default_factory=dict)
 
     def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
-        """Returns the keyword arguments of a forward."""
         return self._own_of(task)[0]
 
     def leaving_kwargs_of(self, task: TaskName) -> Mapping[str, Any]:

@@ -43,7 +43,6 @@ class CountedModel:
     """The counted layers of a model, for planning."""
 
     split: ModelSplit
-    """Its lists of layers."""
     whole: PartedModel
     """With each module's first layer as a chunk, for the shapes behind it; keeps all weights."""
     layers: Mapping[str, tuple[Layer, ...]]
@@ -51,7 +50,6 @@ class CountedModel:
     elements: Mapping[str, int]
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
-    """Its modules."""
     numbers: DrawnNumbers
     """Random numbers of microbatches: encoders run those that draw any whole, since pieces would draw others."""
     machine: RankHardware
@@ -62,7 +60,6 @@ class CountedModel:
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
-        """Returns the counts of a microbatch."""
         present, draws = self.split.present(kwargs), self.numbers.draw(kwargs)
         counted = {}
         for index, module in enumerate(self.split.modules):

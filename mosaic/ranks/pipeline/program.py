@@ -65,7 +65,6 @@ class Work(Protocol):
 
 
 FORWARD, BACKWARD, SEND, WAIT_SEND, RECEIVE, WAIT_RECEIVE, FREE, REDUCE = range(8)
-"""Codes of actions."""
 
 _OF_VERB = {
     Verb.SEND: SEND,

@@ -168,7 +168,6 @@ class PipelineSetup:
         return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
 
     def shapes(self, step: Microbatches) -> tuple[str, ...]:
-        """Names the shapes of a step's microbatches."""
         return tuple(self.counted.microbatch(microbatch).key for microbatch in step)
 
     def drop_gradients(self) -> None:

@@ -298,7 +298,6 @@ class WeightSlices:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the split weights."""
         return frozenset(self._slices)
 
     def forget_dropped(self) -> None:
