@@ -30,8 +30,7 @@ from bench.pipeline.measured.steps import Sizes, cores, memory, steps
 from bench.ranks.launch import Work, on_ranks
 from bench.record import Figure
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.program import Edge, RankTask
+from mosaic.ranks.pipeline.executor import Edge, Executor, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 
 CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15

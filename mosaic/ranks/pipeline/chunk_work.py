@@ -27,7 +27,7 @@ from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.partition import Partition, even_pieces
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.program import Edge, RankTask
+from mosaic.ranks.pipeline.executor import Edge, RankTask
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.sequences import SharedItems
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
