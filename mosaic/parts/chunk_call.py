@@ -109,13 +109,14 @@ class ChunkCall:
         site, call = self.split.sites[index], ModuleCall(patch.module, patch.forward, args, kwargs)
         if self.draws == "all":
             self.blank.draw(call)
-        if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
+        if site.is_layer and site.keeps_shape and index not in self.split.sites_with_further_values:
             leaves, tree = list(site.form[0]), site.form[1]
             leaves[0] = self.blank.in_precision_of(site.module, call)
         else:
             leaves, tree = self.blank.zeros(call)
         if self.added:
-            leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
+            added = self.added
+            leaves = pytree.tree_map_only(torch.Tensor, lambda t: t + added if t.is_floating_point() else t, leaves)
         for number in range(len(leaves)):
             tensor = self.received.get(Value(index, number))
             if tensor is not None:
@@ -152,10 +153,6 @@ class ChunkCall:
                     "what it does with the sample, and not in place"
                 )
         return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
-
-
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def _version(tensor: torch.Tensor) -> int:

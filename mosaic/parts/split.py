@@ -109,12 +109,9 @@ class ModelSplit:
                 consumers.setdefault(value, []).append((site.module, site.layer))
         return dict(sorted(consumers.items()))
 
-    def has_further_values(self, site: int) -> bool:
-        """Returns True if others need more of a site's result than its first tensor."""
-        return site in self._sites_with_further_values
-
     @cached_property
-    def _sites_with_further_values(self) -> frozenset[int]:
+    def sites_with_further_values(self) -> frozenset[int]:
+        """Sites of whose results others need more than the first tensor."""
         return frozenset(value.site for value in self._consumers if value.leaf)
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:

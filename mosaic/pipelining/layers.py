@@ -31,7 +31,6 @@ class Layer:
     """One layer with a piece of a microbatch, on one rank of each axis."""
 
     forward_ms: float
-    """Forward, including its collectives."""
     backward_ms: float
     """Backward for its inputs."""
     weights_ms: float
@@ -139,9 +138,7 @@ class CountedLayers:
     """Counts of a microbatch in one module."""
 
     units: int
-    """Most pieces."""
     layers: tuple[Layer, ...]
-    """Layers with all units."""
     boundary_bytes: int
     """Between two layers and of the output, with all units."""
 
@@ -151,7 +148,6 @@ class CountedMicrobatch:
     """A microbatch with the counts of its shapes; equal keys are equal to the planner."""
 
     key: str
-    """Its shapes, as text."""
     counted: Mapping[str, CountedLayers] = field(repr=False)
     """By module, without skipped ones."""
     draws: bool = False

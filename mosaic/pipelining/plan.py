@@ -45,7 +45,6 @@ class PipelinePlan:
     partition: Partition
     """Layers of each rank of a pipeline."""
     fitted: FittedTimes = field(default_factory=FittedTimes)
-    """Measured corrections of the trial."""
     predicted_ms: float = 0.0
     """A step of the sample, gradients' sums included; 0: not predicted."""
 

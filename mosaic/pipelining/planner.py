@@ -357,13 +357,7 @@ class _MemoryPlanning:
         else:
             short, at_ns = self._excess_bytes(searched.timed), 0
         rank = short.index(max(short))
-        return MemoryShortage(
-            rank=rank,
-            at_ns=at_ns,
-            short_bytes=short[rank],
-            limit_bytes=self.graph.limit_bytes[rank],
-            base_bytes=self.graph.base_bytes[rank],
-        )
+        return MemoryShortage.of(self.graph, rank, at_ns=at_ns, short_bytes=short[rank])
 
 
 Shares = tuple[tuple[int, ...], ...]

@@ -22,7 +22,6 @@ from mosaic.hardware import Cluster, Link, Message
 from mosaic.pipelining.layers import (
     KnowsOutput,
     Layer,
-    LayeredModule,
     Microbatch,
     PipelineModel,
     Strategy,
@@ -42,7 +41,6 @@ from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.tasks import ActionKind, PairKey, Task, TaskGraph, Wait
 
 MAX_TASKS = 2_000_000
-"""Most tasks of a step."""
 
 Strategies = str | Mapping[PairKey, tuple[int, ...]]
 """One name for all layers that have it; or the strategy index of each layer of a pair, by default the first."""
@@ -187,83 +185,6 @@ class _Costs:
     """The layers, of which those without a backward keep nothing and skipped ones do nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CostCounter:
-    """Counts costs, equal ones once."""
-
-    modules: Mapping[str, LayeredModule]
-    strategies: Strategies
-    weights_apart: bool
-    known: dict[object, _Costs] = field(default_factory=dict)
-    layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
-
-    def costs(
-        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
-    ) -> _Costs:
-        """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
-        chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
-        key = (id(gradients), pair[0], microbatch, units, chosen)
-        if key not in self.known:
-            self.known[key] = self._count(chunk, gradients, microbatch, units, chosen)
-        return self.known[key]
-
-    def _count(
-        self,
-        chunk: Chunk,
-        gradients: Mapping[str, Gradients],
-        microbatch: Microbatch,
-        units: int,
-        chosen: str | tuple[int, ...],
-    ) -> _Costs:
-        layers: list[Layer] = []
-        times: list[tuple[float, float, float]] = []
-        memory: list[LayerMemory] = []
-        has_backward = has_weights = False
-        for part in chunk.parts:
-            if part.module not in gradients:
-                layers += [_SKIPPED] * part.count
-                continue
-            # a chunk of several modules runs whole microbatches: all units of each module
-            count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
-            own = gradients[part.module]
-            of_module = self._layers(part.module, chunk.share, microbatch, count)
-            for at in range(part.first, part.end):
-                layer, inputs, weights = of_module[at], own.inputs[at], own.weights[at]
-                if not inputs and not weights:
-                    layer = replace(layer, strategies=_KEEPS_NOTHING)
-                strategy = _chosen(layer, chosen, len(layers), part.module)
-                times.append(layer_ms(layer, strategy, inputs=inputs, weights=weights))
-                memory.append((strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes))
-                layers.append(layer)
-                has_backward |= inputs or weights
-                has_weights |= weights
-        if (least := min(map(min, memory))) < 0:
-            raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
-        forward, backward, weights_ns = (_whole_ns(phase, chunk) for phase in zip(*times, strict=True))
-        # recomputed activations stay until the end of backward for weights, if that is apart
-        remade = sum(max(0, whole - kept) for kept, whole, _ in memory) if self.weights_apart else 0
-        works = remade + max(own for *_, own in memory) if self.weights_apart else workspace_bytes(memory)
-        return _Costs(
-            forward_ns=forward,
-            backward_ns=backward,
-            weights_ns=weights_ns,
-            kept_bytes=sum(kept_bytes for kept_bytes, _, _ in memory),
-            workspace_bytes=works,
-            remade_bytes=remade,
-            has_backward=has_backward,
-            has_weights=has_weights,
-            layers=tuple(layers),
-        )
-
-    def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        """Returns a module's layers on a share of its rank, whose speed is in proportion to the share."""
-        key = name, share, microbatch, units
-        if key not in self.layers:
-            layers = self.modules[name].layers(microbatch, units)
-            self.layers[key] = tuple(scaled_layer(layer, 1 / share, 1) for layer in layers)
-        return self.layers[key]
-
-
 def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:
     if isinstance(chosen, str):
         return strategy_of(layer, chosen)
@@ -326,7 +247,9 @@ class _StepBuilder:
     ) -> None:
         self.model, self.partition, self.space, self.weights_apart = model, partition, space, weights_apart
         self.modules = {module.name: module for module in model.modules}
-        self.counter = _CostCounter(modules=self.modules, strategies=strategies, weights_apart=weights_apart)
+        self.strategies = strategies
+        self._known_costs: dict[object, _Costs] = {}
+        self._known_layers: dict[object, tuple[Layer, ...]] = {}
         self.row_of = [partition.rows.index(chunk.row) for chunk in partition.chunks]
         self.rank_of = [rank for rank, _ in partition.rows]
         self.tasks: list[Task] = []
@@ -369,7 +292,7 @@ class _StepBuilder:
             for piece, count in enumerate(current.units(chunk)):
                 pair = chunk, current.index, piece
                 gradients = current.flow.gradients
-                cost = self.counter.costs(self.partition.chunks[chunk], gradients, current.microbatch, count, pair)
+                cost = self._costs(self.partition.chunks[chunk], gradients, current.microbatch, count, pair)
                 current.costs[chunk, piece] = cost
                 if cost.has_backward:
                     self.layers[pair] = cost.layers
@@ -379,6 +302,72 @@ class _StepBuilder:
                 current.forward[at] = task
                 for source, size in self._inputs(current, chunk, piece, names):
                     self._wait(current.forward[source], task, size)
+
+    def _costs(
+        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
+    ) -> _Costs:
+        """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
+        chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
+        key = (id(gradients), pair[0], microbatch, units, chosen)
+        if key not in self._known_costs:
+            self._known_costs[key] = self._count(chunk, gradients, microbatch, units, chosen)
+        return self._known_costs[key]
+
+    def _count(
+        self,
+        chunk: Chunk,
+        gradients: Mapping[str, Gradients],
+        microbatch: Microbatch,
+        units: int,
+        chosen: str | tuple[int, ...],
+    ) -> _Costs:
+        layers: list[Layer] = []
+        times: list[tuple[float, float, float]] = []
+        memory: list[LayerMemory] = []
+        has_backward = has_weights = False
+        for part in chunk.parts:
+            if part.module not in gradients:
+                layers += [_SKIPPED] * part.count
+                continue
+            # a chunk of several modules runs whole microbatches: all units of each module
+            count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
+            own = gradients[part.module]
+            of_module = self._layers(part.module, chunk.share, microbatch, count)
+            for at in range(part.first, part.end):
+                layer, inputs, weights = of_module[at], own.inputs[at], own.weights[at]
+                if not inputs and not weights:
+                    layer = replace(layer, strategies=_KEEPS_NOTHING)
+                strategy = _chosen(layer, chosen, len(layers), part.module)
+                times.append(layer_ms(layer, strategy, inputs=inputs, weights=weights))
+                memory.append((strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes))
+                layers.append(layer)
+                has_backward |= inputs or weights
+                has_weights |= weights
+        if (least := min(map(min, memory))) < 0:
+            raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
+        forward, backward, weights_ns = (_whole_ns(phase, chunk) for phase in zip(*times, strict=True))
+        # recomputed activations stay until the end of backward for weights, if that is apart
+        remade = sum(max(0, whole - kept) for kept, whole, _ in memory) if self.weights_apart else 0
+        works = remade + max(own for *_, own in memory) if self.weights_apart else workspace_bytes(memory)
+        return _Costs(
+            forward_ns=forward,
+            backward_ns=backward,
+            weights_ns=weights_ns,
+            kept_bytes=sum(kept_bytes for kept_bytes, _, _ in memory),
+            workspace_bytes=works,
+            remade_bytes=remade,
+            has_backward=has_backward,
+            has_weights=has_weights,
+            layers=tuple(layers),
+        )
+
+    def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns a module's layers on a share of its rank, whose speed is in proportion to the share."""
+        key = name, share, microbatch, units
+        if key not in self._known_layers:
+            layers = self.modules[name].layers(microbatch, units)
+            self._known_layers[key] = tuple(scaled_layer(layer, 1 / share, 1) for layer in layers)
+        return self._known_layers[key]
 
     def _add_backward(self, current: _Pass) -> None:
         gradients: dict[_Place, list[tuple[int, int]]] = {}

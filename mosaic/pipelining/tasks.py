@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from mosaic.graph import Part
@@ -101,11 +100,11 @@ class TaskGraph:
     """The graph for simulations and searches."""
 
     def __post_init__(self) -> None:
-        tasks = [_column("task", self.tasks, name) for name in _TASK_COLUMNS]
+        tasks = [_whole(name, [getattr(task, name) for task in self.tasks], "task") for name in _TASK_COLUMNS]
         tasks.insert(1, array("q", [_KINDS[task.kind] for task in self.tasks]))
         compiled = load_search().Tasks(
             tasks,
-            [_column("wait", self.waits, name) for name in ("source", "target", "lag_ns")],
+            [_whole(name, [getattr(wait, name) for wait in self.waits], "wait") for name in _WAIT_COLUMNS],
             rank_of=_whole("rank_of", self.rank_of),
             base_bytes=_whole("base_bytes", self.base_bytes),
             limit_bytes=_whole("limit_bytes", self.limit_bytes),
@@ -122,25 +121,21 @@ class TaskGraph:
 
 
 _TASK_COLUMNS = ("row", "microbatch", "group", "time_ns", "takes_bytes", "frees_bytes")
+_WAIT_COLUMNS = ("source", "target", "lag_ns")
 _KINDS = {kind: number for number, kind in enumerate(ActionKind)}
-_MAX_WHOLE = 2**63
 
 
-def _column(what: str, items: Sequence[object], name: str) -> array[int]:
-    read = attrgetter(name)
+def _whole(name: str, values: Sequence[int], of: str = "") -> array[int]:
     try:
-        return array("q", map(read, items))
+        return array("q", values)
     except (TypeError, OverflowError):
-        for index, item in enumerate(items):
-            _whole(f"{name} of {what} {index}", [read(item)])
-        raise
-
-
-def _whole(name: str, values: Sequence[int]) -> array[int]:
-    for value in values:
-        if not hasattr(value, "__index__") or not -_MAX_WHOLE <= value < _MAX_WHOLE:
-            raise ValueError(f"{name} is {value!r}; use a whole number of at most 63 bits")
-    return array("q", values)
+        at, value = next(
+            (at, value)
+            for at, value in enumerate(values)
+            if not (hasattr(value, "__index__") and -(2**63) <= value < 2**63)
+        )
+        place = f" of {of} {at}" if of else ""
+        raise ValueError(f"{name}{place} is {value!r}; use a whole number of at most 63 bits") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,6 +227,12 @@ class MemoryShortage:
     base_bytes: int
     """Constant bytes of the rank: weights, gradients, optimizer state."""
 
+    @classmethod
+    def of(cls, graph: TaskGraph, rank: int, *, at_ns: int, short_bytes: int) -> MemoryShortage:
+        base_bytes = graph.base_bytes[rank] if graph.base_bytes else 0
+        limit_bytes = graph.limit_bytes[rank]
+        return cls(rank=rank, at_ns=at_ns, short_bytes=short_bytes, limit_bytes=limit_bytes, base_bytes=base_bytes)
+
     def __str__(self) -> str:
         if self.base_bytes > self.limit_bytes:
             remedies = (
@@ -352,13 +358,7 @@ class _Tuning:
         peaks = memory_peaks(graph, timed.start_ns)
         own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
         peak_bytes, peak_ns = peaks[own.rank]
-        return MemoryShortage(
-            rank=own.rank,
-            at_ns=peak_ns,
-            short_bytes=peak_bytes - own.limit_bytes,
-            limit_bytes=own.limit_bytes,
-            base_bytes=own.base_bytes,
-        )
+        return MemoryShortage.of(self.graph, own.rank, at_ns=peak_ns, short_bytes=peak_bytes - own.limit_bytes)
 
 
 class _RankPairs:

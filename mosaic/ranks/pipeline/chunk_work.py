@@ -21,7 +21,7 @@ from mosaic.context.items import ItemShare
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pieces import count_units, join_pieces, slice_piece
+from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.partition import Partition, even_pieces
@@ -51,7 +51,6 @@ class StepData:
     averaged_over: float
     """Divisor of losses: the step's microbatches for each of the ranks that have the same layers."""
     units_together: int = 1
-    """Units of an encoder that no piece divides."""
     items: SharedItems | None = None
     """Shares units of encoders out over context ranks; None: each rank encodes all."""
     _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
@@ -144,7 +143,8 @@ class StepData:
         pieces = even_pieces(max(1, units // together), size)
         first = sum(pieces[: task.piece]) * together
         is_last = task.piece == len(pieces) - 1
-        return slice_piece(self.split, kwargs, name, first, units - first if is_last else pieces[task.piece] * together)
+        end = units if is_last else first + pieces[task.piece] * together
+        return take_units(self.split, kwargs, name, range(first, end))
 
 
 def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: PartedModel) -> Tensor:
@@ -259,7 +259,11 @@ class ChunkWork:
             else:
                 torch.autograd.backward(*self._due(forward, outputs, gradients))
         return {
-            target: tuple(_gradient(leaf) for leaf in inputs[target.forward] if leaf.is_floating_point())
+            target: tuple(
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for leaf in inputs[target.forward]
+                if leaf.is_floating_point()
+            )
             for target in task.targets
         }
 
@@ -321,7 +325,3 @@ class ChunkWork:
 def _leaf(tensor: Tensor, *, needs_grad: bool) -> Tensor:
     leaf = tensor.detach()
     return leaf.requires_grad_() if needs_grad and leaf.is_floating_point() else leaf
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

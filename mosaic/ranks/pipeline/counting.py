@@ -53,7 +53,6 @@ class CountedModel:
     numbers: DrawnNumbers
     """Random numbers of microbatches: encoders run those that draw any whole, since pieces would draw others."""
     machine: RankHardware
-    """One of the ranks."""
     shares: Mapping[str, RankShare]
     """By module, of the sample: the part of it on one context rank."""
     units_together: int = 1
@@ -116,7 +115,8 @@ def count_model(
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
-        key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
+        weights = [(name, each.shape, each.requires_grad) for name, each in module.named_parameters()]
+        key = alike, _text(args), _text(kwargs), type(module), tuple(weights)
         if key not in known:
             known[key] = _counts(module, args, kwargs, machine)
         layer = rank_layer(
@@ -251,10 +251,6 @@ def _size(whole: PartedModel, index: int, kwargs: Mapping[str, Any]) -> tuple[in
     """Returns elements and bytes behind a module's first layer."""
     likes: Sequence[torch.Tensor] = [like for sent in whole.boundary_like(index, kwargs).values() for like in sent]
     return sum(like.numel() for like in likes), sum(like.numel() * like.element_size() for like in likes)
-
-
-def _makeup(module: nn.Module) -> str:
-    return " ".join(f"{name}{tuple(one.shape)}{one.requires_grad}" for name, one in module.named_parameters())
 
 
 def _text(value: Any) -> str:

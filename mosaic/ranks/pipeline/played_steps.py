@@ -26,7 +26,6 @@ class PlayedStep:
     """One step twice: its tasks, and when each starts."""
 
     measured: tuple[TaskGraph, Sequence[int]]
-    """With the times that tasks took."""
     simulated: tuple[TaskGraph, Sequence[int]]
     """The same order with counted times."""
 
@@ -42,7 +41,6 @@ class OwnStep:
     schedule: PipelineSchedule | None
     """Of its replica; None: it had no microbatches."""
     spans: Sequence[Span]
-    """Times of this rank's actions."""
 
     @property
     def computing_ms(self) -> float:

@@ -63,7 +63,6 @@ class RankGrid:
         return self.degrees.data * self.degrees.context
 
     def rank_of(self, replica: int, place: int, context: int, tensor: int) -> int:
-        """Returns the rank of the world at a place."""
         degrees = self.degrees
         return ((replica * degrees.pipeline + place) * degrees.context + context) * degrees.tensor + tensor
 

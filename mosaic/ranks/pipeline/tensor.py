@@ -266,7 +266,6 @@ def split_linear(linear: nn.Linear, style: str, shared: SharedInput) -> None:
 class _Slice:
     dim: int
     shape: torch.Size
-    """Of the whole weight."""
 
 
 class WeightSlices:

@@ -86,15 +86,15 @@ class Message:
         )
 
 
+@dataclass(slots=True)
 class Pending:
     """One end of a message under way."""
 
-    __slots__ = ("_held", "_message", "_progress", "_result", "_works")
-
-    def __init__(
-        self, progress: RankProgress, message: Message, works: list[dist.Work | None], held: Tensors, result: Tensors
-    ) -> None:
-        self._progress, self._message, self._works, self._held, self._result = progress, message, works, held, result
+    _progress: RankProgress
+    _message: Message
+    _works: list[dist.Work | None]
+    _held: Tensors
+    _result: Tensors
 
     def wait(self) -> Tensors:
         """Returns received tensors once they are there; of sent ones nothing, once they may be written to.

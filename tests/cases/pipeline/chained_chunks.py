@@ -11,7 +11,7 @@ from torch import nn
 
 from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pieces import count_units, join_pieces, slice_piece
+from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit
 
 Tensors = tuple[torch.Tensor, ...]
@@ -78,7 +78,7 @@ class ChunkChain:
             return [kwargs]
         units = count_units(self.split, kwargs, module)
         return [
-            slice_piece(self.split, kwargs, module, first, min(sizes[module], units - first))
+            take_units(self.split, kwargs, module, range(first, min(first + sizes[module], units)))
             for first in range(0, units, sizes[module])
         ]
 

@@ -11,9 +11,9 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from bench.papers.baselines import PAPER_BASELINES
 from mosaic.pipelining import baselines
-from mosaic.pipelining.baselines import Slot
 from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.partition import Request
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Orders, TaskGraph
 
@@ -41,7 +41,7 @@ def torchs(
     return [[slot for action in row for slot in read(action)] for row in ops]
 
 
-def texts(rows: list[list[Slot]]) -> list[list[str]]:
+def texts(rows: list[list[TaskName]]) -> list[list[str]]:
     return [[str(slot) for slot in row] for row in rows]
 
 
