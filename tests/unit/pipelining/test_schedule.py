@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from executor_cases import order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.schedule_checker import check_pipeline_schedule
@@ -37,21 +36,6 @@ def case(**options) -> tuple[Partition, TaskGraph]:
 
 def lowered(partition: Partition, graph: TaskGraph, orders: Orders | None = None, **options) -> PipelineSchedule:
     return lower(partition, graph, orders or natural(graph), training=range(len(partition.chunks)), **options)
-
-
-def random_orders(draw: st.DrawFn, graph: TaskGraph) -> Orders:
-    """Any order that can run: at each point any task whose waits are over."""
-    missing = defaultdict(set)
-    for wait in graph.waits:
-        missing[wait.target].add(wait.source)
-    rows: list[list[int]] = [[] for _ in graph.rank_of]
-    left = dict.fromkeys(range(len(graph.tasks)))
-    chance = random.Random(draw(st.integers(0, 999)))
-    while left:
-        task = chance.choice([task for task in left if not missing[task] & left.keys()])
-        rows[graph.tasks[task].row].append(task)
-        del left[task]
-    return tuple(map(tuple, rows))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +81,7 @@ def test_what_is_lowered_from_any_order_that_runs_is_accepted(model, microbatche
     graph = task_graph(
         model, partition, microbatches, space=RankSpace(network=link), weights_apart=data.draw(st.booleans())
     )
-    orders = random_orders(data.draw, graph)
+    orders = order(graph, data.draw(st.randoms(use_true_random=False)))
     training = set(training_chunks(model, partition))
     made = lower(partition, graph, orders, training=training)
     timed = check_pipeline_schedule(made, graph, training=training)
