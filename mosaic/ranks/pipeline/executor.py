@@ -20,7 +20,7 @@ from mosaic.engine.calls.thread_state import ThreadState, forget_cast_weights, i
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.transport import Message, Pending, Tensors, TensorSpec, Transport
+from mosaic.ranks.pipeline.transport import LanePair, Message, Pending, Tensors, TensorSpec, Transport
 
 
 class Edge(NamedTuple):
@@ -75,7 +75,8 @@ class Work(Protocol):
 
 
 Action = tuple[ActionKind | Verb, int, Any]
-"""Its kind, the index of its task or message, or -1, and its subject: a task, a chunk, or who receives from whom."""
+"""Its kind, the index of its task or message, or -1, and its subject: a task, a chunk, the messages that it posts
+together, or who receives from whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,8 @@ class _Compiler:
         self.tasks = [RankTask(name=self._name(cell)) for cell in cells]
         self.messages: list[Message] = []
         self.message_index: dict[str, int] = {}
+        self.posted: dict[tuple[str, str, int, LanePair], list[int]] = {}
+        """Messages that are posted together: those of one task through one channel."""
 
     def compile(self) -> Program:
         for edge in self.schedule.edges:
@@ -118,6 +121,8 @@ class _Compiler:
                 raise self._error(edge, "no row has one of its tasks; make the schedule again")
             if self.rank in (self.home[source][0], self.home[target][0]):
                 self._add_edge(edge, source, target)
+        for cell in (cell for row in self.rows for cell in row if cell.startswith(_POSTS)):
+            self.posted.setdefault(self._channel(cell), []).append(self.message_index[cell[5:-1]])
         return Program(
             cells=self.rows,
             rows=tuple(tuple(map(self._action, cells)) for cells in self.rows),
@@ -174,9 +179,19 @@ class _Compiler:
             return verb, -1, self._name(inner)
         if verb is Verb.REDUCE:
             return verb, -1, int(inner)
+        index = self.message_index[inner]
+        if cell.startswith(_POSTS):
+            together = self.posted[self._channel(cell)]
+            return verb, index, tuple(together) if index == together[0] else ()
         source, _, target = inner.partition(">")
         arrives = (self.names[source], self.index[target]) if verb is Verb.AWAIT_RECEIVED else None
-        return verb, self.message_index[inner], arrives
+        return verb, index, arrives
+
+    def _channel(self, cell: str) -> tuple[str, str, int, LanePair]:
+        """Returns the verb and the source of a message that is posted, and its channel."""
+        verb, _, edge = cell[:-1].partition("(")
+        message = self.messages[self.message_index[edge]]
+        return verb, edge.partition(">")[0], message.peer, message.lanes
 
     def _name(self, text: str) -> TaskName:
         """Returns a task's name, the same object each time, for quick look-ups."""
@@ -193,6 +208,7 @@ Span = tuple[str, int, int]
 """An action, its start and its end on ``time.monotonic_ns``; on a GPU, of its launch."""
 
 _TASKS = (ActionKind.FORWARD, ActionKind.BACKWARD)
+_POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
 
 
 class StepRun:
@@ -216,13 +232,17 @@ class StepRun:
 
     def act(self, lane: int, at: int) -> None:
         """Runs an action of a lane; an error ends the other ranks and the lanes that wait."""
-        cell, start_ns = self.program.cells[lane][at], time.monotonic_ns()
+        cell, action, start_ns = self.program.cells[lane][at], self.program.rows[lane][at], time.monotonic_ns()
         try:
-            self._act(cell, *self.program.rows[lane][at])
+            self._act(cell, *action)
         except BaseException as error:
             self.fail(cell, error)
             raise
-        self.spans.append((cell, start_ns, time.monotonic_ns()))
+        end_ns, cells = time.monotonic_ns(), [cell]
+        if cell.startswith(_POSTS):  # each message of a group has an equal part
+            cells = [f"{action[0]}({self.program.messages[index].name})" for index in action[2]]
+        part_ns = (end_ns - start_ns) // max(1, len(cells))
+        self.spans += [(each, start_ns + at * part_ns, start_ns + (at + 1) * part_ns) for at, each in enumerate(cells)]
 
     def await_lanes(self, index: int) -> None:
         """Waits for the tasks of other lanes that a task reads from; raises RankFailedError if a lane has failed."""
@@ -264,13 +284,14 @@ class StepRun:
                     self._leaving[message] = tensors
             if index in self._ended:
                 self._ended[index].set()
-        elif kind is Verb.SEND:
-            self._pending[index] = transport.post_send(self.program.messages[index], self._leaving[index])
+        elif kind in (Verb.SEND, Verb.RECEIVE):
+            tensors = [self._leaving[each] if kind is Verb.SEND else None for each in what]
+            posted = transport.post([self.program.messages[each] for each in what], tensors) if what else ()
+            for each, pending in zip(what, posted, strict=True):
+                self._pending[each] = pending
         elif kind is Verb.AWAIT_SENT:
             self._await(index)
             self._leaving[index] = ()
-        elif kind is Verb.RECEIVE:
-            self._pending[index] = transport.post_receive(self.program.messages[index])
         elif kind is Verb.AWAIT_RECEIVED:
             source, place = what
             self._inbox[place][source] = self._await(index)
