@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class Parallel:
     """Ranks that share each sequence; more than 1 for the language model alone. All pipeline ranks then have as many,
     and those of towers share whole items."""
     tensor: int = 1
-    """Ranks that share each layer; the same for all modules."""
+    """Ranks that share each layer, on each of the module's pipeline ranks. Where modules differ in it, each needs a
+    number as ``pipeline``."""
     data: int | None = None
     """Replicas; the same for all modules. None: as many as fit if every ``pipeline`` is a number, otherwise 1."""
     method: str = "lpt"
@@ -81,7 +83,8 @@ def parallelize(
 
     Args:
         model: The model.
-        specs: By child, such as ``vision`` and ``language_model``; None: chosen by the planner.
+        specs: By child, such as ``vision`` and ``language_model``, or of a tower that is a multimodal model itself by
+            its children, such as ``speech.model.audio``; None: chosen by the planner.
         mask: Returns the attention mask of a microbatch whose sequence ranks share; by default ``model.mask`` of its
             ``input_ids``, causal.
 
@@ -90,7 +93,7 @@ def parallelize(
     """
     if specs is None:
         return {"plan": partial(_on_own_ranks, pipeline={}, data=1)}
-    children = [*model.tower_names, LANGUAGE_MODEL]
+    children = [*_towers_of(model), LANGUAGE_MODEL]
     for name in (*children, *specs):
         if name not in children:
             raise ValueError(f"there is no module {name!r}; this model has {', '.join(children)}")
@@ -101,13 +104,19 @@ def parallelize(
                 f"context={specs[name].context} for {name!r}; only the language model shares sequences, and "
                 "towers share items over the same ranks: use 1"
             )
-    data, tensor = (_common(specs, axis) for axis in ("data", "tensor"))
+    data = _common_data(specs)
+    tensor = {name: own.tensor for name, own in specs.items()}
     pipeline = {name: own.pipeline for name, own in specs.items() if own.pipeline is not None}
+    if len(set(tensor.values())) > 1 and (free := [name for name in children if name not in pipeline]):
+        raise ValueError(
+            f"modules have different numbers of tensor ranks ({tensor}), and {free[0]!r} has pipeline=None, whose "
+            "ranks are chosen for equal ones alone; give it a number, or all modules the same tensor"
+        )
     if data is None and len(pipeline) < len(children):
         data = 1
     own = specs[LANGUAGE_MODEL]
-    degrees: dict[str, Any] = {"data": data, "tensor": tensor or 1}
-    arguments = {"plan": partial(_on_own_ranks, pipeline=pipeline, context=own.context, **degrees), **degrees}
+    plan = partial(_on_own_ranks, pipeline=pipeline, tensor=tensor, data=data, context=own.context)
+    arguments = {"plan": plan, "data": data, "tensor": own.tensor if len(set(tensor.values())) == 1 else tensor}
     if own.context == 1:
         return arguments
     mask = mask or (lambda microbatch: model.mask(microbatch["input_ids"]))
@@ -116,35 +125,57 @@ def parallelize(
 
 
 def _on_own_ranks(
-    request: Request, pipeline: Mapping[str, int], *, data: int | None, tensor: int = 1, context: int = 1
+    request: Request,
+    pipeline: Mapping[str, int],
+    *,
+    data: int | None,
+    tensor: Mapping[str, int] = MappingProxyType({}),
+    context: int = 1,
 ) -> Partition:
     """Returns the partition of one replica, whose modules have ranks of their own, some a fixed number (``pipeline``).
 
     With ``data=None`` a replica has as many ranks as ``pipeline`` says.
     """
     layers = {module.name: len(module.trains) for module in request.model.modules}
-    for name, count in pipeline.items():
-        if name not in layers:
+    asked, pipeline = pipeline, {}
+    for child, count in asked.items():
+        name = next((name for name in layers if f"{name}.".startswith(f"{child}.")), None)
+        if name is None:
             raise ValueError(
-                f"{name!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
-                f"pass modules={{{name!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
+                f"{child!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
+                f"pass modules={{{child!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
             )
+        pipeline[name] = count
         if count > layers[name]:
             raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
     fixed = sum(pipeline.values())
-    num_ranks = fixed if data is None else request.num_ranks // (data * tensor * context)
+    degrees = set(tensor.values()) or {1}
+    # mosaic.pipeline compares the ranks that are needed with those that are there.
+    is_fixed = data is None or len(degrees) > 1
+    num_ranks = fixed if is_fixed else request.num_ranks // ((data or 1) * max(degrees) * context)
     if len(pipeline) == len(layers) and fixed != num_ranks:
         raise ValueError(
             f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, data={data}, "
-            f"tensor={tensor}, context={context}); give one of them pipeline=None, and it has the rest"
+            f"tensor={max(degrees)}, context={context}); give one of them pipeline=None, and it has the rest"
         )
     return on_own_ranks(replace(request, num_ranks=num_ranks), pipeline)
 
 
-def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:
-    """Returns the common value of all modules; None values do not count."""
-    values: set[int | None] = {getattr(own, axis) for own in specs.values()} - {None}
+def _towers_of(model: MultimodalModel) -> list[str]:
+    """Returns the names of a model's towers, and of the children of those that are multimodal models themselves."""
+    names: list[str] = []
+    for name, tower in model.towers.items():
+        if isinstance(tower.model, MultimodalModel):
+            names += [f"{name}.model.{child}" for child in (*_towers_of(tower.model), LANGUAGE_MODEL)]
+        else:
+            names.append(name)
+    return names
+
+
+def _common_data(specs: Mapping[str, Parallel]) -> int | None:
+    """Returns the replicas of all modules; None values do not count."""
+    values: set[int | None] = {own.data for own in specs.values()} - {None}
     if len(values) > 1:
-        each = ", ".join(f"{name} {getattr(own, axis)}" for name, own in specs.items())
-        raise ValueError(f"modules have different {axis} ({each}); mosaic.pipeline needs the same for all of them")
+        each = ", ".join(f"{name} {own.data}" for name, own in specs.items())
+        raise ValueError(f"modules have different data ({each}); mosaic.pipeline needs the same for all of them")
     return next(iter(values), None)

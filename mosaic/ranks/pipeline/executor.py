@@ -285,8 +285,8 @@ class StepRun:
             if index in self._ended:
                 self._ended[index].set()
         elif kind in (Verb.SEND, Verb.RECEIVE):
-            tensors = [self._leaving[each] if kind is Verb.SEND else None for each in what]
-            posted = transport.post([self.program.messages[each] for each in what], tensors) if what else ()
+            to_send = [self._leaving[each] if kind is Verb.SEND else None for each in what]
+            posted = transport.post([self.program.messages[each] for each in what], to_send) if what else ()
             for each, pending in zip(what, posted, strict=True):
                 self._pending[each] = pending
         elif kind is Verb.AWAIT_SENT:

@@ -23,7 +23,7 @@ would queue behind another's. Gloo tells lanes apart by tags, so that each may p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,9 @@ from mosaic.ranks.world.world import World
 Tensors = tuple[torch.Tensor, ...]
 LanePair = tuple[int, int]
 """A lane of the sender and one of the receiver, each counted from 0 on its rank."""
+
+Line = tuple[int, ...]
+"""Ranks of the world by place in the pipeline."""
 
 _MAX_LANES = 256
 _Peers = dict[int, dist.ProcessGroup]
@@ -120,8 +123,9 @@ class Transport:
 
     Args:
         world: All ranks; its watchdog finds those that are killed.
-        lines: Ranks that send to each other: each rank of the world is in one line, and has its index there as
-            ``rank``. None: all are in one. A failure of a rank ends the waits in all lines.
+        lines: Ranks that send to each other: each rank of the world is in one or more lines, and has the same index in
+            all of them as ``rank``. It receives in the first of its lines, and sends to the ranks that receive in a
+            line with it. None: all are in one. A failure of a rank ends the waits in all lines.
         name: Unique among the transports of the run.
 
     Attributes:
@@ -133,16 +137,19 @@ class Transport:
 
     def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
         self._lines = [tuple(line) for line in ([range(world.size)] if lines is None else lines)]
-        self.line = next(line for line in self._lines if world.rank in line)
+        own = [line for line in self._lines if world.rank in line]
+        self.line = own[0]
         self.rank, self.size, self.progress = self.line.index(world.rank), len(self.line), world.progress
         self._world = world
         self._kind = world.device.type
         with world.groups.lending() as self._loan:
             self._everyone = world.group(range(world.size), backend="gloo")
             groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
-        self._groups = groups.get(self.line, ({}, {}))
+        self._groups = {line: groups[line] for line in own if len(line) > 1}
         self._warm_up(self._groups)
-        self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
+        self._of_lanes: dict[LanePair, dict[Line, _Directions]] = {(0, 0): self._groups}
+        first = {rank: line for line in reversed(self._lines) for rank in line}
+        self._targets = [[line for line in own if first[line[at]] is line] for at in range(self.size)]
         self._is_aborted = False
         self._covered = [*self._loan.groups]
         self._token = world.cancel_token(f"transport/{name}", self._covered)
@@ -161,7 +168,7 @@ class Transport:
                 groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
             self._loan += loan
             self._covered += loan.groups
-            self._of_lanes[pair] = groups.get(self.line, self._groups)
+            self._of_lanes[pair] = {line: groups[line] for line in self._groups}
             self._warm_up(self._of_lanes[pair])
 
     def post(self, messages: Sequence[Message], tensors: Sequence[Tensors | None]) -> list[Pending]:
@@ -179,41 +186,39 @@ class Transport:
         for message, own in zip(messages, tensors, strict=True):
             if own is not None:
                 message.check(own)
-        group, peer, tag = self._channel(messages[0])
+        is_sent = tensors[0] is not None
+        lines = self._targets[messages[0].peer] if is_sent else (self.line,)
+        channels = [self._channel(messages[0], line) for line in lines]
         buffers = [
-            self._buffers(message) if own is None else self._sendable(message, own, group)
+            self._buffers(message) if own is None else self._sendable(message, own)
             for message, own in zip(messages, tensors, strict=True)
         ]
-        operations = [
-            dist.P2POp(dist.irecv if own is None else dist.isend, buffer, peer, group, tag)
-            for own, carried in zip(tensors, buffers, strict=True)
-            for buffer in carried
-            if buffer.numel()
-        ]
-        try:
-            works = dist.batch_isend_irecv(operations) if operations else []
-        except RuntimeError as error:
-            raise self.progress.explain(error) from error
-        is_one = len(works) < len(operations)  # NCCL's: all messages of the group end together
-        each_work = iter(works)
+        works: list[list[dist.Work]] = [[] for _ in messages]
+        for group, peer, tag in channels:
+            operation = dist.isend if is_sent else dist.irecv
+            carried = [buffer for own in buffers for buffer in own if buffer.numel()]
+            try:
+                operations = [dist.P2POp(operation, each, peer, group, tag) for each in carried]
+                begun = dist.batch_isend_irecv(operations) if operations else []
+            except RuntimeError as error:
+                raise self.progress.explain(error) from error
+            following = iter(begun)
+            for own_works, own in zip(works, buffers, strict=True):
+                is_one = len(begun) < len(carried)  # NCCL's: all messages of the group end together
+                own_works += begun if is_one else itertools.islice(following, sum(each.numel() > 0 for each in own))
         return [
-            Pending(
-                self.progress,
-                message,
-                works if is_one else list(itertools.islice(each_work, sum(buffer.numel() > 0 for buffer in carried))),
-                carried,
-                carried if own is None else (),
-            )
-            for message, own, carried in zip(messages, tensors, buffers, strict=True)
+            Pending(self.progress, message, own_works, own, () if is_sent else own)
+            for message, own_works, own in zip(messages, works, buffers, strict=True)
         ]
 
     def _buffers(self, message: Message) -> Tensors:
         device = self._world.device
         return tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
 
-    def _sendable(self, message: Message, tensors: Tensors, group: dist.ProcessGroup) -> Tensors:
+    def _sendable(self, message: Message, tensors: Tensors) -> Tensors:
         held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
-        if any(tensor.device.type != self._kind for tensor in held):
+        if self._targets[message.peer] and any(tensor.device.type != self._kind for tensor in held):
+            group, _, _ = self._channel(message, self._targets[message.peer][0])
             raise BackendUnavailableError(
                 f"{dist.get_backend(group)} of ranks on {self._kind} cannot send {message.name}; compute it on "
                 f"{self._kind}, or give each rank a GPU of its own",
@@ -267,21 +272,26 @@ class Transport:
         mine = {pair: group for pair, group in pairs.items() if self._world.rank in pair}
         return {sum(pair) - self._world.rank: group for pair, group in mine.items()}
 
-    def _channel(self, message: Message) -> tuple[dist.ProcessGroup, int, int]:
-        """Returns the communicator of a message, its peer there, and its tag.
+    def _channel(self, message: Message, line: Line) -> tuple[dist.ProcessGroup, int, int]:
+        """Returns the communicator of a message in a line, its peer there, and its tag.
 
         Lanes without communicators of their own share the first ones': one thread posts what is on GPUs, in one order
         at both ends.
         """
         groups = self._of_lanes.get(message.lanes, self._groups)
         tag = _MAX_LANES * message.lanes[0] + message.lanes[1]
-        peer = self.line[message.peer]
-        return groups[message.is_forward][peer], peer, tag
+        peer = line[message.peer]
+        return groups[line][message.is_forward][peer], peer, tag
 
-    def _warm_up(self, groups: _Directions) -> None:
+    def _warm_up(self, groups: Mapping[Line, _Directions]) -> None:
         mark = torch.zeros(1, device=self._world.device)
+        pairs = [
+            (peers, *pair)
+            for line, directions in groups.items()
+            for peers, pair in itertools.product(directions, itertools.combinations(line, 2))
+        ]
         with self.progress.waiting(THE_LOOP, "agreement"):
-            for peers, (low, high) in itertools.product(groups, itertools.combinations(self.line, 2)):
+            for peers, low, high in pairs:
                 if self._world.rank in (low, high):
                     peer = low + high - self._world.rank
                     marks = (dist.isend, mark), (dist.irecv, torch.empty_like(mark))
