@@ -14,12 +14,12 @@ import torch
 from bench.gpu.bench import Bench
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
-from mosaic.context.attention.kernels import BlockRows, FlexKernel
+from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128
 """One head of keys with its query heads, as in Llama 3.1 70B."""
-SCALE = WIDTH**-0.5
+SCORES = Scores(WIDTH**-0.5)
 
 
 def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
@@ -51,10 +51,10 @@ def _rank_ms(bench: Bench, plan: ContextPlan, rank: int) -> tuple[list[float], l
     kv = torch.randn(blocks, 1, 1, plan.blocks.block, 2 * WIDTH, **make)
 
     def both() -> None:
-        out, saved = kernel.forward(q, kv, SCALE)
-        kernel.backward(saved, q, kv, out, gradient, SCALE)
+        out, saved = kernel.forward(q, kv, SCORES)
+        kernel.backward(saved, q, kv, out, gradient, SCORES)
 
-    return _times_ms(bench, lambda: kernel.forward(q, kv, SCALE)), _times_ms(bench, both)
+    return _times_ms(bench, lambda: kernel.forward(q, kv, SCORES)), _times_ms(bench, both)
 
 
 def _times_ms(bench: Bench, run: Callable[[], object]) -> list[float]:
