@@ -67,13 +67,13 @@ def _cut_for_optimus(request: Request) -> Partition:
 
 def _ancestors(request: Request, name: str) -> set[str]:
     sources = sources_of(request.model, {module.name for module in request.model.modules})
-    found: set[str] = set()
+    ancestors: set[str] = set()
     todo = [name]
     while todo:
-        new = set(sources[todo.pop()]) - found
-        found |= new
+        new = set(sources[todo.pop()]) - ancestors
+        ancestors |= new
         todo += new
-    return found
+    return ancestors
 
 
 PAPER_BASELINES: Mapping[str, Baseline] = MappingProxyType(

@@ -259,11 +259,11 @@ def _outcome(plain: _Plain) -> tuple[str, str, str]:
             return _compare(plain)
         except MosaicError as error:
             changes = _change_as_told(plain.model)
-            told = without_folders(f"{type(error).__name__}: {error}")
+            refusal = without_folders(f"{type(error).__name__}: {error}")
             if not changes:
-                return REFUSED, told, ""
+                return REFUSED, refusal, ""
             outcome, reason, modules = _compare(_in_precision(plain.model, plain.kwargs, plain.precision))
-            return (AS_TOLD if outcome == EQUAL else outcome), reason or f"{', '.join(changes)}: {told}", modules
+            return (AS_TOLD if outcome == EQUAL else outcome), reason or f"{', '.join(changes)}: {refusal}", modules
     except MosaicError as error:
         return REFUSED, f"{type(error).__name__}: {error}", ""
     except Exception as error:  # of any kind: the plain loop raises none
