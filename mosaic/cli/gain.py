@@ -147,8 +147,8 @@ def gain_sentences(gain: Gain) -> list[str]:
     lines = [
         TIMES_ONLY if has_times_only else RULE,
         *(f"{bound}: {MEANING[bound]}" for bound in bounds),
-        f"expected step on {gain.device}, predicted: one module at a time {gain.sequential_ms:.2f} ms, with this plan "
-        f"{gain.expected_ms:.2f} ms ({ratio:.2f}×)",
+        f"expected step on {gain.device}, predicted, without loss and optimizer: one module at a time "
+        f"{gain.sequential_ms:.2f} ms, with this plan {gain.expected_ms:.2f} ms ({ratio:.2f}×)",
     ]
     if gain.bound_ms:
         best = gain.sequential_ms / gain.bound_ms
