@@ -25,7 +25,7 @@ class Init(_InFolder):
     """Create a working folder: recipe, model, a day of data, frozen rows."""
 
     def execute(self) -> None:
-        from mosaic.demo.days.starter import write_starter
+        from mosaic.demo.days.digits import write_starter
 
         print(*(f"wrote {path}" for path in write_starter(self.folder)), sep="\n")
         print(f"next: mosaic retrain check {self.folder}; then mosaic retrain run {self.folder}, every day")

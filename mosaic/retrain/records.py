@@ -1,9 +1,9 @@
-"""The JSON files that a day's training writes: its plan, its environment, and its end. No torch."""
+"""The JSON files that a day's training writes: its data, its plan, its environment, and its end. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.plan import Plan
@@ -21,6 +21,59 @@ def differences(now: Any, before: Any) -> str:
     return "; ".join(
         f"{name} was {old} and is {new}" for name, old, new in pairs if old != new and "" not in (old, new)
     )
+
+
+Kind = Literal["new", "replay", "frozen"]
+"""``new``: today's rows; ``replay``: a promoted day's; ``frozen``: rows that compare versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    kind: Kind
+    day: str
+    """Date; empty for frozen rows."""
+    path: str
+    """Relative to the recipe's folder."""
+    files: dict[str, int]
+    """Size of each file in bytes, by its name relative to ``path``."""
+    digest: str
+    """SHA-256 of the files' names and content."""
+    rows: int = 0
+    trained: int = 0
+    """Rows for training; the others are held out for the comparison on fresh rows."""
+    samples: int = 0
+    """Samples of the day that come from it."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``new 2026-11-22``."""
+        return f"{self.kind} {self.day}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """``sources.json``: the training data and the steps of a day."""
+
+    SCHEMA_VERSION: ClassVar[int] = 2
+
+    schema_version: int = SCHEMA_VERSION
+    day: str
+    seed: int
+    """Seed of the order and of the held-out rows."""
+    fresh_share: float
+    """Held-out part of the rows."""
+    batch: int
+    num_steps: int
+    sources: tuple[SourceRecord, ...]
+    """New ones first."""
+    frozen: SourceRecord
+
+    def drawn(self, steps: int) -> tuple[int, ...]:
+        """Returns each source's number of samples in the first ``steps`` steps, which its samples are spread over."""
+        return tuple(round(source.samples * steps / self.num_steps) for source in self.sources)
+
+    def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
+        return tuple(source for source in self.sources if source.kind == kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,7 @@ from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck, DayFigures
 from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_if_intact, load_or_none
 from mosaic.retrain.gate import Comparison, Finding, GateResult
-from mosaic.retrain.records import Environment, StoredPlan, Trained
-from mosaic.retrain.worker.sources import Sources
+from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30

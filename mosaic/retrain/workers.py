@@ -29,7 +29,7 @@ from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.lines import last_line_of
 from mosaic.retrain.folder import DayFolder, Folder, Outcome, Phase
 from mosaic.retrain.recipe import Recipe
-from mosaic.retrain.worker.sources import Sources
+from mosaic.retrain.records import Sources
 
 DONE = 0
 FAILED = 1

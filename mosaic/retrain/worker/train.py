@@ -32,9 +32,9 @@ from mosaic.ranks.running.prepare import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained, differences
-from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.data import open_samples
 from mosaic.retrain.worker.loader import BatchCut, BatchLoader, IterableLoader, RejectCount, Samples, StepLoader
-from mosaic.retrain.worker.loop import Loop, TrainState
+from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
 from mosaic.retrain.worker.pipelined import PipelinedModel
 from mosaic.retrain.worker.seeds import seed_step
 from mosaic.retrain.worker.work import Work
@@ -61,7 +61,7 @@ class Training:
         self._budget = work.budget
         self._group = group
         self._until = until
-        self._samples = work.samples()
+        self._samples = open_samples(work)
         self.model = self._new_model()
         batches = self._first_batches()
         self.plan, plan_change = self._plan_of_day(batches)

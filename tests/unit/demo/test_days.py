@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
 from mosaic.artifact import parse_toml
-from mosaic.demo.days.digits import DayKind, write_day
-from mosaic.demo.days.node import Run, with_setting
-from mosaic.demo.days.starter import template, write_starter
+from mosaic.demo.days.digits import DayKind, template, write_day, write_starter
+from mosaic.demo.days.play import Node, Run
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.recipe import Recipe
@@ -61,9 +60,14 @@ def test_the_frozen_set_shares_no_voice_and_no_block_of_scans_with_a_day(folder:
 @pytest.mark.parametrize(
     ("table", "key", "value", "read"), [("budget", "steps", "7", 7), ("promote", "hooks", '["true"]', ("true",))]
 )
-def test_one_setting_of_a_recipe_changes_and_all_others_stay(table: str, key: str, value: str, read: object):
+def test_one_setting_of_a_recipe_changes_and_all_others_stay(
+    tmp_path: Path, table: str, key: str, value: str, read: object
+):
     text = template("retrain.toml").decode()
-    changed = with_setting(text, table, key, value)
+    path = tmp_path / "retrain.toml"
+    path.write_text(text)
+    Node(tmp_path, print).set(**{f"{table}__{key}": value})
+    changed = path.read_text()
     recipe = parse_toml(Recipe, changed, source="retrain.toml")
     assert getattr(getattr(recipe, table), key) == read
     before, after = tomllib.loads(text), tomllib.loads(changed)
@@ -74,7 +78,7 @@ def test_one_setting_of_a_recipe_changes_and_all_others_stay(table: str, key: st
 
 def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp_path: Path):
     printed: list[str] = []
-    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], printed.append)
+    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], printed.append, {})
     with pytest.raises(MosaicError, match="ended with 3 before step 5"):
         run.wait_for_step(5)
     assert run.wait() == 3

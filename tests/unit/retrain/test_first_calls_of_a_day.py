@@ -13,9 +13,8 @@ from torch import nn
 from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.recipe import Budget
 from mosaic.retrain.records import DayNotes
-from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.loader import MicroBatch, StepBatch
-from mosaic.retrain.worker.loop import Loop, TrainState
+from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
 
 STAGES = [{"left": 1, "right": 1}]
 

@@ -6,8 +6,8 @@ import torch
 from stream_data import ROWS, Rows, samples, stream
 
 from mosaic.errors import MosaicError
+from mosaic.retrain.worker.data import held_out_rows
 from mosaic.retrain.worker.loader import MAX_ATTEMPTS, MIN_JUDGED, Reject, RejectCount, Samples
-from mosaic.retrain.worker.sources import held_out_rows
 
 FIRST = 200
 UNREADABLE = {"new": {row: ValueError(f"no image in {row}.png") for row in range(0, 70, 3)}}
