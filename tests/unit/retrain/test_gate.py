@@ -72,10 +72,12 @@ def test_a_tie_is_promoted_where_the_rows_can_tell_and_refused_where_they_cannot
     assert math.isfinite(of(group, "frozen").low)
 
 
-def test_a_better_challenger_is_promoted_and_called_better():
-    result = judged(right(wrong=50), right(wrong=100), right(wrong=100))
-    assert result.passes
-    assert result.reason.startswith("0042 is better than 0041: +0.0250, at least +0.0")
+def test_a_better_challenger_and_the_first_one_are_promoted():
+    better = judged(right(wrong=50), right(wrong=100), right(wrong=100))
+    assert better.reason.startswith("0042 is better than 0041: +0.0250, at least +0.0")
+    first = judged(right(), contest=replace(CONTEST, champion=None, anchor=None))
+    assert (better.passes, first.passes, first.comparisons) == (True, True, ())
+    assert first.reason == "There was no champion yet, and 0042 passes every check."
 
 
 def test_the_anchor_stops_losses_that_are_small_every_day():
@@ -83,12 +85,6 @@ def test_the_anchor_stops_losses_that_are_small_every_day():
     assert of(result, "frozen").passed
     assert not of(result, "anchor", "0012").passed
     assert "0012 (the anchor)" in result.reason
-
-
-def test_the_first_version_is_promoted_without_a_champion():
-    result = judged(right(), contest=replace(CONTEST, champion=None, anchor=None))
-    assert (result.passes, result.comparisons) == (True, ())
-    assert result.reason == "There was no champion yet, and 0042 passes every check."
 
 
 def test_rows_on_which_the_champion_has_no_value_are_left_out_and_named():
