@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from mosaic.checkpoint.ranks import gather_objects
 from mosaic.engine import Handle
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError, NoRoomError
+from mosaic.find.random_numbers import Generator
 from mosaic.lines import append_line
 from mosaic.ranks.world.world import World
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
@@ -188,35 +189,27 @@ class _Unlogged:
     rejects: tuple[Reject, ...]
 
 
+@dataclass(slots=True, kw_only=True)
 class Loop:
     """The training loop, from a step and the notes of its checkpoint."""
 
-    def __init__(
-        self,
-        work: Work,
-        state: TrainState,
-        group: WorkerGroup,
-        stop: StopRequests,
-        *,
-        until: float | None,
-        step: int,
-        notes: DayNotes,
-    ) -> None:
-        self.step = step
-        self.notes = notes
-        self._program = work.program
-        self._budget = work.budget
-        self._day = work.day
-        self._state = state
-        self._group = group
-        self._stop = stop
-        self._until = until
-        self._generators = generators_of(state.model)
-        self._saved = time.monotonic()
-        self._failed_saves = 0
-        self._not_finite = 0
-        self._unlogged: deque[_Unlogged] = deque()
-        self._times_ms: list[float] = []
+    work: Work
+    state: TrainState
+    group: WorkerGroup
+    stop: StopRequests
+    until: float | None
+    """Deadline on the clock of ``time.monotonic()``; None for none."""
+    step: int
+    notes: DayNotes
+    _saved: float = field(init=False, default_factory=time.monotonic)
+    _failed_saves: int = field(init=False, default=0)
+    _not_finite: int = field(init=False, default=0)
+    _unlogged: deque[_Unlogged] = field(init=False, default_factory=deque)
+    _times_ms: list[float] = field(init=False, default_factory=list)
+    _generators: tuple[Generator, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generators = generators_of(self.state.model)
 
     @property
     def step_ms(self) -> float | None:
@@ -235,7 +228,7 @@ class Loop:
             try:
                 batch = next(batches)
             except MosaicError:
-                if not self._stop.received:  # the stop signal may have ended the loader's workers
+                if not self.stop.received:  # the stop signal may have ended the loader's workers
                     raise
                 continue
             loss = self.take_step(batch)
@@ -247,13 +240,13 @@ class Loop:
 
     def take_step(self, batch: StepBatch) -> StepLoss:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
-        state, scaler = self._state, self._state.scaler
+        state, scaler = self.state, self.state.scaler
         losses = self._gradients(batch)
-        if self._budget.clip_norm is not None:
+        if self.work.budget.clip_norm is not None:
             if scaler is not None:
                 for optimizer in state.optimizers:
                     scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
+            nn.utils.clip_grad_norm_(state.model.parameters(), self.work.budget.clip_norm)
         for optimizer in state.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
@@ -265,10 +258,10 @@ class Loop:
             scheduler.step()
         for optimizer in state.optimizers:
             optimizer.zero_grad()
-        if self._program.update_companions is not None:
+        if self.work.program.update_companions is not None:
             with torch.no_grad():
-                self._program.update_companions(state.model, state.companions)
-        return self._group.bring(losses)
+                self.work.program.update_companions(state.model, state.companions)
+        return self.group.bring(losses)
 
     def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         """Runs forward and backward; returns the losses.
@@ -276,13 +269,13 @@ class Loop:
         A module's first call of a kind runs on other threads than later calls. A resumed process makes them in other
         steps than a process that was never killed. Steps with first calls therefore run again.
         """
-        model, keeper = self._state.model, self._state.keeper
-        if isinstance(keeper, Handle) and self._group.device.type == "cpu":
+        model, keeper = self.state.model, self.state.keeper
+        if isinstance(keeper, Handle) and self.group.device.type == "cpu":
             for _ in range(MAX_TRIES):
                 num_learned = keeper.num_learned
                 buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
                 losses = self._try_gradients(batch)
-                if not any(self._group.agree((keeper.num_learned > num_learned,), None)[0]):
+                if not any(self.group.agree((keeper.num_learned > num_learned,), None)[0]):
                     return losses
                 model.zero_grad()
                 with torch.no_grad():
@@ -292,15 +285,15 @@ class Loop:
         return self._try_gradients(batch)  # not colocated, or new calls each time
 
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
-        state, scaler, group = self._state, self._state.scaler, self._group
+        state, scaler, group = self.state, self.state.scaler, self.group
         if isinstance(state.keeper, PipelinedModel):
-            seed_step(self._budget.seed, self.step, 0)
+            seed_step(self.work.budget.seed, self.step, 0)
             losses = state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
             return [loss * part.weight for loss, part in zip(losses, batch.micro_batches, strict=True)]
         losses = []
         for part in batch.micro_batches:
-            seed_step(self._budget.seed, self.step, part.index, self._generators)
-            loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            seed_step(self.work.budget.seed, self.step, part.index, self._generators)
+            loss = self.work.program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
             (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
@@ -308,15 +301,15 @@ class Loop:
     def _agree_to_stop(self, batches: StepLoader) -> str:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now = time.monotonic()
-        over = self._until is not None and now >= self._until
-        flags = bool(self._stop.received), over, now - self._saved >= self._budget.save_s
+        over = self.until is not None and now >= self.until
+        flags = bool(self.stop.received), over, now - self._saved >= self.work.budget.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
-        (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
+        (stop, over, due), loss = self.group.agree(flags, before.loss if before else None)
         if before is not None and loss is not None:
             self._write(before, loss)
         if stop:
-            return self._stop.received or "stopped by another rank"
+            return self.stop.received or "stopped by another rank"
         if over:
             return WINDOW_OVER
         if due:
@@ -331,7 +324,7 @@ class Loop:
                 f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
                 "rate, or look at the day's data"
             )
-        if self._group.rank > 0:
+        if self.group.rank > 0:
             return
         row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
         if unlogged.rejects:
@@ -339,30 +332,30 @@ class Loop:
                 f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in unlogged.rejects
             ]
         try:
-            append_line(self._day.metrics, row)
+            append_line(self.work.day.metrics, row)
         except OSError as error:
-            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
+            self._remember(f"lines of {self.work.day.metrics.name} are missing: {error.strerror or error}")
 
     def _save(self, batches: StepLoader, *, is_last: bool) -> None:
         """Begins a checkpoint; waits for the last one.
 
         A full disk drops old checkpoints; two in a row are an error.
         """
-        keeper, folder, keep = self._state.keeper, self._day.checkpoints, self._budget.keep
+        keeper, folder, keep = self.state.keeper, self.work.day.checkpoints, self.work.budget.keep
         for unlogged in self._unlogged:  # a run that resumes here does not repeat them
-            self._write(unlogged, self._group.mean_loss(unlogged.loss))
+            self._write(unlogged, self.group.mean_loss(unlogged.loss))
         self._unlogged.clear()
         self._saved = time.monotonic()
-        gathered = self._group.gather((batches.rejects.by_source, batches.state_dict()))
+        gathered = self.group.gather((batches.rejects.by_source, batches.state_dict()))
         total: dict[str, dict[str, int]] = {}
-        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
+        for counts, _ in gathered[:1] if self.group.reads_all else gathered:
             for source, reasons in counts.items():
                 sums = total.setdefault(source, {})
                 sums |= {reason: sums.get(reason, 0) + count for reason, count in reasons.items()}
         self.notes = replace(self.notes, rejects=total)
         extra = {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
         try:
-            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self._state.checkpointed)
+            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self.state.checkpointed)
             if is_last:
                 keeper.finish_saving()
             self._failed_saves = 0

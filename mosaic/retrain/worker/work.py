@@ -123,7 +123,7 @@ class Work:
     def sources(self) -> Sources:
         return load(Sources, self.day.sources)
 
-    @property
+    @cached_property
     def budget(self) -> Budget:
         """The recipe's budget, with the batch and the seed that the day began with."""
         return replace(self.recipe.budget, batch=self.sources.batch, seed=self.sources.seed)

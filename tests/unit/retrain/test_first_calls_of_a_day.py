@@ -68,7 +68,7 @@ def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     work: Any = SimpleNamespace(program=program, budget=budget, day=DayFolder(folder))
     stop: Any = SimpleNamespace(received="")
     group, notes = WorkerGroup(torch.device("cpu")), DayNotes(loaded="", rejects={})
-    return Loop(work, state, group, stop, until=None, step=0, notes=notes)
+    return Loop(work=work, state=state, group=group, stop=stop, until=None, step=0, notes=notes)
 
 
 def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(tmp_path: Path):

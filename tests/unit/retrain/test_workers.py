@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.retrain.chain import alive
+from bench.retrain.kills import alive
 from bench.retrain.small_folder import write_folder
 from mosaic.retrain import workers
 from mosaic.retrain.recipe import read_recipe
