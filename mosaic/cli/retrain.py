@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg, subcommand
 
-from mosaic.cli.options import DayArgument, FolderArgument, Json, write_json
+from mosaic.cli.options import DayArgument, FolderArgument, Json, console_beside, write_json
 from mosaic.errors import MosaicError
 
 
@@ -141,6 +141,29 @@ class Verify(_InFolder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simulate(_InFolder):
+    """Judge past days again by today's recipe; promotes and writes nothing.
+
+    Each candidate meets the versions that it met then, on the rows of that day.
+    """
+
+    last: int = 7
+    """Number of days, the latest ones."""
+
+    def execute(self) -> None:
+        from rich.table import Table
+
+        from mosaic.retrain.day import simulate
+        from mosaic.retrain.folder import named_remedy
+
+        table = Table("day", "candidate", "decision then", "decision now", "why", box=None, padding=(0, 1))
+        with named_remedy():
+            for day in simulate(self.folder, self.last):
+                table.add_row(*day)
+        console_beside(None).print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Play seven eventful days: kills, new data, a new task, wrong labels, other ranks, drift.
 
@@ -177,6 +200,7 @@ class Retrain:
         | Annotated[Rollback, subcommand("rollback")]
         | Annotated[Hold, subcommand("hold")]
         | Annotated[Verify, subcommand("verify")]
+        | Annotated[Simulate, subcommand("simulate")]
         | Annotated[Demo, subcommand("demo")]
     )
 
