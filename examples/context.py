@@ -146,7 +146,7 @@ def main() -> None:
     if args.picture and dist.get_rank() == 0:
         from mosaic.report.context_picture import draw_context
 
-        draw_context(plan, args.picture)
+        draw_context([plan], args.picture)
     dist.destroy_process_group()
 
 

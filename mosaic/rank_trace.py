@@ -1,18 +1,18 @@
 """The computing and waiting of one of several ranks, as a file: a Chrome trace with the data to compare ranks.
 
-The file opens in ui.perfetto.dev like any trace ("Trace Event Format", Google, 2016); its ``mosaic`` member holds the
-rank, its run, its clock's offset from rank 0's, and the spans.
+The file opens in ui.perfetto.dev like any trace; its ``mosaic`` member holds the rank, its run, its clock's offset from
+rank 0's, and the spans.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from mosaic.artifact import load, to_json, write_text
+from mosaic.chrome_trace import Event, chrome_events
 from mosaic.device import StrictFile
 
 
@@ -71,13 +71,21 @@ class RankTrace(StrictFile):
         Raises:
             MosaicError: The folder cannot be written or the disk is full.
         """
-        events = [metadata("process_name", self.rank, 0, name=f"rank {self.rank} ({self.host})")]
-        for thread, (kind, name) in enumerate((("compute", "computes"), ("wait", "waits")), start=1):
-            own = [_event(span) for span in self.spans if span.kind == kind]
-            for index, row in enumerate(rows_without_overlap(own)):
-                place = {"pid": self.rank, "tid": thread + 10 * index}
-                events.append(metadata("thread_name", self.rank, place["tid"], name=name))
-                events += [{**event, **place} for event in row]
+        lanes = [
+            (
+                name,
+                [
+                    Event(
+                        *(f"{span.module} {span.phase}", kind, span.start_us, span.end_us),
+                        args={"step": span.step, "expected_ms": span.expected_ms},
+                    )
+                    for span in self.spans
+                    if span.kind == kind
+                ],
+            )
+            for kind, name in (("compute", "computes"), ("wait", "waits"))
+        ]
+        events = chrome_events([(self.rank, f"rank {self.rank} ({self.host})", lanes)])
         content = {"displayTimeUnit": "ms", "mosaic": json.loads(to_json(self)), "traceEvents": events}
         write_text(json.dumps(content) + "\n", path)
 
@@ -89,33 +97,3 @@ class RankTrace(StrictFile):
             InvalidFileError: The file is missing, cut short, or not a trace of a rank; names the file and the reason.
         """
         return load(RankTrace, path, member="mosaic")
-
-
-def _event(span: RankSpan) -> dict[str, Any]:
-    start = round(span.start_us, 3)
-    return {
-        "name": f"{span.module} {span.phase}",
-        "cat": span.kind,
-        "ph": "X",
-        "ts": start,
-        "dur": round(span.end_us - start, 3),
-        "args": {"step": span.step, "expected_ms": span.expected_ms},
-    }
-
-
-def rows_without_overlap(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Spreads complete events over the fewest rows without overlap, which the viewers need within a thread."""
-    rows: list[list[dict[str, Any]]] = []
-    for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
-        # Half a nanosecond forgives the rounding of ts + dur.
-        free = (row for row in rows if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4)
-        row = next(free, None)
-        if row is None:
-            rows.append(row := [])
-        row.append(event)
-    return rows
-
-
-def metadata(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
-    """Returns a metadata event, which names or orders a process or a thread."""
-    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": args}

@@ -297,7 +297,10 @@ class Turns:
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
-        times = {f"trial_ms/{entry.name}": entry.median_ms for entry in self.candidates if entry.rounds}
+        keys = {PLAIN: "plain"}
+        times = {
+            f"trial_ms/{keys.get(entry.name, entry.name)}": entry.median_ms for entry in self.candidates if entry.rounds
+        }
         counts = {"trials": num_trials, "trial_steps": self.num_steps, "trial_lost_ms": self.lost_ms}
         sentences = (self._sentence(number, decision) for number in range(len(self.candidates)))
         return TrialReport(sentences=(head, *sentences), metrics={**dict.fromkeys(counts, 0.0), **counts, **times})

@@ -24,7 +24,7 @@ from mosaic.backends.cuda import driver as cuda
 from mosaic.engine import find_modules
 from mosaic.microbench import QUESTIONS, Setup
 from mosaic.microbench.kernels import default_subjects
-from mosaic.microbench.result import Item, Measurement, NotMeasured
+from mosaic.microbench.result import ABSENT, Row
 from mosaic.microbench.settings import Spread, time_alone
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
 from mosaic.plan import Plan
@@ -37,19 +37,18 @@ def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figu
         yield missing_figure(name, f"this version has no question {name!r}; it has {', '.join(QUESTIONS)}")
         return
     setup = Setup(backend=bench.backend, settings=bench.settings(grid=grid), budget=bench.budget)
-    measurement = Measurement(QUESTIONS[name], setup)
-    for item in measurement.items():
-        yield from figures_of(item)
-    bench.notes += measurement.result().notes
+    for row in QUESTIONS[name].measure(setup):
+        yield from figures_of(row)
+    bench.notes += setup.notes
 
 
-def figures_of(item: Item) -> Iterator[Figure]:
+def figures_of(row: Row) -> Iterator[Figure]:
     """Yields a figure for every number of a row; one without a number for an absent measurement."""
-    if isinstance(item, NotMeasured):
-        yield missing_figure("absent", item.reason, {"what": item.what})
+    if row.of == ABSENT:
+        yield missing_figure("absent", row.note, {"what": str(row.labels["subject"])})
         return
-    labels = {"of": item.of} | {name: str(label) for name, label in item.labels.items()}
-    for name, value in item.values.items():
+    labels = {"of": row.of} | {name: str(label) for name, label in row.labels.items()}
+    for name, value in row.values.items():
         if isinstance(value, Spread):
             yield median_figure(name, value.samples, labels=labels)
         elif value is not None:

@@ -719,7 +719,7 @@ LISTS = {
 # fmt: on
 
 TRANSFORMERS = {
-    "transformers: towers beside each other": TOWERS,
+    "transformers: dual and fusion encoders": TOWERS,
     "transformers: language models that see and hear": SEEING,
     "transformers: speech": SPEECH,
     "transformers: text and series": LANGUAGES,

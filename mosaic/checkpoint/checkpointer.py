@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial as bind
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,20 +30,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mosaic.checkpoint import folder as run_folder
-from mosaic.checkpoint import state as run_state
-from mosaic.checkpoint.folder import (
-    COMPANION,
-    MODEL,
-    RANDOM,
-    STATE,
-    Checkpoint,
-    FileEntry,
-    Manifest,
-    SavingPlace,
-    TensorEntry,
+from mosaic.checkpoint.folder import COMPANION, MODEL, RANDOM, STATE, Checkpoint, Manifest, SavingPlace
+from mosaic.checkpoint.ranks import Ranks, gather_objects
+from mosaic.checkpoint.state import (
+    OneOrSeveral,
+    OptimizerState,
+    Part,
+    SavedState,
+    by_label,
+    from_plain,
+    set_random_state,
+    some,
+    state_file,
 )
-from mosaic.checkpoint.ranks import OneRank, Ranks, gather_objects, run_on_all
-from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, Part, SavedState, from_plain, some, to_plain
 from mosaic.checkpoint.tensors import (
     DTYPES,
     SUFFIX,
@@ -87,7 +86,7 @@ class Loaded(Overlap):
         For loops that draw numbers between ``load`` and their first step, as a loader does when its iterator is made.
         """
         if self.random is not None:
-            run_state.set_random_state(self.random, generators)
+            set_random_state(self.random, generators)
 
 
 class Checkpointer:
@@ -100,16 +99,16 @@ class Checkpointer:
         ranks: The ranks that save together, each with all or a part of the model; by default this process alone.
     """
 
-    _ranks: Ranks | None = None
+    _ranks = Ranks()
     _lacks_weights = False
     _draws_alike = False
     """True if all ranks draw the same random numbers: a new rank continues from the state of rank 0."""
     _pending: tuple[SavingPlace, Future[None]] | None = None
-    _memory = torch.empty(0, dtype=torch.uint8)
+    _copies: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
         self._model = model
-        self._ranks = ranks
+        self._ranks = ranks or self._ranks
 
     def save(
         self,
@@ -164,39 +163,42 @@ class Checkpointer:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
         with self._made_whole(state):
-            part, tensors, rest = run_on_all(ranks, lambda: Part.of(state, extra or {}))
-            parts = _gather_parts(ranks, part, step, str(folder))
-            writer = _writers(parts)
-            place = ranks.broadcast(
-                run_on_all(ranks, lambda: None if ranks.rank else SavingPlace.make(Path(folder), step))
-            )
+            part, tensors = ranks.run_on_all(lambda: Part.of(state, ranks.rank))
+            parts, writer = _gather_parts(ranks, part, step, str(folder))
+
+            def begin() -> tuple[SavingPlace, bytes] | None:
+                if ranks.rank:
+                    return None
+                content = (json.dumps(state_file(state, parts, extra or {})) + "\n").encode()
+                return SavingPlace.make(Path(folder), step), content
+
+            own, contents = ranks.run_on_all(begin), None
+            place = ranks.broadcast(own and own[0])
             assert place is not None
-            copies = self._copies({name: each for name, each in tensors.items() if writer[name] == ranks.rank})
-        text = json.dumps(to_plain(run_state.random_state(generators), "the random state")).encode()
-        copies[f"{RANDOM}{ranks.rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        contents = None if ranks.rank else _contents(step, parts, rest, self._plan_name())
+            copies = self._copy({name: each for name, each in tensors.items() if writer[name] == ranks.rank})
+        if own is not None:
+            contents = _manifest(step, parts, writer, self._plan_name()), own[1]
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
-        self._pending = place, thread.submit(_write, copies, place, ranks, ranks.background_group(), contents, keep)
+        arguments = place, ranks.rank, ranks.background_group(), contents, keep
+        self._pending = place, thread.submit(_write, copies, *arguments)
         thread.shutdown(wait=False)
         return place.final
 
-    def _copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns copies that training does not touch, valid until the next call; pinned for tensors on a GPU.
 
         Later copies reuse the memory: fresh memory takes several times as long as copying into it.
         """
-        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
-        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
-        if self._memory.numel() < starts[-1] or (devices and not self._memory.is_pinned()):
-            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
-            self._memory = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=bool(devices))
-        copies = {}
-        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
-            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
-            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
-        for device in devices:
+        old, self._copies, copies = self._copies, {}, {}
+        for name, tensor in tensors.items():
+            copy = old.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copies[name] = copy.copy_(tensor, non_blocking=True)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
+        self._copies = copies
         return copies
 
     def finish_saving(self) -> None:
@@ -268,15 +270,19 @@ class Checkpointer:
             )
         with self._made_whole(state), ExitStack() as files:
             checkpoint = _intact(folder, step, ranks, fall_back=fall_back)
-            reader = run_on_all(ranks, lambda: _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run))
+            reader = ranks.run_on_all(lambda: _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run))
             random_ranks = (ranks.rank, 0) if self._draws_alike else (ranks.rank,)
-            random = run_on_all(ranks, lambda: reader.restore(random_ranks))
+            random = ranks.run_on_all(lambda: reader.restore(random_ranks))
         self._lacks_weights = False
+        overlap = reader.overlap
         return Loaded(
             step=checkpoint.step,
             extra=from_plain(reader.saved["extra"]),
             path=checkpoint.path,
-            **{each.name: getattr(reader.overlap, each.name) for each in fields(reader.overlap)},
+            sources=overlap.sources,
+            new=overlap.new,
+            gone=overlap.gone,
+            changed=overlap.changed,
             notes=tuple(reader.notes),
             random=random,
         )
@@ -317,11 +323,11 @@ class Checkpointer:
             def compare() -> tuple[dict[str, torch.Tensor], Overlap, dict[str, Any]]:
                 own, stored = ModelTensors.of(self._model), open_weights(Path(path), files)
                 shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
-                overlap = Overlap.of(own, shapes, aliases=True)
-                overlap.check(Path(path), "file", partial=partial)
+                overlap = Overlap.of(own, shapes)
+                overlap.check(Path(path), partial=partial)
                 return own.here, overlap, stored
 
-            here, overlap, stored = run_on_all(ranks, compare)
+            here, overlap, stored = ranks.run_on_all(compare)
             for name, source in overlap.sources.items():
                 if name in here:
                     here[name].copy_(stored[source].get_tensor(source))
@@ -358,12 +364,7 @@ class Checkpointer:
         return tuple(ranks.broadcast(gone))
 
     def _the_ranks(self) -> Ranks:
-        if self._ranks is None:
-            self._ranks = self._make_ranks()
         return self._ranks
-
-    def _make_ranks(self) -> Ranks:
-        return OneRank()
 
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         """Returns a context in which the tensors of the model and its optimizers are unsharded."""
@@ -379,8 +380,13 @@ class Checkpointer:
 # Saving.
 
 
-def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> list[Part]:
-    """Gathers the parts of all ranks, which have to save the same."""
+def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> tuple[list[Part], dict[str, int]]:
+    """Gathers the parts of all ranks, and the rank that writes each tensor: those that have the same take turns.
+
+    Raises:
+        ValueError: The ranks save different things.
+        MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
+    """
     settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
     gathered = ranks.all_gather((step, folder, part.labels, settings, part))
     subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
@@ -388,39 +394,27 @@ def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> list[Part
         if any(request[index] != gathered[0][index] for request in gathered):
             each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(gathered))
             raise ValueError(f"the ranks save different {subject} ({each}); save the same on all ranks")
-    return [request[-1] for request in gathered]
-
-
-def _writers(parts: Sequence[Part]) -> dict[str, int]:
-    """Returns the rank that writes each tensor: ranks that have the same tensors take turns, the largest first.
-
-    Raises:
-        MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
-    """
+    parts = [request[-1] for request in gathered]
     holders: dict[str, list[int]] = defaultdict(list)
-    entries: dict[str, TensorEntry] = {}
-    for rank, part in enumerate(parts):
-        for name, entry in part.entries.items():
-            if (first := entries.setdefault(name, entry)) != entry:
+    for rank, own in enumerate(parts):
+        for name, entry in own.entries.items():
+            holders[name].append(rank)
+            if (first := parts[holders[name][0]].entries[name]) != entry:
                 raise MosaicError(
                     f"{name} is {entry.dtype} {list(entry.shape)} on rank {rank} and {first.dtype} {list(first.shape)} "
                     f"on rank {holders[name][0]}; all ranks have to hold the same"
                 )
-            holders[name].append(rank)
-    if missing := [name for name in parts[0].names if name not in entries]:
+    if missing := [name for name in parts[0].names if name not in holders]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-    largest_first = sorted(holders, key=lambda name: (-entries[name].num_bytes, name))
-    return {name: holders[name][index % len(holders[name])] for index, name in enumerate(largest_first)}
+    largest_first = sorted(holders, key=lambda name: (-parts[holders[name][0]].entries[name].num_bytes, name))
+    return parts, {name: holders[name][turn % len(holders[name])] for turn, name in enumerate(largest_first)}
 
 
-def _contents(step: int, parts: Sequence[Part], rest: Mapping[str, Any], plan: str) -> tuple[Manifest, bytes]:
-    """Returns the manifest, still without files and tensors, and the state file with the optimizers of all ranks."""
+def _manifest(step: int, parts: Sequence[Part], writer: Mapping[str, int], plan: str) -> Manifest:
+    """Returns the manifest, still without files."""
     from mosaic import __version__
 
-    optimizers = {
-        label: OptimizerState.merged([part.optimizers[label] for part in parts]) for label in parts[0].optimizers
-    }
-    manifest = Manifest(
+    return Manifest(
         step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         mosaic=__version__,
@@ -428,11 +422,13 @@ def _contents(step: int, parts: Sequence[Part], rest: Mapping[str, Any], plan: s
         num_ranks=len(parts),
         plan=plan,
         files=(),
-        tensors=(),
+        tensors=tuple(replace(parts[rank].entries[name], file=_file_of(rank)) for name, rank in sorted(writer.items())),
         tied=parts[0].tied,
     )
-    state = {**run_state.one_or_several("optimizer", optimizers), **rest}
-    return manifest, (json.dumps(state) + "\n").encode()
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank:05d}{SUFFIX}"
 
 
 def _lower_priority() -> None:
@@ -445,37 +441,32 @@ def _lower_priority() -> None:
 def _write(
     tensors: Mapping[str, torch.Tensor],
     place: SavingPlace,
-    ranks: Ranks,
+    rank: int,
     group: Any,
     contents: tuple[Manifest, bytes] | None,
     keep: int,
 ) -> None:
     """Writes this rank's file, and on rank 0 the rest; a failure is logged at once, even if the loop never waits."""
 
-    def write_own() -> tuple[FileEntry, list[TensorEntry]]:
+    def write_own() -> run_folder.FileEntry:
         if not place.aside.is_dir():
             raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-        name = f"rank-{ranks.rank:05d}{SUFFIX}"
-        entries = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
-        num_bytes, sha256 = write_tensors(place.aside / name, entries, tensors.__getitem__)
-        return FileEntry(name=name, num_bytes=num_bytes, sha256=sha256), entries
+        entries = [describe(name, tensor) for name, tensor in tensors.items()]
+        return write_tensors(place.aside / _file_of(rank), entries, tensors.__getitem__)
 
     def complete() -> None:
-        if contents is None:
-            return
-        manifest, state = contents
-        sha256 = run_folder.write_flushed(state, place.aside / STATE)
-        files = [FileEntry(name=STATE, num_bytes=len(state), sha256=sha256), *(file for file, _ in written)]
-        entries = sorted((entry for _, own in written for entry in own), key=lambda entry: entry.name)
-        replace(manifest, files=tuple(files), tensors=tuple(entries)).write(place.aside)
-        place.commit(keep)
+        if contents is not None:
+            manifest, state = contents
+            state_entry = run_folder.write_flushed(place.aside / STATE, [state])
+            replace(manifest, files=(state_entry, *files)).write(place.aside)
+            place.commit(keep)
 
     try:
-        written = _gather_results(group, write_own)
+        files = _gather_results(group, write_own)
         _gather_results(group, complete)
     except Exception as error:  # of any kind: it is raised again
         _LOG.error(_failure(place, error))
-        if ranks.rank == 0:
+        if rank == 0:
             place.abandon()
         raise
 
@@ -502,40 +493,38 @@ def _failure(place: SavingPlace, error: BaseException) -> str:
 
 
 def _export(model: nn.Module, path: Path, ranks: Ranks) -> None:
-    own = run_on_all(ranks, lambda: ModelTensors.of(model))
+    own = ranks.run_on_all(lambda: ModelTensors.of(model))
     names = own.names.items()
-    entries = run_on_all(ranks, lambda: in_order(describe(name, own.tensors[first]) for name, first in names))
+    entries = ranks.run_on_all(lambda: in_order(describe(name, own.tensors[first]) for name, first in names))
     names_by_rank = ranks.all_gather(sorted(own.here))
     source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
     if missing := [name for name in own.tensors if name not in source]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
     group = ranks.background_group()
-    memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
-    remaining = iter(entries)
 
-    def next_tensor(entry: TensorEntry) -> torch.Tensor:
-        """Sends the tensor to rank 0, which receives its bytes; valid until the next call."""
-        nonlocal memory
-        tensor, owner = own.tensors[own.names[entry.name]], source[own.names[entry.name]]
-        if owner == ranks.rank:
-            if ranks.rank and entry.num_bytes:
+    def tensors() -> Iterator[torch.Tensor]:
+        """Yields each tensor on rank 0, which receives the bytes of others'; valid until the next one."""
+        memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
+        for entry in entries:
+            tensor, owner = own.tensors[own.names[entry.name]], source[own.names[entry.name]]
+            if entry.num_bytes and owner == ranks.rank != 0:
                 dist.send(raw(tensor), dst=0, group=group)
-            return tensor
-        if ranks.rank == 0 and entry.num_bytes:
-            if memory.numel() < entry.num_bytes:
-                memory = torch.empty(entry.num_bytes, dtype=torch.uint8)
-            dist.recv(memory[: entry.num_bytes], src=owner, group=group)
-        return memory[: entry.num_bytes]
+            elif entry.num_bytes and owner != ranks.rank == 0:
+                memory = (
+                    memory if memory.numel() >= entry.num_bytes else torch.empty(entry.num_bytes, dtype=torch.uint8)
+                )
+                dist.recv(tensor := memory[: entry.num_bytes], src=owner, group=group)
+            yield tensor
 
     def write() -> None:
+        stream = tensors()
         try:
             if ranks.rank == 0:
-                replace_with_tensors(path, entries, lambda _: next_tensor(next(remaining)))
+                replace_with_tensors(path, entries, lambda _: next(stream))
         finally:  # on the other ranks all; on rank 0 those behind an error, which are sent all the same
-            for entry in remaining:
-                next_tensor(entry)
+            deque(stream, maxlen=0)
 
-    run_on_all(ranks, write)
+    ranks.run_on_all(write)
 
 
 # Loading.
@@ -544,7 +533,7 @@ def _export(model: nn.Module, path: Path, ranks: Ranks) -> None:
 def _intact(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) -> Checkpoint:
     """Returns the newest intact checkpoint, the same on all ranks, each of which verifies some files."""
     damaged: list[str] = []
-    for checkpoint in ranks.broadcast(run_on_all(ranks, lambda: () if ranks.rank else run_folder.choose(folder, step))):
+    for checkpoint in ranks.broadcast(ranks.run_on_all(lambda: () if ranks.rank else run_folder.choose(folder, step))):
         reports = ranks.all_gather(run_folder.damage_of(checkpoint.path, part=ranks.rank, parts=ranks.size))
         # Every rank reads the manifest: several may report the same sentence.
         if damage := list(dict.fromkeys(sentence for report in reports for sentence in report)):
@@ -581,18 +570,23 @@ class _Reader:
         self.notes: list[str] = []
         modules = state.modules()
         self._model = modules.pop(MODEL)
-        self.overlap = self._fit_module(MODEL, self._model, manifest.tied, aliases=partial)
-        self.overlap.check(path, "checkpoint", partial=partial)
+        if not partial and manifest.tied.keys() != self._model.tied.keys():
+            names = ", ".join(sorted(manifest.tied.keys() ^ self._model.tied.keys()))
+            raise InvalidCheckpointError(
+                f"{path} is of another model: only one of them ties {names}; tie the same weights"
+            )
+        self.overlap = self._fit_module(MODEL, self._model, manifest.tied)
+        self.overlap.check(path, partial=partial)
         for label in self._match("companions", state.companions, self.saved.get("companions", [])):
-            overlap = self._fit_module(prefix := f"{COMPANION}{label}/", modules[prefix], {}, aliases=False)
+            overlap = self._fit_module(prefix := f"{COMPANION}{label}/", modules[prefix], {})
             if not partial:
-                overlap.check(path, "checkpoint", partial=False)
+                overlap.check(path, partial=False)
             elif unchanged := [*overlap.new, *overlap.changed]:
                 self.notes.append(f"{COMPANION}{label}: {some(unchanged)} as they were")
         self._fit_optimizers()
         scalers = {} if state.scaler is None else {"": state.scaler}
         for kind, targets in (("scheduler", state.schedulers), ("scaler", scalers)):
-            plain = run_state.by_label(self.saved, kind)
+            plain = by_label(self.saved, kind)
             for label, target in self._match(kind, targets, plain).items():
                 self._restores.append(bind(target.load_state_dict, from_plain(plain[label])))
         if not new_run:
@@ -606,7 +600,7 @@ class _Reader:
         if not names or self._new_run:
             return None
         random: dict[str, Any] = from_plain(json.loads(bytes(self._tensor(names[0]).tolist())))
-        run_state.set_random_state(random, self._state.generators)
+        set_random_state(random, self._state.generators)
         return random
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -626,19 +620,18 @@ class _Reader:
         device = parameter.device if entry.shape == tuple(parameter.shape) else torch.device("cpu")
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=device).copy_(self._tensor(name))
 
-    def _fit_module(self, prefix: str, module: ModelTensors, tied: Mapping[str, str], *, aliases: bool) -> Overlap:
+    def _fit_module(self, prefix: str, module: ModelTensors, tied: Mapping[str, str]) -> Overlap:
         saved = {name.removeprefix(prefix): each for name, each in self._stored.items() if name.startswith(prefix)}
-        if aliases:
-            saved |= {name: saved[first] for name, first in tied.items()}
-        shapes = {name: (entry.dtype, entry.shape) for name, entry in saved.items()}
-        overlap, here = Overlap.of(module, shapes, aliases=aliases), module.here
+        saved |= {name: saved[first] for name, first in tied.items()}
+        overlap = Overlap.of(module, {name: (entry.dtype, entry.shape) for name, entry in saved.items()})
+        here = module.here
         for name, source in overlap.sources.items():
             if name in here:
                 self._restores.append(bind(self._copy_into, here[name], saved[source].name))
         return overlap
 
     def _fit_optimizers(self) -> None:
-        saved = {label: OptimizerState(**each) for label, each in run_state.by_label(self.saved, "optimizer").items()}
+        saved = {label: OptimizerState(**each) for label, each in by_label(self.saved, "optimizer").items()}
         for label, optimizer in self._match("optimizer", self._state.optimizers, saved).items():
             state, (own, _) = saved[label], OptimizerState.of(optimizer, self._model)
             try:
@@ -658,15 +651,14 @@ class _Reader:
             InvalidCheckpointError: The saved names differ, and the load is not partial.
         """
         objects = objects or {}
-        if self._partial or not objects or set(objects) == set(saved):
-            self.notes += [
-                f"{f'{argument} {name}'.strip()}: as it was; none was saved" for name in objects if name not in saved
-            ]
-            return {name: each for name, each in objects.items() if name in saved}
-        if not saved:
-            raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
-        names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
-        raise InvalidCheckpointError(
-            f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or load with "
-            "partial=True"
-        )
+        if not self._partial and objects and set(objects) != set(saved):
+            if not saved:
+                raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
+            names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
+            raise InvalidCheckpointError(
+                f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or load "
+                "with partial=True"
+            )
+        missing = [name for name in objects if name not in saved]
+        self.notes += [f"{f'{argument} {name}'.strip()}: as it was; none was saved" for name in missing]
+        return {name: each for name, each in objects.items() if name in saved}

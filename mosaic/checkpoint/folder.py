@@ -20,10 +20,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from mosaic.artifact import fingerprint, load, to_json
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, NoRoomError
@@ -94,16 +94,15 @@ class Manifest:
     digest: str = ""
     """Fingerprint of all of the above."""
 
-    def sealed(self) -> Manifest:
-        """Returns a copy with its digest."""
-        return replace(self, digest=fingerprint(replace(self, digest="")))
+    def computed_digest(self) -> str:
+        return fingerprint(replace(self, digest=""))
 
     @property
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
 
     def write(self, folder: Path) -> None:
-        write_flushed(to_json(self.sealed()).encode(), folder / MANIFEST)
+        write_flushed(folder / MANIFEST, [to_json(replace(self, digest=self.computed_digest())).encode()])
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -116,16 +115,15 @@ class Manifest:
             manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if (sealed := manifest.sealed()) != manifest:
+        if manifest.digest != (digest := manifest.computed_digest()):
             raise InvalidCheckpointError(
-                f"{folder / MANIFEST}: its content was changed: digest={manifest.digest!r}, and its content has "
-                f"{sealed.digest!r}; load an earlier checkpoint"
+                f"{folder / MANIFEST} was changed: digest={manifest.digest!r}, and its content has {digest!r}; load an "
+                "earlier checkpoint"
             )
         return manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A complete checkpoint on the disk."""
 
     serial: int
@@ -137,9 +135,8 @@ class Checkpoint:
 def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
     """Returns the complete checkpoints of a run, the newest first."""
     paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    matches = [(path, match) for path in paths if (match := _COMPLETE.fullmatch(path.name)) is not None]
-    complete = [Checkpoint(serial=int(match[1]), step=int(match[2]), path=path) for path, match in matches]
-    return tuple(sorted(complete, reverse=True))
+    matches = [(path, match) for path in paths if (match := _COMPLETE.fullmatch(path.name))]
+    return tuple(sorted((Checkpoint(int(match[1]), int(match[2]), path) for path, match in matches), reverse=True))
 
 
 def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
@@ -267,13 +264,20 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def write_flushed(content: bytes, path: Path) -> str:
-    """Writes a new file, flushes it to the disk, and returns its SHA-256."""
+def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+    """Writes a new file and flushes it to the disk.
+
+    Raises:
+        OSError: The disk is full, or the file exists.
+    """
+    digest = hashlib.sha256()
     with path.open("xb") as file:
-        file.write(content)
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return hashlib.sha256(content).hexdigest()
+        return FileEntry(name=path.name, num_bytes=file.tell(), sha256=digest.hexdigest())
 
 
 def flush_folder(path: Path) -> None:

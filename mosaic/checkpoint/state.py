@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER, TensorEntry
+from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER, RANDOM, TensorEntry
 from mosaic.checkpoint.tensors import DTYPES, ModelTensors, bytes_of, describe
 from mosaic.errors import InvalidCheckpointError
 from mosaic.find import random_numbers
@@ -108,42 +109,48 @@ class Part:
     tied: dict[str, str]
 
     @staticmethod
-    def of(state: SavedState, extra: Mapping[str, Any]) -> tuple[Part, dict[str, torch.Tensor], dict[str, Any]]:
-        """Reads the state of a run on this rank; returns also its tensors, not copied, and the rest as JSON data."""
+    def of(state: SavedState, rank: int) -> tuple[Part, dict[str, torch.Tensor]]:
+        """Reads the state of a run on this rank; returns also its tensors, not copied."""
         modules = state.modules()
         tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
         optimizers = {}
         for label, optimizer in state.optimizers.items():
             optimizers[label], own = OptimizerState.of(optimizer, modules[MODEL], label)
             tensors |= own
-        schedulers = {
-            label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
-        }
-        companions, generators = list(state.companions or {}), list(state.generators or {})
+        text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
+        tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         part = Part(
-            labels=([*optimizers], companions, generators),
+            labels=([*optimizers], list(state.companions or {}), list(state.generators or {})),
             entries={name: describe(name, tensor) for name, tensor in tensors.items()},
             names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
             optimizers=optimizers,
             tied=modules[MODEL].tied,
         )
-        rest = {
-            **one_or_several("scheduler", schedulers),
-            "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
-            "companions": companions,
-            "generators": generators,
-            "extra": to_plain(dict(extra), "extra"),
-        }
-        return part, tensors, rest
+        return part, tensors
 
 
-def one_or_several(kind: str, states: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a state file for optimizers or schedulers: a single one, or several by name."""
-    return {kind: states.get(""), f"{kind}s": {label: state for label, state in states.items() if label}}
+def state_file(state: SavedState, parts: Sequence[Part], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all state except tensors as JSON data, with the optimizers of all ranks."""
+    optimizers = {
+        label: asdict(OptimizerState.merged([part.optimizers[label] for part in parts]))
+        for label in parts[0].optimizers
+    }
+    schedulers = {
+        label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
+    }
+    several = {"optimizer": optimizers, "scheduler": schedulers}
+    return {
+        **{kind: states.get("") for kind, states in several.items()},
+        **{f"{kind}s": {label: each for label, each in states.items() if label} for kind, states in several.items()},
+        "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
+        "companions": parts[0].labels[1],
+        "generators": parts[0].labels[2],
+        "extra": to_plain(dict(extra), "extra"),
+    }
 
 
 def by_label(saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Inverts ``one_or_several``; a single one has the name ``""``."""
+    """Returns the entries of a state file for objects of a kind by name; a single one has the name ``""``."""
     single = saved.get(kind)
     return {**({} if single is None else {"": single}), **saved.get(f"{kind}s", {})}
 
@@ -274,14 +281,14 @@ class OptimizerState:
         return OptimizerState(kind=kind, groups=groups, settings=settings, states=states, more=more), tensors
 
     @staticmethod
-    def merged(by_rank: Sequence[OptimizerState]) -> dict[str, Any]:
-        """Returns the state of one optimizer on all ranks as plain data."""
+    def merged(by_rank: Sequence[OptimizerState]) -> OptimizerState:
+        """Returns the state of one optimizer on all ranks."""
         groups = zip(*(state.groups for state in by_rank), strict=True)
-        return {
-            **asdict(by_rank[0]),
-            "groups": [list(dict.fromkeys(itertools.chain(*same))) for same in groups],
-            "states": {name: state for each in by_rank for name, state in each.states.items()},
-        }
+        return replace(
+            by_rank[0],
+            groups=[list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+            states={name: state for each in by_rank for name, state in each.states.items()},
+        )
 
     def check_fits(self, own: OptimizerState, model: ModelTensors, *, changed: Collection[str] = ()) -> None:
         """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.

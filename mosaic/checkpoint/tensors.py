@@ -7,12 +7,10 @@ time, so this module has its own: eight bytes with the length of the header, the
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from mosaic.checkpoint.folder import MODEL, Manifest, TensorEntry, damage_of, flush_folder, write_error
+from mosaic.checkpoint.folder import (
+    MODEL,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    damage_of,
+    flush_folder,
+    write_error,
+    write_flushed,
+)
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 
 SUFFIX = ".safetensors"
@@ -70,32 +77,27 @@ def in_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
     return sorted(entries, key=lambda entry: (-entry.item_bytes, entry.name))
 
 
-def write_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> tuple[int, str]:
-    """Writes a new file, flushes it to the disk, and returns its length and SHA-256.
-
-    It calls ``tensor`` once for each name, in the order of ``in_order``.
+def write_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> FileEntry:
+    """Writes a new file and flushes it to the disk; calls ``tensor`` once for each name, in the order of ``in_order``.
 
     Raises:
         OSError: The disk is full, or the file exists.
     """
-    ordered, header, length = in_order(entries), {"__metadata__": {"format": "pt"}}, 0
-    for entry in ordered:
-        offsets = [length, length := length + entry.num_bytes]
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}  # type: ignore[dict-item]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    start = struct.pack("<Q", len(text)) + text
-    digest = hashlib.sha256(start)
-    with path.open("xb") as file:
-        file.write(start)
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        ordered, header, end = in_order(entries), {}, 0
+        for entry in ordered:
+            offsets = [end, end := end + entry.num_bytes]
+            header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        yield struct.pack("<Q", len(text)) + text
         for entry in ordered:
             content = bytes_of(tensor(entry.name))
             assert content.nbytes == entry.num_bytes, entry
-            file.write(content)
-            digest.update(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return len(start) + length, digest.hexdigest()
+            yield content
+
+    return write_flushed(path, chunks())
 
 
 def replace_with_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
@@ -182,16 +184,16 @@ class ModelTensors:
         """
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         first: dict[int, str] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        names: dict[str, str] = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
+        state = model.state_dict(keep_vars=True)
+        for name, tensor in state.items():
             if id(tensor) not in own:
                 raise UnsupportedModelError(
                     f"state_dict() has {name!r}, a {type(tensor).__name__} that is neither a parameter nor a buffer of "
                     "the model (a hook or get_extra_state made it); keep it in a buffer, or in extra={...}"
                 )
-            names[name] = first.setdefault(id(tensor), name)
-            tensors.setdefault(names[name], tensor)
+            first.setdefault(id(tensor), name)
+        names = {name: first[id(tensor)] for name, tensor in state.items()}
+        tensors = {name: state[name] for name in first.values()}
         return ModelTensors(tensors=tensors, names=names)
 
     @property
@@ -219,37 +221,29 @@ class Overlap:
     """Shape and dtype of differing tensors, in the file and in the model."""
 
     @staticmethod
-    def of(model: ModelTensors, saved: Mapping[str, tuple[str, Sequence[int]]], *, aliases: bool) -> Overlap:
-        """Compares a model with a file's dtypes and shapes; an empty dtype fits any.
-
-        With ``aliases`` the file may have a tied tensor under any of its names.
-        """
-        names = model.names if aliases else {name: name for name in model.tensors}
+    def of(model: ModelTensors, saved: Mapping[str, tuple[str, Sequence[int]]]) -> Overlap:
+        """Compares a model with a file's dtypes and shapes; an empty dtype fits any, and one name of a tied weight."""
         sources, changed = {}, {}
-        for name in sorted(saved.keys() & names.keys()):
-            dtype, shape = saved[name]
-            own = describe(name, model.tensors[names[name]])
+        for name in sorted(saved.keys() & model.names.keys()):
+            (dtype, shape), first = saved[name], model.names[name]
+            own = describe(name, model.tensors[first])
             if tuple(shape) != own.shape or dtype not in ("", own.dtype):
                 changed[name] = f"{dtype} {list(shape)}".strip(), f"{dtype and own.dtype} {list(own.shape)}".strip()
-            elif name == names[name] or names[name] not in sources:
-                sources[names[name]] = name
-        there = sources.keys() | {names[name] for name in changed}
-        return Overlap(
-            sources=sources,
-            new=tuple(name for name in sorted(model.tensors) if name not in there),
-            gone=tuple(sorted(saved.keys() - names.keys())),
-            changed=changed,
-        )
+            elif name == first or first not in sources:
+                sources[first] = name
+        there = sources.keys() | {model.names[name] for name in changed}
+        new = tuple(name for name in sorted(model.tensors) if name not in there)
+        return Overlap(sources=sources, new=new, gone=tuple(sorted(saved.keys() - model.names.keys())), changed=changed)
 
-    def check(self, path: Path, kind: str, *, partial: bool) -> None:
+    def check(self, path: Path, *, partial: bool) -> None:
         """Raises InvalidCheckpointError, with the first few differences, if the file is of another model.
 
-        With ``partial`` one fitting tensor is enough. The file is named as ``kind``.
+        With ``partial`` one fitting tensor is enough.
         """
-        differing = [f"{name} is only in the {kind}" for name in self.gone]
+        differing = [f"{name} is only in the file" for name in self.gone]
         differing += [f"{name} is only in the model" for name in self.new]
         differing += [
-            f"{name} is {saved} in the {kind} and {own} in the model" for name, (saved, own) in self.changed.items()
+            f"{name} is {saved} in the file and {own} in the model" for name, (saved, own) in self.changed.items()
         ]
         if differing and not (partial and self.sources):
             more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""

@@ -141,9 +141,11 @@ def examine_model(where: str) -> Diagnosis:
 
 def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
     """Compares the ranks of a run from their traces."""
-    from mosaic.report.slow_ranks import compare_ranks, read_traces
+    from mosaic.rank_trace import RankTrace
+    from mosaic.report.slow_ranks import compare_ranks
 
-    comparison = compare_ranks(read_traces(paths))
+    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    comparison = compare_ranks([RankTrace.read(file) for file in files])
     sentences = comparison.sentences()
     blocks = [comparison.table(), *map(escape, sentences[len(comparison.slow) :])]
     diagnosis = Diagnosis({**asdict(comparison), "sentences": sentences}, blocks=blocks)

@@ -183,7 +183,7 @@ class Handle(Checkpointer):
 
         ``steps`` (of the optimizer, or backward passes where no optimizer steps), ``overlap`` (share of lane time with
         another lane busy), ``calls_in_place``, and for each module ``forward_ms/NAME`` and ``backward_ms/NAME``. Where
-        plans were tried: ``trials``, ``trial_steps``, ``trial_lost_ms``, and the median step of each in
+        plans were tried: ``trials``, ``trial_steps``, ``trial_lost_ms``, and the median steps in ``trial_ms/plain`` and
         ``trial_ms/PLAN``. ``replans`` counts what ``replan`` did, and ``setup_ms/find``, ``profile``, ``solve`` and
         ``open`` are what planning took the last time.
         """

@@ -10,9 +10,11 @@ from functools import cache
 from itertools import combinations_with_replacement, product
 from typing import Any
 
-from mosaic.microbench.kernels import Kernel, gb_per_s, kernel_set
-from mosaic.microbench.pictures import cells_figure
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+import numpy as np
+
+from mosaic.microbench.kernels import Kernel, kernel_set
+from mosaic.microbench.pictures import new_axes
+from mosaic.microbench.result import Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
 
@@ -20,7 +22,7 @@ KERNELS = ("gemm", "attention", "elementwise", "launches")
 """The kernels: two bound by arithmetic, one by bandwidth, one by launches."""
 
 
-def measure_interference(setup: Setup) -> Iterator[Item]:
+def measure_interference(setup: Setup) -> Iterator[Row]:
     """Times each pair of kernels, alone and side by side, at every split of the whole device in two.
 
     Even splits come first: they matter most in little time.
@@ -28,7 +30,7 @@ def measure_interference(setup: Setup) -> Iterator[Item]:
     backend, settings = setup.backend, setup.settings
     splits = settings.splits(backend.device.num_slots)
     if not splits:
-        yield not_measured("kernels side by side", "the device has one slot, and two partitions need two")
+        yield absent("kernels side by side", "the device has one slot, and two partitions need two")
         return
     kernels = kernel_set(settings.scale, backend.torch_device, KERNELS)
     nearest = sorted(splits, key=lambda split: abs(split[0] - split[1]))
@@ -48,8 +50,7 @@ def measure_interference(setup: Setup) -> Iterator[Item]:
 
 
 def _row(kernel: Kernel, beside: Kernel, split: tuple[int, int], times: LaneTimes) -> Row:
-    alone = Spread.of(times.alone_ms)
-    together = Spread.of(times.beside_ms) if times.beside_ms else None
+    alone, together = Spread.of(times.alone_ms), Spread.of(times.beside_ms) if times.beside_ms else None
     return Row(
         of="points",
         labels={"kernel": kernel.name, "beside": beside.name, "quotas": f"{split[0]}+{split[1]}"},
@@ -58,8 +59,8 @@ def _row(kernel: Kernel, beside: Kernel, split: tuple[int, int], times: LaneTime
             "together_ms": together,
             "overlap_ms": times.overlap_ms,
             "slowdown": together.median / alone.median if together is not None and alone.median > 0 else None,
-            "alone_gb_per_s": gb_per_s(kernel.moved_bytes, alone.median),
-            "together_gb_per_s": gb_per_s(kernel.moved_bytes, together.median) if together is not None else None,
+            "alone_gb_per_s": kernel.gb_per_s(alone.median),
+            "together_gb_per_s": kernel.gb_per_s(together.median) if together is not None else None,
         },
     )
 
@@ -84,16 +85,31 @@ def _summary(result: Result) -> Sequence[str]:
 
 
 def _picture(result: Result, subtitle: str) -> Any:
+    """Draws the slow-down by kernel, share and neighbour, 1 white; a cell without a number stays empty."""
+
     def place(row: Row) -> tuple[str, int]:
         return str(row.labels["kernel"]), int(str(row.labels["quotas"]).split("+")[0])
 
-    cells = {
-        (f"{kernel}, {quota} of {result.device.num_slots}", str(row.labels["beside"])): row.number("slowdown")
-        for row in sorted(result.of("points"), key=place)
-        for kernel, quota in [place(row)]
-    }
+    points = sorted(result.of("points"), key=place)
+    rows, columns = ([*dict.fromkeys(keys)] for keys in (map(place, points), (str(p.labels["beside"]) for p in points)))
+    cells = np.full((max(1, len(rows)), max(1, len(columns))), np.nan)
+    for point in points:
+        if (slowdown := point.number("slowdown")) is not None:
+            cells[rows.index(place(point)), columns.index(str(point.labels["beside"]))] = slowdown
     title = "Slow-down beside a neighbour that has the other slots, measured"
-    return cells_figure(title, subtitle, "each row: a kernel and its share of the slots; 1 is undisturbed", cells)
+    y_axis = "each row: a kernel and its share of the slots; 1 is undisturbed"
+    axes = new_axes(0.3 * len(cells) + 0.4, title, subtitle, y_axis=y_axis, is_empty=not points)
+    most = max(0.05, float(np.nanmax(abs(cells - 1), initial=0.0)))
+    axes.imshow(cells, cmap="RdBu_r", vmin=1 - 1.4 * most, vmax=1 + 1.4 * most, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize=9)
+    axes.set_yticks(range(len(rows)), [f"{kernel}, {quota} of {result.device.num_slots}" for kernel, quota in rows])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines["bottom"].set_visible(False)
+    for (row, column), value in np.ndenumerate(cells):
+        if not np.isnan(value):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9)
+    return axes.figure
 
 
 INTERFERENCE = Question(

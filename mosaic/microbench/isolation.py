@@ -12,7 +12,7 @@ from mosaic.backends.base import Backend, Lane
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type, kernel_set
 from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.result import Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import Spread, measure_beside, time_alone
 from mosaic.microbench.variants import UNAVAILABLE, open_variant, parts_of
 from mosaic.report.plan_view import slots_text
@@ -28,7 +28,7 @@ _SM_SETTINGS: dict[str, Any] = {
 """Ways to make slots or partitions on one device, as arguments of ``Backend.with_sms``."""
 
 
-def measure_isolation(setup: Setup) -> Iterator[Item]:
+def measure_isolation(setup: Setup) -> Iterator[Row]:
     """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
     backend = setup.backend
     yield from _delays(setup)
@@ -39,9 +39,9 @@ def measure_isolation(setup: Setup) -> Iterator[Item]:
                 yield from _partitions(variant_setup, name)
                 yield from _half_device(variant_setup, name)
             except UNAVAILABLE as error:
-                yield not_measured(name, error)
+                yield absent(name, error)
     if backend.name != "cuda":
-        yield not_measured("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
+        yield absent("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
 
 
 def _layouts(num_slots: int) -> tuple[tuple[int, ...], ...]:
@@ -52,7 +52,7 @@ def _layouts(num_slots: int) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(quotas for quotas in layouts if min(quotas) > 0))
 
 
-def _partitions(setup: Setup, name: str) -> Iterator[Item]:
+def _partitions(setup: Setup, name: str) -> Iterator[Row]:
     """Yields a row for each partition of each layout: its units, those of a backward, and those it shares."""
     backend = setup.backend
     for quotas in _layouts(backend.device.num_slots):
@@ -66,7 +66,7 @@ def _partitions(setup: Setup, name: str) -> Iterator[Item]:
                 backward = [_units_of_backward(backend, lanes.lane(slots)) for slots in partitions]
                 num_sms = [lanes.lane(slots).num_sms for slots in partitions]
         except MosaicError as error:
-            yield not_measured(f"SM ids, {name}", error)
+            yield absent(f"SM ids, {name}", error)
             continue
         for index, slots in enumerate(partitions):
             others = set().union(*(units[at] | backward[at] for at in range(len(partitions)) if at != index))
@@ -123,10 +123,10 @@ def _half_device(setup: Setup, name: str) -> Iterator[Row]:
                 )
 
 
-def _delays(setup: Setup) -> Iterator[Item]:
+def _delays(setup: Setup) -> Iterator[Row]:
     count = setup.backend.device.num_slots
     if count < 2:
-        yield not_measured("a short kernel beside a long one", "the device has one slot, and two partitions need two")
+        yield absent("a short kernel beside a long one", "the device has one slot, and two partitions need two")
         return
     dtype, scale = half_type(setup.backend.torch_device), setup.settings.scale
     short = gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], dtype)  # fills few SMs for a moment
@@ -140,7 +140,7 @@ def _delays(setup: Setup) -> Iterator[Item]:
                 try:
                     yield _delay(setup, kind, (count // 2, count - count // 2), short, kernel)
                 except UNAVAILABLE as error:
-                    yield not_measured(kind.replace("_", " "), error)
+                    yield absent(kind.replace("_", " "), error)
 
 
 def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kernel: Kernel) -> Row:
@@ -177,10 +177,9 @@ def _summary(result: Result) -> Sequence[str]:
         inside = "NOT INSIDE" if any(row.values["num_backward_outside"] for row in rows) else "inside"
         lines.append(f"{layout} slots ({slots_are}) ran on {units}: {disjoint}, backward {inside}")
     for row in result.of("placements"):
-        time_ms, sms = row.values["time_ms"], row.values["num_sms"]
-        assert isinstance(time_ms, Spread)
+        sms = row.values["num_sms"]
         where = f"{row.labels['kernel']} on half of the device, {row.labels['slots_are']} slots"
-        lines.append(f"{where}: {time_ms.text()} ms" + (f" on {sms} SMs" if sms is not None else ""))
+        lines.append(f"{where}: {row.text('time_ms')} ms" + (f" on {sms} SMs" if sms is not None else ""))
     lines += dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("delays") if row.note)
     return lines
 

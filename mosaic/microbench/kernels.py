@@ -36,10 +36,9 @@ class Kernel:
         call()
         return call
 
-
-def gb_per_s(moved_bytes: float, time_ms: float) -> float | None:
-    """Returns the bandwidth of a call in 1e9 bytes a second; None if its traffic is not counted."""
-    return moved_bytes / time_ms / 1e6 if moved_bytes and time_ms > 0 else None
+    def gb_per_s(self, time_ms: float) -> float | None:
+        """Returns the bandwidth of a call in 1e9 bytes a second; None if its traffic is not counted."""
+        return self.moved_bytes / time_ms / 1e6 if self.moved_bytes and time_ms > 0 else None
 
 
 def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:

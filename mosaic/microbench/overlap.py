@@ -13,7 +13,7 @@ from typing import Any
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Item, NotMeasured, Question, Result, Row, Setup, not_measured, number_text
+from mosaic.microbench.result import ABSENT, Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, Variant, open_variant
 
@@ -21,7 +21,7 @@ STEPS = tuple((passes, launching) for launching in ("eager", "captured") for pas
 """Kinds of steps, the most important first: the passes, launched operator by operator or as one CUDA graph."""
 
 
-def measure_overlap(setup: Setup) -> Iterator[Item]:
+def measure_overlap(setup: Setup) -> Iterator[Row]:
     """Times the same two modules on every variant, in rounds over all variants; yields the rows of a kind of step.
 
     An error of a variant is the reason in its row, and the others continue. After a sticky error, such as an illegal
@@ -39,11 +39,11 @@ def measure_overlap(setup: Setup) -> Iterator[Item]:
         if setup.budget.allows(f"{passes}, {launching}"):
             modules = TwoModules(subjects[0], subjects[1], backward=passes == "forward+backward")
             rows = []
-            for item in _in_turn(setup, modules, passes, launching):
-                if isinstance(item, Row):
-                    rows.append(item)
+            for row in _in_turn(setup, modules, passes, launching):
+                if row.of == ABSENT:
+                    yield row
                 else:
-                    yield item
+                    rows.append(row)
             base_ms = _median_of(rows, "sequential")
             for row in rows:
                 speedup = {"speedup": _ratio(base_ms, row.number("step_ms"))}
@@ -52,17 +52,17 @@ def measure_overlap(setup: Setup) -> Iterator[Item]:
     yield from gains
 
 
-def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> Iterator[Item]:
+def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> Iterator[Row]:
     """Opens every variant, then runs rounds over all; a failing variant drops out alone."""
     count = setup.backend.device.num_slots
     half, splits = (max(1, count // 2), max(1, count - count // 2)), setup.settings.splits(count)
     if not splits:
-        yield not_measured("partitions", "the device has one slot, and two partitions need two")
+        yield absent("partitions", "the device has one slot, and two partitions need two")
     partitions = [("partitions", split) for split in splits]
     kinds = [("sequential", half), ("plain", half), *partitions, ("prioritised", half), ("torch_contexts", half)]
     running: dict[str, tuple[Variant, EagerSteps | CapturedSteps]] = {}
     samples: dict[str, list[float]] = {}
-    failures: list[NotMeasured] = []
+    failures: list[Row] = []
     with ExitStack() as stack:
         for kind, split in kinds:
             name = f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
@@ -81,7 +81,7 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
                     stack.callback(_close, f"the graph of {variant.name}", steps.close, failures)
                 steps.run(1)
             except Exception as error:  # whatever a variant cannot do here becomes its row
-                yield not_measured(name, error)
+                yield absent(name, error)
             else:
                 running[variant.name], samples[variant.name] = (variant, steps), []
         failed: set[str] = set()
@@ -94,7 +94,7 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
                     samples[name] += running[name][1].run(setup.settings.steps_per_round)
                 except Exception as error:  # as above
                     failed.add(name)
-                    yield not_measured(f"{name}, {rest}", error)
+                    yield absent(f"{name}, {rest}", error)
         for name, (variant, _) in running.items():
             if samples[name]:
                 quotas = {} if variant.quotas is None else {"quotas": f"{variant.quotas[0]}+{variant.quotas[1]}"}
@@ -108,11 +108,11 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
     yield from failures
 
 
-def _close(what: str, close: Callable[[], object], failures: list[NotMeasured]) -> None:
+def _close(what: str, close: Callable[[], object], failures: list[Row]) -> None:
     try:
         close()
     except Exception as error:  # after a device error, which must not lose the other rows
-        failures.append(not_measured(f"ending {what}", error))
+        failures.append(absent(f"ending {what}", error))
 
 
 def gain_of(times: Sequence[Row]) -> list[Row]:
@@ -151,7 +151,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 def _summary(result: Result) -> Sequence[str]:
     lines = [*dict.fromkeys(f"the modules: {row.labels['modules']}" for row in result.of("times"))]
     for row in result.of("gains"):
-        total, concurrency, quotas = (number_text(row.number(name)) for name in ("total", "concurrency", "quotas"))
+        total, concurrency, quotas = map(row.text, ("total", "concurrency", "quotas"))
         best = row.labels.get("best_partitions")
         lines.append(
             f"{row.labels['passes']}, {row.labels['launching']}: gain {total} = concurrency {concurrency} x quotas "
@@ -165,7 +165,7 @@ def _picture(result: Result, subtitle: str) -> Any:
     bars = []
     for row in result.of("times"):
         step = f"{row.labels['passes']}, {row.labels['launching']}"
-        text = f"{row.number('step_ms'):.2f} ms  ({number_text(row.number('speedup'))}×)"
+        text = f"{row.number('step_ms'):.2f} ms  ({row.text('speedup')}×)"
         bars.append((f"{row.labels['variant']}, {step}", step, row.values["step_ms"] or 0.0, text))
     title = "Two modules side by side: a step of both, measured"
     return bars_figure(title, subtitle, "milliseconds a step; (×) against one after the other", bars)

@@ -16,7 +16,7 @@ from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.pool import Slots
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.result import Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import torch_contexts
 
@@ -30,7 +30,7 @@ _BATCHES = 10
 _MIB = 2.0**20
 
 
-def measure_pool(setup: Setup) -> Iterator[Item]:
+def measure_pool(setup: Setup) -> Iterator[Row]:
     """Times creation and destruction at several quotas, lending, and the growth of a pool.
 
     The host's clock times them: the driver's calls are synchronous.
@@ -43,14 +43,14 @@ def measure_pool(setup: Setup) -> Iterator[Item]:
         try:
             make = find()
         except BackendUnavailableError as error:
-            yield not_measured(way, error)
+            yield absent(way, error)
             continue
         for quota in setup.settings.quotas(backend.device.num_slots):
             if budget.allows(f"{way} at {quota} slots"):
                 try:
                     yield _create(setup, way, make, quota)
                 except (CudaError, BackendUnavailableError, RuntimeError) as error:
-                    yield not_measured(f"{way} at {quota} slots", error)
+                    yield absent(f"{way} at {quota} slots", error)
     if backend.api is not None and budget.allows("many contexts"):
         yield _grow(backend, setup.settings.max_contexts)
 
@@ -174,15 +174,12 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
 def _summary(result: Result) -> Sequence[str]:
     lines = []
     for row in result.of("lending"):
-        time_ns = row.values["time_ns"]
-        assert isinstance(time_ns, Spread)
-        text = f"{row.labels['way']}: {time_ns.text(0)} ns, over {row.labels['lends']} times"
+        text = f"{row.labels['way']}: {row.text('time_ns')} ns, over {row.labels['lends']} times"
         lines.append(f"{text}; the goal is under {GOAL_LEND_NS:.0f} ns")
     for row in result.of("growth"):
-        added = row.values["add_layout_ms"]
-        layouts = f", a layout more takes {added.text()} ms" if isinstance(added, Spread) else ""
+        layouts = f", a layout more takes {row.text('add_layout_ms')} ms" if row.values["add_layout_ms"] else ""
         end = f"; then: {row.note}" if row.note else ", no limit met"
-        size = f"{row.number('driver_mib'):.0f} MiB"
+        size = f"{row.text('driver_mib', 0)} MiB"
         count = f"{row.labels['contexts']} contexts at once of {row.labels['asked']} requested"
         lines.append(f"{count}, {size}{layouts}{end}")
     lines.append(f"the paper: {PAPER_CREATE_MS:.0f} ms to create and {PAPER_LEND_MS} ms to lend, on H100s (Fig. 11a)")

@@ -1,6 +1,6 @@
 """A question about a device, the rows that answer it, and the file, table and picture of the answer.
 
-A question is a function that yields rows: what a row is of stands in its labels, its numbers in its values. All
+A question is a function that yields rows: the labels of a row name its subject, its values are its numbers. All
 questions have the same rows, so one table, one file format and one reader serve all.
 """
 
@@ -28,6 +28,9 @@ from mosaic.report.table import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+ABSENT = "absent"
+"""Kind of a row without numbers: a measurement that is unavailable here, with the reason as its note."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -37,7 +40,7 @@ class Row:
     """Kind of the row, such as ``times`` or ``gains``."""
     labels: Mapping[str, str | int]
     """The measured subject, such as the variant and the quotas."""
-    values: Mapping[str, Spread | float | None]
+    values: Mapping[str, Spread | float | None] = field(default_factory=dict)
     """Its numbers, by names with units; None for one that is unavailable."""
     note: str = ""
     """Remark about it."""
@@ -47,24 +50,20 @@ class Row:
         value = self.values.get(name)
         return value.median if isinstance(value, Spread) else value
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotMeasured:
-    """A measurement that is unavailable here, with the reason."""
-
-    what: str
-    reason: str
-
-
-Item = Row | NotMeasured
+    def text(self, name: str, digits: int | None = 2) -> str:
+        """Returns a label or a value for people; ``-`` for a number that is unavailable."""
+        value: Any = self.labels.get(name, self.values.get(name))
+        if value is None:
+            return "-"
+        return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
-def not_measured(what: str, reason: object) -> NotMeasured:
-    """Returns an unavailable measurement; an error of another library is named with its type."""
+def absent(subject: str, reason: object) -> Row:
+    """Returns the row of an unavailable measurement; an error of another library is named with its type."""
     text = " ".join(str(reason).split())
     if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
         text = f"{type(reason).__name__}: {text}"
-    return NotMeasured(what=what, reason=text)
+    return Row(of=ABSENT, labels={"subject": subject}, note=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,20 @@ class Setup:
     subjects: Sequence[Subject] = ()
     """Modules of a user's model; empty for kernels and modules of Mosaic's own."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks about the backend."""
+        is_host = self.backend.device.kind == "host"
+        host = ("measured on the CPU's cores: these times say nothing about a GPU",) if is_host else ()
+        return (*host, *self.backend.notes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The answer to a question on a device."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
-    schema_version: int = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
+    schema_version: int = 3
     question: str
     backend: str
     """``host`` or ``cuda``."""
@@ -101,7 +107,6 @@ class Result:
     seconds: float
     """Duration."""
     rows: tuple[Row, ...]
-    absent: tuple[NotMeasured, ...]
     left_out: tuple[str, ...]
     """Pieces beyond the time budget."""
 
@@ -118,43 +123,6 @@ class Result:
         }
 
 
-class Measurement:
-    """One run of a question: yields each row when it is ready, and keeps all for the result."""
-
-    def __init__(self, question: Question, setup: Setup) -> None:
-        self._question, self._setup = question, setup
-        self._load, self._items = ForeignLoad(), list[Item]()
-        self._began_s, self._left_out = setup.budget.used_s, len(setup.budget.left_out)
-
-    def items(self) -> Iterator[Item]:
-        """Measures; an absence that was named before is not repeated."""
-        for item in self._question.measure(self._setup):
-            if isinstance(item, Row) or item not in self._items:
-                self._items.append(item)
-                yield item
-
-    def result(self) -> Result:
-        """Returns the rows so far."""
-        backend, budget = self._setup.backend, self._setup.budget
-        notes = backend.notes
-        if backend.device.kind == "host":
-            notes = ("measured on the CPU's cores: these times say nothing about a GPU", *notes)
-        return Result(
-            question=self._question.name,
-            backend=backend.name,
-            device=backend.device,
-            torch_version=torch.__version__,
-            driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
-            provenance=Provenance.here(),
-            notes=tuple(notes),
-            foreign_cpu_share=self._load.share,
-            seconds=round(budget.used_s - self._began_s, 3),
-            rows=tuple(item for item in self._items if isinstance(item, Row)),
-            absent=tuple(item for item in self._items if isinstance(item, NotMeasured)),
-            left_out=budget.left_out[self._left_out :],
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One question about a device."""
@@ -163,8 +131,8 @@ class Question:
     """The sub-command of ``mosaic bench``."""
     asks: str
     """The question in words."""
-    measure: Callable[[Setup], Iterator[Item]]
-    """Measures, and yields the rows."""
+    measure: Callable[[Setup], Iterator[Row]]
+    """Measures, and yields each row when it is ready."""
     title: str
     """Title of the table."""
     of: str
@@ -182,61 +150,53 @@ class Question:
 
     def answer(self, setup: Setup) -> Result:
         """Measures everything."""
-        measurement = Measurement(self, setup)
-        for _ in measurement.items():
-            pass
-        return measurement.result()
+        backend, budget, load = setup.backend, setup.budget, ForeignLoad()
+        began_s, num_left_out = budget.used_s, len(budget.left_out)
+        rows = [*self.measure(setup)]
+        return Result(
+            question=self.name,
+            backend=backend.name,
+            device=backend.device,
+            torch_version=torch.__version__,
+            driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
+            provenance=Provenance.here(),
+            notes=setup.notes,
+            foreign_cpu_share=load.share,
+            seconds=round(budget.used_s - began_s, 3),
+            rows=tuple(row for index, row in enumerate(rows) if row.of != ABSENT or row not in rows[:index]),
+            left_out=budget.left_out[num_left_out:],
+        )
 
     def table(self, result: Result) -> Table:
         """Returns the table, with lines on absent and left-out measurements and on the machine."""
         columns = [heading if digits is None else f">{heading}" for heading, digits in self.columns.values()]
         rows, above = [], ""
         for row in result.of(self.of):
-            first, *others = (_cell(row, name, digits) for name, (_, digits) in self.columns.items())
+            first, *others = (row.text(name, digits) for name, (_, digits) in self.columns.items())
             rows.append(["" if self.merged and first == above else first, *others])
             above = first
-        caption = "\n".join([*self.summary(result), *_caption(result)])
-        return make_table(f"{self.title}: {result.device.name}", columns, rows, caption=caption)
+        share = "unknown" if result.foreign_cpu_share is None else f"{result.foreign_cpu_share:.0%}"
+        lines = [*self.summary(result)]
+        lines += [f"not measured: {row.labels['subject']}: {row.note}" for row in result.of(ABSENT)]
+        lines += [f"no time left for {piece}" for piece in result.left_out[:5]]
+        if len(result.left_out) > 5:
+            lines.append(f"no time left for {len(result.left_out) - 5} more, which the JSON file names")
+        lines += [f"note: {note}" for note in result.notes]
+        driver = f" and CUDA driver {result.driver_version}" if result.driver_version else ""
+        lines.append(
+            f"medians (quartiles), measured in {result.seconds:.1f} s with torch {result.torch_version}{driver}; other "
+            f"processes took {share} of the CPU"
+        )
+        return make_table(f"{self.title}: {result.device.name}", columns, rows, caption="\n".join(lines))
 
     def write(self, result: Result, folder: Path) -> tuple[Path, Path]:
         """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
         record, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
+        slots = "host" if result.device.kind == "host" else f"{result.device.num_slots} slots"
+        driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
+        date = result.provenance.created[:10]
+        machine = f"{result.device.name} ({slots}), torch {result.torch_version}{driver}, {date}"
+        subtitle = "; ".join(filter(None, (machine, note_of_others(result.foreign_cpu_share, result.device))))
         save(result.content(), record)
-        save_figure(self.picture(result, _where(result)), picture)
+        save_figure(self.picture(result, subtitle), picture)
         return record, picture
-
-
-def _cell(row: Row, name: str, digits: int | None) -> str:
-    value: Any = row.labels.get(name, row.values.get(name))
-    if isinstance(value, Spread):
-        return value.text()
-    if value is None:
-        return "-"
-    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def number_text(value: float | None, digits: int = 2) -> str:
-    """Returns a number, ``-`` for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _where(result: Result) -> str:
-    driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
-    slots = "host" if result.device.kind == "host" else f"{result.device.num_slots} slots"
-    where = f"{result.device.name} ({slots}), torch {result.torch_version}{driver}, {result.provenance.created[:10]}"
-    return "; ".join(filter(None, (where, note_of_others(result.foreign_cpu_share, result.device))))
-
-
-def _caption(result: Result) -> list[str]:
-    share = "unknown" if result.foreign_cpu_share is None else f"{result.foreign_cpu_share:.0%}"
-    lines = [f"not measured: {absent.what}: {absent.reason}" for absent in result.absent]
-    lines += [f"no time left for {piece}" for piece in result.left_out[:5]]
-    if len(result.left_out) > 5:
-        lines.append(f"no time left for {len(result.left_out) - 5} more, which the JSON file names")
-    lines += [f"note: {note}" for note in result.notes]
-    driver = f" and CUDA driver {result.driver_version}" if result.driver_version else ""
-    lines.append(
-        f"medians (quartiles), measured in {result.seconds:.1f} s with torch {result.torch_version}{driver}; other "
-        f"processes took {share} of the CPU"
-    )
-    return lines

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mosaic.microbench.kernels import gb_per_s, kernel_of_module, kernel_set
-from mosaic.microbench.pictures import lines_figure
-from mosaic.microbench.result import Item, Question, Result, Row, Setup
+from mosaic.microbench.kernels import kernel_of_module, kernel_set
+from mosaic.microbench.pictures import new_axes
+from mosaic.microbench.result import Question, Result, Row, Setup
 from mosaic.microbench.settings import Spread, time_alone
+from mosaic.report.figure import FAINT, GRID, colors_of
 
 
-def measure_scaling(setup: Setup) -> Iterator[Item]:
+def measure_scaling(setup: Setup) -> Iterator[Row]:
     """Times each kernel, or forward and forward with backward of each module, at every quota of the grid."""
     backend, settings = setup.backend, setup.settings
     kernels = [kernel_of_module(subject, backward=backward) for subject in setup.subjects for backward in (False, True)]
@@ -28,42 +29,40 @@ def measure_scaling(setup: Setup) -> Iterator[Item]:
                     lane = lanes.lane(tuple(range(quota)))
                     times[quota] = lane.num_sms, Spread.of(time_alone(lane, call, settings).all_ms)
             lanes.drain()
-            yield from _rows(work.name, work.flops, work.moved_bytes, times)
-
-
-def _rows(work: str, flops: float, moved_bytes: float, times: dict[int, tuple[int | None, Spread]]) -> Iterator[Row]:
-    """Yields the rows of one kernel by rising quota; speed is relative to the largest measured quota."""
-    whole_ms = times[max(times)][1].median if times else 0.0
-    for quota, (num_sms, time_ms) in sorted(times.items()):
-        median_ms = time_ms.median
-        yield Row(
-            of="points",
-            labels={"work": work, "quota": quota},
-            values={
-                "num_sms": num_sms,
-                "time_ms": time_ms,
-                "speed": whole_ms / median_ms if median_ms > 0 else 1.0,
-                "tflops": flops / median_ms / 1e9 if flops and median_ms > 0 else None,
-                "gb_per_s": gb_per_s(moved_bytes, median_ms),
-            },
-        )
+            whole_ms = times[max(times)][1].median if times else 0.0
+            for quota, (num_sms, time_ms) in sorted(times.items()):
+                median_ms = time_ms.median
+                values = {
+                    "num_sms": num_sms,
+                    "time_ms": time_ms,
+                    "speed": whole_ms / median_ms if median_ms > 0 else 1.0,
+                    "tflops": work.flops / median_ms / 1e9 if work.flops and median_ms > 0 else None,
+                    "gb_per_s": work.gb_per_s(median_ms),
+                }
+                yield Row(of="points", labels={"work": work.name, "quota": quota}, values=values)
 
 
 def _picture(result: Result, subtitle: str) -> Any:
+    """Draws a line for each kernel, with quartiles; a level of 1 is dashed."""
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in result.of("points"):
         time_ms, speed = row.values["time_ms"], row.number("speed") or 0.0
         assert isinstance(time_ms, Spread)
-        lines.setdefault(str(row.labels["work"]), []).append(
-            (
-                int(row.labels["quota"]) / result.device.num_slots,
-                speed,
-                speed * time_ms.median / time_ms.third_quartile,
-                speed * time_ms.median / time_ms.first_quartile,
-            )
-        )
-    axes = ("share of the slots", "speed, relative to the largest quota")
-    return lines_figure("Speed by quota, measured", subtitle, *axes, lines)
+        share = int(row.labels["quota"]) / result.device.num_slots
+        low, high = (speed * time_ms.median / quartile for quartile in (time_ms.third_quartile, time_ms.first_quartile))
+        lines.setdefault(str(row.labels["work"]), []).append((share, speed, low, high))
+    names = {"x_axis": "share of the slots", "y_axis": "speed, relative to the largest quota"}
+    axes = new_axes(3.8, "Speed by quota, measured", subtitle, is_empty=not lines, **names)
+    axes.grid(color=GRID, linewidth=0.6)
+    for name, color in colors_of(lines).items():
+        shares, speeds, lows, highs = zip(*lines[name], strict=True)
+        axes.plot(shares, speeds, color=color, marker="o", markersize=3.5, linewidth=1.6, label=name)
+        axes.fill_between(shares, lows, highs, color=color, alpha=0.18, linewidth=0)
+    axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xlim=(0, None), ylim=(0, None))
+    if lines:
+        axes.figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    return axes.figure
 
 
 def _summary(result: Result) -> Sequence[str]:

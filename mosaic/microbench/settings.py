@@ -136,9 +136,8 @@ class Spread:
             first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
 
-    def text(self, digits: int | None = None) -> str:
-        """Returns median and quartiles: ``1.23 (1.20-1.31)``."""
-        places = digits if digits is not None else 1 if self.median >= 100 else 3
+    def __str__(self) -> str:
+        places = 1 if self.median >= 100 else 3
         return f"{self.median:.{places}f} ({self.first_quartile:.{places}f}-{self.third_quartile:.{places}f})"
 
 

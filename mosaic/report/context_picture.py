@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mosaic.context.plan import ContextPlan
 from mosaic.context.words import STREAM_SHIFT
@@ -30,7 +29,6 @@ _MAX_PAIRS = 1536
 """Tokens up to which single pairs are drawn; above, whole tiles, with partly visible ones lighter."""
 _MAX_LABELS = 16
 _TEXT, _IMAGES = "#d1d1d1", "#4a4a4a"
-_Pixels = npt.NDArray[np.float64]
 
 
 def context_table(plans: Sequence[ContextPlan]) -> Table:
@@ -47,8 +45,8 @@ def context_table(plans: Sequence[ContextPlan]) -> Table:
     return make_table(title, ("method", ">blocks a\nchunk", *shares), rows, caption="counted, not measured", bold=(0,))
 
 
-def draw_context(plans: ContextPlan | Sequence[ContextPlan], path: Path, *, title: str = "") -> None:
-    """Draws the mask of one sequence as plans divide it, one beside the other.
+def draw_context(plans: Sequence[ContextPlan], path: Path, *, title: str = "") -> None:
+    """Draws the mask of one sequence as plans divide it, one beside the other: tokens, mask, work of the ranks.
 
     Args:
         plans: One or a few plans of one sequence.
@@ -57,83 +55,56 @@ def draw_context(plans: ContextPlan | Sequence[ContextPlan], path: Path, *, titl
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: There are no plans, or the suffix is another.
+        ValueError: The suffix is another.
     """
-    save_figure(context_figure([plans] if isinstance(plans, ContextPlan) else plans, title=title), path)
-
-
-def context_figure(plans: Sequence[ContextPlan], *, title: str = "") -> Any:
-    """Returns the figure of ``draw_context``, with three axes per plan: tokens, mask, work of the ranks.
-
-    Raises:
-        ValueError: There are no plans.
-    """
-    if not plans:
-        raise ValueError("there are no plans to draw; give at least one")
     mask, count = plans[0].mask, plans[0].mask.num_tokens
     documents = len(np.unique(mask.documents[mask.documents >= 0]))
     title = title or f"Who sees whom: {count} tokens, {documents} document{'s' if documents != 1 else ''}"
-    colors = colors_of(f"rank {rank}" for rank in range(plans[0].ranks))
-    entries = {"text": _TEXT, "images": _IMAGES}
-    entries |= {"padding": "#ffffff"} if (mask.documents < 0).any() else {}
-    entries |= {"lighter: tiles seen in part": ""} if count > _MAX_PAIRS else {}
-    entries |= {"ranks' colours repeat": ""} if len(set(colors.values())) < len(colors) else {}
-    figure = new_figure([_PANEL], title=title, width=max(8.0, len(plans) * (_PANEL + 1.6)), legend=entries)
+    colors = [*colors_of(f"rank {rank}" for rank in range(plans[0].ranks)).values()]
+    legend = {"text": _TEXT, "images": _IMAGES}
+    legend |= {"padding": "#ffffff"} if (mask.documents < 0).any() else {}
+    legend |= {"lighter: tiles seen in part": ""} if count > _MAX_PAIRS else {}
+    legend |= {"ranks' colours repeat": ""} if len(set(colors)) < len(colors) else {}
+    figure = new_figure([_PANEL], title=title, width=max(8.0, len(plans) * (_PANEL + 1.6)), legend=legend)
     figure.axes[0].remove()
     panels = figure.subplots(1, 3 * len(plans), squeeze=False, width_ratios=(0.1, _PANEL, 0.7) * len(plans))[0]
-    shades = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in colors.values()])
-    for plan, strip, axes, bars in zip(plans, panels[::3], panels[1::3], panels[2::3], strict=True):
-        _draw_tokens(strip, plan)
-        _draw_mask(axes, plan, shades)
-        _draw_work(bars, plan, list(colors.values()), most=max(other.imbalance for other in plans))
-    return figure
+    most = max(plan.imbalance for plan in plans)
+    for plan, tokens, axes, work in zip(plans, panels[::3], panels[1::3], panels[2::3], strict=True):
+        stream = plan.mask.words >> STREAM_SHIFT & 63
+        grey = np.where(plan.mask.documents < 0, 1.0, np.where(stream == 0, 0.82, np.where(stream % 2, 0.25, 0.45)))
+        tokens.imshow(grey[:, None], cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        tokens.set(xticks=(), ylabel="query")
+        tokens.spines[:].set_visible(False)
+        _draw_mask(axes, plan, colors)
+        work.barh(range(plan.ranks), plan.loads / max(float(plan.loads.mean()), 1.0), color=colors)
+        work.axvline(1, color=INK, linewidth=0.6, linestyle="--")
+        labelled = range(0, plan.ranks, -(-plan.ranks // _MAX_LABELS))
+        work.set(yticks=labelled, yticklabels=map(str, labelled), xticks=(), xlabel="work of\neach rank")
+        work.set(xlim=(0, 1.05 * most), ylim=(plan.ranks - 0.4, -0.6))
+        work.yaxis.tick_right()
+        work.tick_params(axis="y", length=0)
+        work.spines[:].set_visible(False)
+    save_figure(figure, path)
 
 
-def _draw_tokens(axes: Any, plan: ContextPlan) -> None:
-    """Beside the queries: grey text, dark images, white padding."""
-    stream = plan.mask.words >> STREAM_SHIFT & 63
-    shades = np.where(plan.mask.documents < 0, 1.0, np.where(stream == 0, 0.82, np.where(stream % 2, 0.25, 0.45)))
-    axes.imshow(np.repeat(shades[:, None, None], 3, axis=2), interpolation="nearest", aspect="auto")
-    axes.set(xticks=(), ylabel="query")
-    axes.spines[:].set_visible(False)
-
-
-def _draw_mask(axes: Any, plan: ContextPlan, shades: _Pixels) -> None:
-    count, block = plan.mask.num_tokens, plan.blocks.block
-    size = count if count <= _MAX_PAIRS else plan.blocks.num_blocks * block
-    pixels = _pairs(plan, shades) if count <= _MAX_PAIRS else _tiles(plan, shades)
+def _draw_mask(axes: Any, plan: ContextPlan, colors: Sequence[str]) -> None:
+    """Draws a pixel per pair of tokens in the colour of the query's rank if the query sees the key; or per tile."""
+    shades = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in colors])
+    count, block, blocks = plan.mask.num_tokens, plan.blocks.block, plan.blocks.num_blocks
+    if count <= _MAX_PAIRS:
+        size = count
+        owner = np.repeat(plan.distribution.rank_of, block)[:count]
+        pixels = np.where(plan.mask.dense()[:, :, None], shades[owner][:, None, :], 1.0)
+    else:
+        size, pixels = blocks * block, np.ones((blocks, blocks, 3))
+        tiles = plan.blocks.tiles(np.arange(blocks))
+        rows = np.repeat(np.arange(blocks), np.diff(tiles.offsets))
+        full = shades[plan.distribution.rank_of[rows]]
+        pixels[rows, tiles.columns] = np.where(np.asarray(tiles.is_full)[:, None], full, 0.45 * full + 0.55)
     axes.imshow(pixels, extent=(0, size, size, 0), interpolation="nearest", aspect="auto")
-    for edge in np.flatnonzero(np.diff(plan.mask.documents)) + 1:
-        axes.axhline(edge, color=FAINT, linewidth=0.4, linestyle=":")
-        axes.axvline(edge, color=FAINT, linewidth=0.4, linestyle=":")
+    edges = np.flatnonzero(np.diff(plan.mask.documents)) + 1
+    axes.hlines(edges, 0, count, color=FAINT, linewidth=0.4, linestyle=":")
+    axes.vlines(edges, 0, count, color=FAINT, linewidth=0.4, linestyle=":")
     axes.set(xlim=(0, count), ylim=(count, 0), xlabel="key", yticks=())
     text = f"{plan.distribution.method}: rank with most has {plan.imbalance:.3f} × the mean"
-    axes.set_title(shorten(text, _PANEL), loc="left", fontsize=10.5, color=INK)
-
-
-def _draw_work(axes: Any, plan: ContextPlan, colors: list[str], *, most: float) -> None:
-    labelled = range(0, plan.ranks, -(-plan.ranks // _MAX_LABELS))
-    axes.barh(range(plan.ranks), plan.loads / max(float(plan.loads.mean()), 1.0), color=colors)
-    axes.set(yticks=labelled, yticklabels=map(str, labelled), xticks=(), xlabel="work of\neach rank")
-    axes.set(xlim=(0, 1.05 * most), ylim=(plan.ranks - 0.4, -0.6))
-    axes.yaxis.tick_right()
-    axes.tick_params(axis="y", length=0)
-    axes.spines[:].set_visible(False)
-    axes.axvline(1, color=INK, linewidth=0.6, linestyle="--")
-
-
-def _pairs(plan: ContextPlan, shades: _Pixels) -> _Pixels:
-    """A pixel per pair, in its rank's colour if the query sees the key."""
-    owner = np.repeat(plan.distribution.rank_of, plan.blocks.block)[: plan.mask.num_tokens]
-    return np.where(plan.mask.dense()[:, :, None], shades[owner][:, None, :], 1.0)
-
-
-def _tiles(plan: ContextPlan, shades: _Pixels) -> _Pixels:
-    """A pixel for each tile."""
-    blocks = plan.blocks.num_blocks
-    pixels = np.ones((blocks, blocks, 3))
-    tiles = plan.blocks.tiles(np.arange(blocks))
-    rows = np.repeat(np.arange(blocks), np.diff(tiles.offsets))
-    colors = shades[plan.distribution.rank_of[rows]]
-    pixels[rows, tiles.columns] = np.where(np.asarray(tiles.is_full)[:, None], colors, 0.45 * colors + 0.55)
-    return pixels
+    axes.set_title(shorten(text, _PANEL), loc="left", fontsize=10.5)

@@ -1,4 +1,4 @@
-"""Panels, colours, legends and files that all pictures share; plain matplotlib without pyplot.
+"""Panels, colours, legends and files that all pictures share: matplotlib without pyplot.
 
 A module has one colour in all pictures. The hues are from the colour-blind safe sets of Okabe and
 Ito and of Paul Tol, ordered so that the first few also differ in lightness.
@@ -28,6 +28,30 @@ _HUES = (
 )
 _LETTER = 0.075
 """Inches of an average letter at 10 points."""
+_STYLE = {
+    **{"font.size": 9.5, "text.color": INK, "text.parse_math": False, "figure.dpi": 200, "svg.hashsalt": "mosaic"},
+    **{"axes.axisbelow": True, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "axes.labelsize": 9.5},
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
+    **{
+        "legend.frameon": False,
+        "xtick.color": FAINT,
+        "xtick.labelcolor": INK,
+        "xtick.major.size": 3,
+        "ytick.labelcolor": INK,
+    },
+    **{"ytick.major.size": 0, "legend.handlelength": 1.6, "legend.columnspacing": 1.4},
+}
+
+
+def _style() -> Any:
+    """Returns a context with the style of all pictures; raises MosaicError if matplotlib is not installed."""
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        raise MosaicError(
+            f"drawing needs matplotlib, which cannot be imported ({error}); run: pip install 'mosaic-colocate[plot]'"
+        ) from error
+    return matplotlib.rc_context(_STYLE)
 
 
 def colors_of(names: Iterable[str]) -> dict[str, str]:
@@ -57,46 +81,26 @@ def new_figure(
         subtitle: Second line, of up to two lines.
         width: Width of the page in inches.
         legend: Meanings at the bottom of the page with their colours; an empty colour has no swatch.
-
-    Raises:
-        MosaicError: matplotlib is not installed.
     """
-    try:
+    lines = wrap(subtitle, int(1.1 * width / _LETTER), max_lines=2, placeholder=" …")
+    texts = [shorten(meaning, 5.0) for meaning in legend]
+    columns = max(1, min(len(texts), int((width - 0.5) / (max(map(len, texts), default=1) * _LETTER + 0.5))))
+    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * -(-len(texts) // columns) + 0.2 * max(0, len(lines) - 1)
+    with _style():
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
-    except ImportError as error:
-        raise MosaicError(
-            f"drawing needs matplotlib, which cannot be imported ({error}); run: pip install 'mosaic-colocate[plot]'"
-        ) from error
-    lines = wrap(subtitle, int(1.1 * width / _LETTER), max_lines=2, placeholder=" …")
-    longest = max((min(len(meaning) * _LETTER, 5.0) for meaning in legend), default=1.0) + 0.5
-    columns = max(1, min(len(legend), int((width - 0.5) / longest)))
-    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * -(-len(legend) // columns) + 0.2 * max(0, len(lines) - 1)
-    figure: Any = Figure(figsize=(width, height), dpi=200, layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.1)
-    text = shorten(title, width * 0.75) + "\n" * len(lines)
-    figure.suptitle(text, x=0.02, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
-    style = {"fontsize": 9.5, "color": FAINT, "va": "top", "parse_math": False}
-    figure.text(0.02, 1 - 0.36 / height, "\n".join(lines), **style).set_in_layout(False)
-    panels = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [*heights]})
-    for axes in panels[:, 0]:
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(FAINT)
-        axes.tick_params(colors=INK, color=FAINT, labelsize=9.5, length=3)
-        axes.tick_params(axis="y", length=0)
-        axes.set_axisbelow(True)
-    if legend:
-        edges = {"": "none", "#ffffff": FAINT}
-        swatches = [
-            Patch(facecolor=color or "none", edgecolor=edges.get(color) or _darker(color)) for color in legend.values()
-        ]
-        box = figure.legend(
-            swatches, [" "] * len(legend), loc="outside lower left", ncols=columns, frameon=False, fontsize=9.5,
-            handlelength=1.6, columnspacing=1.4,
-        )  # fmt: skip
-        for entry, meaning in zip(box.get_texts(), legend, strict=True):
-            entry.set_parse_math(False)
-            entry.set_text(shorten(meaning, 5.0))
+
+        figure: Any = Figure(figsize=(width, height), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.08, w_pad=0.1)
+        head = shorten(title, width * 0.75) + "\n" * len(lines)
+        figure.suptitle(head, x=0.02, ha="left", fontsize=13, fontweight="bold")
+        below = figure.text(0.02, 1 - 0.36 / height, "\n".join(lines), color=FAINT, va="top")
+        below.set_in_layout(False)
+        figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": [*heights]})
+        if legend:
+            edges = [FAINT if color else "none" for color in legend.values()]
+            swatches = [Patch(fc=color or "none", ec=edge) for color, edge in zip(legend.values(), edges, strict=True)]
+            figure.legend(swatches, texts, loc="outside lower left", ncols=columns)
     return figure
 
 
@@ -106,14 +110,14 @@ def shorten(text: str, inches: float) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def fitting(texts: Sequence[str], inches: float) -> str:
+def _fitting(texts: Sequence[str], inches: float) -> str:
     """Returns the first of ``texts`` that fits the room at 10 points; empty if none does."""
     return next((text for text in texts if len(text) * _LETTER + 0.06 <= inches), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A box on a panel's lanes, with its module's name or the last parts of it if they fit."""
+    """A box on a panel's lanes, with its module's name or the last part of it if that fits."""
 
     start_ms: float
     end_ms: float
@@ -122,10 +126,9 @@ class Bar:
     height: float
     """In lanes."""
     color: str
-    edge: str = ""
-    """Colour of the edge; a darker shade by default."""
+    edge: str
     label: str = ""
-    gid: str = ""
+    gid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,49 +160,39 @@ def lane_figure(
         axes.set_yticks([lane + panel.name_at for lane in range(0, count, every)], panel.lanes[::every])
         axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
         head = shorten(f"{shorten(panel.name, 4.0)}:  {panel.fact}", WIDTH - 1)
-        pad = 18 if any(texts for *_, texts in panel.spans) else 6
-        axes.set_title(head, loc="left", fontsize=10.5, color=INK, parse_math=False, pad=pad)
-        for lane in range(1, count):
-            axes.axhline(lane, color=GRID, linewidth=0.6, zorder=0.3)
-        for start, end, texts in panel.spans:
-            axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
-            if texts and end > start:
-                room = (end - start) / axes.get_xlim()[1] * 0.9 * WIDTH
-                text = fitting(texts, room) or (texts[-1] if end == panel.spans[-1][1] else "")
-                _draw_bracket(axes, start, end, text, inch=1 / height)
+        axes.set_title(head, loc="left", fontsize=10.5, pad=18 if any(texts for *_, texts in panel.spans) else 6)
+        axes.hlines(range(1, count), 0, end_ms * 1.01, color=GRID, linewidth=0.6, zorder=0.3)
+        _draw_spans(axes, panel.spans, ms_inches=0.88 * WIDTH / end_ms, inch=1 / height)
         for bar in panel.bars:
-            _draw_bar(axes, bar)
-    figure.axes[-1].set_xlabel(axis, fontsize=9.5)
+            _draw_bar(axes, bar, ms_inches=0.88 * WIDTH / end_ms, lane_inches=height / count)
+    figure.axes[-1].set_xlabel(axis)
     return figure
 
 
-def _draw_bracket(axes: Any, start: float, end: float, text: str, *, inch: float) -> None:
-    """Draws a bracket with a text above the panel, of which an inch is the share ``inch``."""
-    above, low = axes.get_xaxis_transform(), 1 + 0.03 * inch
-    axes.plot((start, end), (low, low), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
-    style = {"ha": "center", "va": "bottom", "fontsize": 9, "color": FAINT}
-    axes.text((start + end) / 2, low + 0.02 * inch, text, transform=above, **style)
+def _draw_spans(
+    axes: Any, spans: Sequence[tuple[float, float, Sequence[str]]], *, ms_inches: float, inch: float
+) -> None:
+    """Draws white ground, and above the panel, of which an inch is the share ``inch``, brackets with texts."""
+    above = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    for start, end, texts in spans:
+        axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
+        if texts and end > start:
+            axes.plot((start, end), (1 + 0.03 * inch,) * 2, "|-", color=INK, linewidth=0.7, **above)
+            text = _fitting(texts, (end - start) * ms_inches) or (texts[-1] if end == spans[-1][1] else "")
+            place = ((start + end) / 2, 1 + 0.05 * inch)
+            axes.text(*place, text, ha="center", va="bottom", fontsize=9, color=FAINT, **above)
 
 
-def _draw_bar(axes: Any, bar: Bar) -> None:
+def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> None:
     from matplotlib.patches import Rectangle
 
     width = bar.end_ms - bar.start_ms
-    style: dict[str, Any] = {"facecolor": bar.color, "edgecolor": bar.edge or _darker(bar.color), "gid": bar.gid}
-    axes.add_patch(Rectangle((bar.start_ms, bar.low), width, bar.height, linewidth=0.5, zorder=2, **style))
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    position, (page_width, page_height) = axes.get_position(), axes.figure.get_size_inches()
-    if not bar.label or bar.height / abs(y1 - y0) * position.height * page_height <= 0.13:
-        return
-    parts = bar.label.split(".")
-    tails = [".".join(parts[start:]) for start in range(len(parts))]
-    if text := fitting(tails, width / abs(x1 - x0) * position.width * page_width):
-        center = {"ha": "center", "va": "center", "clip_on": True, "parse_math": False, "fontsize": 9.5, "zorder": 4}
-        axes.text(bar.start_ms + width / 2, bar.low + bar.height / 2, text, color=ink_on(bar.color), **center)
-
-
-def _darker(color: str, share: float = 0.35) -> str:
-    return "#" + "".join(f"{round(part * (1 - share)):02x}" for part in bytes.fromhex(color[1:]))
+    style: dict[str, Any] = {"facecolor": bar.color, "edgecolor": bar.edge, "linewidth": 0.5, "gid": bar.gid}
+    axes.add_patch(Rectangle((bar.start_ms, bar.low), width, bar.height, zorder=2, **style))
+    text = _fitting((bar.label, bar.label.rpartition(".")[2]), width * ms_inches)
+    if text and bar.height * lane_inches > 0.13:
+        place = (bar.start_ms + width / 2, bar.low + bar.height / 2)
+        axes.text(*place, text, ha="center", va="center", clip_on=True, zorder=4, fontsize=9.5, color=ink_on(bar.color))
 
 
 def save_figure(figure: Any, path: Path) -> None:
@@ -209,12 +202,10 @@ def save_figure(figure: Any, path: Path) -> None:
         MosaicError: The folder cannot be written or the disk is full.
         ValueError: The suffix is neither.
     """
-    import matplotlib
-
     kind = path.suffix.lower()[1:]
     if kind not in ("png", "svg"):
         raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use .png or .svg")
     content = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "mosaic"}):
+    with _style():
         figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {})
     write_bytes(content.getvalue(), path)

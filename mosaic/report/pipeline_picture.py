@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
                 lanes=[f"rank {rank}" for rank in range(run.graph.num_ranks)],
                 name_at=0.3,
                 spans=[(0.0, run.makespan_ns / 1e6, ())],
-                bars=_bars(run, colors, share),
+                bars=[*_bars(run, colors, share)],
             )
             for run in runs
         ],
@@ -133,16 +133,15 @@ def _fact(run: PipelineRun, first: PipelineRun) -> str:
     return text if run is first else f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 
 
-def _bars(run: PipelineRun, colors: dict[str, str], share: float) -> list[Bar]:
-    """Returns a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
-    bars = []
+def _bars(run: PipelineRun, colors: dict[str, str], share: float) -> Iterator[Bar]:
+    """Yields a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
     is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
     for task, start in zip(run.graph.tasks, run.start_ns, strict=True):
         rank = run.graph.rank_of[task.row]
         rows = [row for row, own in enumerate(run.graph.rank_of) if own == rank]
         height = share / len(rows) / len(task.parts)
-        bars += [
-            Bar(
+        for index, part in enumerate(task.parts):
+            yield Bar(
                 start_ms=start / 1e6,
                 end_ms=(start + task.time_ns) / 1e6,
                 low=rank + _GAP / 2 + share / len(rows) * rows.index(task.row) + height * index,
@@ -152,51 +151,39 @@ def _bars(run: PipelineRun, colors: dict[str, str], share: float) -> list[Bar]:
                 label=str(task.microbatch) if index == 0 and is_sparse else "",
                 gid=f"{run.title}/{task.row}/{part.module}/{task.kind}",
             )
-            for index, part in enumerate(task.parts)
-        ]
-    return bars
 
 
 def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, is_labelled: bool) -> None:
     limit = run.graph.limit_bytes[rank] if run.graph.limit_bytes else 0
-    bottom, scale = rank + 1 - _GAP / 2, (_MEMORY - 0.04) / most_bytes
     times, used = run.memory_of(rank)
-    fills = [(0.0, used, _USED)]
-    if limit and max(used) > limit:
-        fills.append((limit, [max(size, limit) for size in used], _OVER))
-    for base, sizes, color in fills:
-        heights = [bottom - scale * size for size in sizes]
+    bottom, scale, is_over = rank + 1 - _GAP / 2, (_MEMORY - 0.04) / most_bytes, 0 < limit < max(used)
+    for base, color in ((0, _USED), (limit, _OVER))[: 1 + is_over]:
+        heights = [bottom - scale * max(size, base) for size in used]
         style = {"step": "post", "color": color, "linewidth": 0, "zorder": 1.5}
         axes.fill_between(times, heights, bottom - scale * base, **style)
     if limit:
-        level = bottom - scale * limit
-        axes.plot((0, times[-1]), (level, level), color=INK, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3)
+        axes.hlines(bottom - scale * limit, 0, times[-1], color=INK, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3)
     if is_labelled:
         text = f"{max(used) / 1e9:.3g}" + (f" of {limit / 1e9:.3g} GB" if limit else " GB")
-        color = _OVER if limit and max(used) > limit else FAINT
-        at = (1.005, bottom - _MEMORY / 2)
-        axes.text(*at, text, transform=axes.get_yaxis_transform(), fontsize=7.5, va="center", color=color)
+        style = {"fontsize": 7.5, "va": "center", "color": _OVER if is_over else FAINT}
+        axes.text(1.005, bottom - _MEMORY / 2, text, transform=axes.get_yaxis_transform(), **style)
 
 
 def pipeline_table(planned: PlannedStep, contenders: Mapping[str, PlannedStep | str]) -> Table:
     """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
-    rows = [_cells("planned", planned, 1.0)]
-    for name, plan in contenders.items():
+    rows = []
+    for name, plan in {"planned": planned, **contenders}.items():
         if isinstance(plan, str):
             rows.append([name, "-", "-", "-", "-", plan])
             continue
         ratio = plan.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        rows.append(_cells(name, plan, ratio))
+        bubbles, fullest = f"{100 * plan.bubble_share:.1f}", f"{max(plan.timed.peak_bytes) / 1e9:.1f}"
+        rows.append([name, f"{plan.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, _policies(plan)])
     columns = ("schedule", ">step\nms", ">× ours", ">bubbles\n%", ">fullest rank\nGB", "activations")
     return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
 
 
-def _cells(name: str, plan: PlannedStep, ratio: float) -> list[str]:
-    bubbles, fullest = f"{100 * plan.bubble_share:.1f}", f"{max(plan.timed.peak_bytes) / 1e9:.1f}"
-    return [name, f"{plan.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, _strategies(plan)]
-
-
-def _strategies(planned: PlannedStep) -> str:
+def _policies(planned: PlannedStep) -> str:
     if isinstance(planned.strategies, str):
         return planned.strategies
     layers = [index for choices in planned.strategies.values() for index in choices]

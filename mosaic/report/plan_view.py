@@ -5,9 +5,9 @@ In the picture a module is as tall as its share of the device and as long as its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan
@@ -95,44 +95,24 @@ def _caption(plan: Plan) -> str:
     if plan.sequential_ms > 0:
         lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
         lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
+    lines.append(f"slot time in use: {slot_time_in_use(plan):.0%}, modelled from predicted times")
     lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         lines.append(f"while its modules were measured, {note}")
     return "\n".join(lines)
 
 
-class _Piece(NamedTuple):
-    """One module's predicted forward or backward."""
-
-    stage: int
-    placement: Placement
-    phase: str
-    start_ms: float
-    end_ms: float
-
-
-def _pieces(plan: Plan) -> list[_Piece]:
-    """Returns forwards in stage order, then backwards in the reverse order, each stage as long as its slowest module.
-
-    Without predicted times each has length 1.
-    """
-    pieces: list[_Piece] = []
-    stages, now = list(enumerate(plan.stages)), 0.0
-    for phase, ordered in (("forward", stages), ("backward", stages[::-1])):
-        for index, stage in ordered:
-            for placement in stage.placements:
-                predicted_ms = placement.forward_ms if phase == "forward" else placement.backward_ms
-                length = predicted_ms if plan.predicted_ms > 0 else 1.0
-                if length > 0:
-                    pieces.append(_Piece(index, placement, phase, now, now + length))
-            now = max((piece.end_ms for piece in pieces), default=0.0)
-    return pieces
+def slot_time_in_use(plan: Plan) -> float:
+    """Returns the modelled utilisation of a predicted step: slots held, over time, of all slots of all devices."""
+    used = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in plan.placements)
+    return used / (plan.predicted_ms * plan.device.num_slots * plan.num_devices)
 
 
 def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitle: str = "") -> None:
     """Draws a plan's predicted step: one lane of height 1.0 per device, white for unused parts.
 
-    Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades.
+    Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades. A stage
+    is as long as its slowest module. Without predicted times each module has length 1.
 
     Args:
         plan: The plan.
@@ -165,47 +145,46 @@ def plan_figure(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
 
 
 def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
-    pieces = _pieces(plan)
+    bars, spans, now = list[Bar](), list[tuple[float, float, tuple[str, ...]]](), 0.0
+    stages = list(enumerate(plan.stages))
+    for phase, ordered in (("forward", stages), ("backward", stages[::-1])):
+        for index, stage in ordered:
+            end = now
+            for placement in stage.placements:
+                predicted_ms = placement.forward_ms if phase == "forward" else placement.backward_ms
+                if length := predicted_ms if plan.predicted_ms > 0 else 1.0:
+                    end = max(end, now + length)
+                    bars += _bars(plan, placement, phase, now, now + length, colors[placement.module])
+            if end > now:
+                texts = (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")
+                spans.append((now, end, texts))
+            now = end
     is_host = plan.device.kind == "host"
     names = [f"{'cores' if is_host else 'GPU'} {device}" for device in range(plan.num_devices)]
-    stages: dict[tuple[int, str], tuple[float, float]] = {}
-    for piece in pieces:
-        start, end = stages.get((piece.stage, piece.phase), (piece.start_ms, 0.0))
-        stages[piece.stage, piece.phase] = start, max(end, piece.end_ms)
-    bars = [
-        Bar(
-            start_ms=piece.start_ms,
-            end_ms=piece.end_ms,
-            low=device + _MARGIN + plan.device.fraction(first) * (1 - 2 * _MARGIN),
-            height=plan.device.fraction(count) * (1 - 2 * _MARGIN),
-            color=lighter(color) if piece.phase == "backward" else color,
-            edge=color,
-            label=piece.placement.module,
-            gid=f"{piece.placement.module}/{piece.phase}/{device}",
-        )
-        for piece in pieces
-        for color in [colors[piece.placement.module]]
-        for device in piece.placement.devices
-        for first, count in slot_runs(piece.placement.slots_on(device))
-    ]
+    fact = "no times are predicted; lengths are nominal"
+    if plan.predicted_ms > 0:
+        fact = f"{ms_text(plan.predicted_ms)} ms a step, {slot_time_in_use(plan):.0%} of slot time in use (modelled)"
+        if plan.is_colocated and plan.sequential_ms > 0:
+            fact += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return Panel(
         name="colocated" if plan.is_colocated else "one module at a time",
-        fact=_fact(plan, pieces),
+        fact=fact,
         lanes=["all cores"] if is_host and len(names) == 1 else names,
-        spans=[
-            (start, end, (f"stage {stage} {phase}", f"{stage} {phase}", f"{stage}{phase[0].upper()}"))
-            for (stage, phase), (start, end) in stages.items()
-        ],
+        spans=spans,
         bars=bars,
     )
 
 
-def _fact(plan: Plan, pieces: Sequence[_Piece]) -> str:
-    if plan.predicted_ms <= 0:
-        return "no times are predicted; lengths are nominal"
-    used = sum(len(piece.placement.cells) * (piece.end_ms - piece.start_ms) for piece in pieces)
-    share = used / (plan.predicted_ms * plan.device.num_slots * plan.num_devices)
-    text = f"{ms_text(plan.predicted_ms)} ms a step, {share:.0%} of slot time in use"
-    if plan.is_colocated and plan.sequential_ms > 0:
-        text += f", predicted speed-up {plan.predicted_speedup:.2f}×"
-    return text
+def _bars(plan: Plan, placement: Placement, phase: str, start_ms: float, end_ms: float, color: str) -> Iterator[Bar]:
+    for device in placement.devices:
+        for first, count in slot_runs(placement.slots_on(device)):
+            yield Bar(
+                start_ms=start_ms,
+                end_ms=end_ms,
+                low=device + _MARGIN + plan.device.fraction(first) * (1 - 2 * _MARGIN),
+                height=plan.device.fraction(count) * (1 - 2 * _MARGIN),
+                color=lighter(color) if phase == "backward" else color,
+                edge=color,
+                label=placement.module,
+                gid=f"{placement.module}/{phase}/{device}",
+            )

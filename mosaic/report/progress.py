@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,12 +37,10 @@ class Progress:
         self._console = console if console is not None else Console(stderr=True, quiet=quiet)
         # FORCE_COLOR makes rich treat a pipe as a terminal; a log file needs no bar.
         self._has_bar = self._console.is_interactive and self._console.file.isatty()
+        text = progress.TextColumn("{task.description} {task.fields[note]}", markup=False)
+        counts = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
         self._bar = progress.Progress(
-            progress.TextColumn("{task.description} {task.fields[note]}", markup=False),
-            progress.BarColumn(bar_width=28),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
+            *(text, progress.BarColumn(bar_width=28), *counts),
             console=self._console,
             refresh_per_second=5,
             get_time=clock,
@@ -50,7 +48,6 @@ class Progress:
         )
         self._clock = clock
         self._begun_s = self._printed_s = clock()
-        self._task: progress.Task | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -61,35 +58,33 @@ class Progress:
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Ends the last phase and starts one of ``total`` pieces; None if their number is unknown."""
-        if self._task is not None:
-            self._bar.update(self._task.id, note="", total=1, completed=1)
-            self._bar.stop_task(self._task.id)
+        for task in self._bar.tasks[-1:]:
+            self._bar.update(task.id, note="", total=1, completed=1)
+            self._bar.stop_task(task.id)
         self._bar.add_task(name, total=total, note="")
-        self._task = self._bar.tasks[-1]
-        self._log(self._task)
+        self._log()
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
         """Counts ``count`` more finished pieces of the phase; ``note`` is the current piece."""
-        assert self._task is not None, "no phase has begun"
-        self._bar.update(self._task.id, advance=count, note=note)
+        self._bar.update(self._bar.tasks[-1].id, advance=count, note=note)
         if self._clock() - self._printed_s >= INTERVAL_S:
-            self._log(self._task)
+            self._log()
 
     def follow(self, name: str) -> Callable[[str, int, int], None]:
         """Returns a callback ``(piece, done, total)`` that shows the caller's progress as a phase."""
 
         def follow(piece: str, done: int, total: int) -> None:
-            if self._task is None or self._task.description != name:
+            if not self._bar.tasks or self._bar.tasks[-1].description != name:
                 self.phase(name, total=total)
-            assert self._task is not None
-            self.advance(done - int(self._task.completed), note=piece)
+            self.advance(done - int(self._bar.tasks[-1].completed), note=piece)
 
         return follow
 
-    def _log(self, task: Any) -> None:
+    def _log(self) -> None:
         if self._has_bar:
             return
-        self._printed_s = now = self._clock()
+        task, now = self._bar.tasks[-1], self._clock()
+        self._printed_s = now
         line = f"[{now - self._begun_s:.0f} s] {' '.join(filter(None, (task.description, task.fields['note'])))} ..."
         if task.total is not None or task.completed:
             line += f" {task.completed:.0f}" + (f"/{task.total:.0f}" if task.total is not None else "")

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -56,11 +55,8 @@ class RankSummary:
     """Modules and phases that other ranks run, too."""
     slow: tuple[SlowModule, ...]
     """Slow modules, most lost time first; empty for a rank that is not slow."""
-
-    @property
-    def lost_ms(self) -> float:
-        """Lost time of a step, against other ranks."""
-        return sum(module.here_ms - module.elsewhere_ms for module in self.slow)
+    lost_ms: float
+    """Lost time of a step against other ranks; 0 for a rank that is not slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +93,12 @@ class RankComparison:
 
     def table(self) -> Table:
         """Returns a row for each rank."""
-        times = [
-            (rank.compute_ms, rank.wait_ms, f"{rank.lost_ms:.2f}" if rank.slow else "-", rank) for rank in self.ranks
-        ]
-        rows = [(str(rank.rank), f"{works:.2f}", f"{waits:.2f}", lost, rank.host) for works, waits, lost, rank in times]
+        rows = []
+        for rank in self.ranks:
+            lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"
+            rows.append((str(rank.rank), f"{rank.compute_ms:.2f}", f"{rank.wait_ms:.2f}", lost, rank.host))
         columns = (">rank", ">computes\nms a step", ">waits\nms a step", ">slow by\nms a step", "machine")
         return make_table(f"{self.num_steps} steps, measured", columns, rows)
-
-
-def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
-    """Reads traces, or the traces in folders."""
-    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    return [RankTrace.read(path) for path in files]
 
 
 def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
@@ -156,9 +146,8 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
         num_compared += 1
         here, amount = _paces(own_times), median(planned or 1.0 for _, planned in own_times.values())
         here_pace, pace = median(here.values()), median(median(other.values()) for other in others)
-        ratios = [
-            here[step] / median(same) for step in here if (same := [other[step] for other in others if step in other])
-        ]
+        same = {step: [other[step] for other in others if step in other] for step in here}
+        ratios = [here[step] / median(paces) for step, paces in same.items() if paces]
         longer = sum(ratio >= MIN_RATIO for ratio in ratios)
         if here_pace >= MIN_RATIO * pace and longer >= MIN_STEP_SHARE * len(ratios):
             here_ms, elsewhere_ms = amount * here_pace, amount * pace
@@ -170,13 +159,15 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
             by_kind[span.kind][span.step] += span.duration_ms
     compute_ms, wait_ms = (median(by_step.values()) for by_step in by_kind.values())
     lost_ms = sum(item.here_ms - item.elsewhere_ms for item in slow)
+    is_slow = lost_ms > MIN_LOST_SHARE * (compute_ms + wait_ms)
     return RankSummary(
         rank=trace.rank,
         host=trace.host,
         compute_ms=compute_ms,
         wait_ms=wait_ms,
         num_compared=num_compared,
-        slow=tuple(slow) if lost_ms > MIN_LOST_SHARE * (compute_ms + wait_ms) else (),
+        slow=tuple(slow) if is_slow else (),
+        lost_ms=lost_ms if is_slow else 0.0,
     )
 
 

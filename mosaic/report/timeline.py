@@ -49,11 +49,7 @@ def draw_timelines(
 
 
 def timeline_figure(
-    timelines: Sequence[Timeline],
-    *,
-    plan: Plan | None = None,
-    subtitle: str = "",
-    num_steps: int = 2,
+    timelines: Sequence[Timeline], *, plan: Plan | None = None, subtitle: str = "", num_steps: int = 2
 ) -> Any:
     """Returns the figure of ``draw_timelines``, with axes per timeline."""
     if not timelines or num_steps < 1:
@@ -65,22 +61,20 @@ def timeline_figure(
     entries = {name: colors[name] for name in colors if name in modules} | SHADES
     entries |= {"glue": GLUE} if any(span.phase == "glue" for span in spans) else {}
     entries |= {"outside of steps": OUTSIDE}
-    below = "milliseconds from the first step drawn"
+    axis = "milliseconds from the first step drawn"
+    if plan is not None:
+        axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone"
+        if plan.sequential_ms > 0:
+            axis += f", {plan.predicted_speedup:.2f}× over the sequential plan's {ms_text(plan.sequential_ms)} ms"
+        axis += " (not measured)"
     return lane_figure(
         [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
         title="What ran when (measured)",
         subtitle=subtitle,
         legend=entries,
-        axis=below if plan is None else f"{below}\n{_predicted(plan)}",
+        axis=axis,
         lane_inches=0.42,
     )
-
-
-def _predicted(plan: Plan) -> str:
-    text = f"the plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone"
-    if plan.sequential_ms > 0:
-        text += f", {plan.predicted_speedup:.2f}× over the sequential plan's {ms_text(plan.sequential_ms)} ms"
-    return text + " (not measured)"
 
 
 def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Panel:
@@ -135,10 +129,7 @@ def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
     steps: dict[int, list[Span]] = {}
     for span in timeline.spans:
         steps.setdefault(span.step, []).append(span)
-    work = {
-        step: frozenset((span.module, span.phase) for span in spans if span.phase != "glue")
-        for step, spans in steps.items()
-    }
+    work = {step: frozenset((s.module, s.phase) for s in spans if s.phase != "glue") for step, spans in steps.items()}
     counts = Counter(work.values())
     usual = max(counts, key=lambda ran: (counts[ran], len(ran)), default=frozenset())
     return [(step, tuple(steps[step])) for step in sorted(steps) if work[step] >= usual]

@@ -165,7 +165,7 @@ class RankHandle(Handle):
         trace_of(spans, self.world).write(path)
         return path
 
-    def _make_ranks(self) -> World:
+    def _the_ranks(self) -> World:
         return self.world
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from mosaic.checkpoint.ranks import run_on_all
+from mosaic.checkpoint.ranks import Ranks
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
@@ -38,8 +38,6 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""
 
-_T = TypeVar("_T")
-
 
 def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
     """Returns what has to be the same on all ranks, by name; ``inputs`` are those of the sample's step."""
@@ -60,7 +58,7 @@ def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
     }
 
 
-class World:
+class World(Ranks):
     """All ranks, over torch.distributed.
 
     Args:
@@ -241,12 +239,7 @@ class World:
             dist.broadcast_object_list(values, src=source, group=self._control)
         return values[0]
 
-    def run_on_all(self, work: Callable[[], _T]) -> _T:
-        """Returns the result of this rank's work; if any rank fails, all raise as in ``raise_if_any_failed``."""
-        return run_on_all(self, work)
-
     def raise_if_any_failed(self, error: BaseException | None) -> None:
-        """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""
         texts = self.all_gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error

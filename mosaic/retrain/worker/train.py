@@ -40,7 +40,6 @@ from mosaic.retrain.worker.seeds import seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 from mosaic.solver.runnable import DATA_PARALLEL
-from mosaic.take_turns import PLAIN
 
 _LOG = logging.getLogger(__name__)
 MAX_TRIAL_STEPS = 600
@@ -374,7 +373,7 @@ def _stored(key: PlanKey, why: str, description: str, handle: Handle | None = No
     if handle is not None and is_placed:
         trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
     times_ms = list(trial_ms.values())
-    plain_ms = max(times_ms, default=None) if on_ranks else trial_ms.pop(f"trial_ms/{PLAIN}", None)
+    plain_ms = max(times_ms, default=None) if on_ranks else trial_ms.pop("trial_ms/plain", None)
     return StoredPlan(
         plan=handle.plan if handle is not None and is_placed else None,
         threads=torch.get_num_threads(),

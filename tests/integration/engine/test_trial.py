@@ -34,6 +34,7 @@ def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_me
         assert "the model runs as it was" in described
         assert "tried the plain loop: measured 10.00 ms a step" in described
         assert f"tried {BESIDE}: measured 9.90 ms a step" in described
+        assert (handle.metrics()["trial_ms/plain"], handle.metrics()[f"trial_ms/{BESIDE}"]) == pytest.approx((10, 9.9))
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "none is faster than the plain loop beyond the noise" in said
     assert said.count("trial (") == 1

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from mosaic.checkpoint.folder import (
-    FileEntry,
     Manifest,
     SavingPlace,
     checkpoints_in,
@@ -49,10 +48,9 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     tensors = some_tensors(seed)
     place = SavingPlace.make(folder, step)
     specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
-    num_bytes, sha256 = write_tensors(place.aside / RANK_0, specs, tensors.__getitem__)
     files = (
-        FileEntry(name=RANK_0, num_bytes=num_bytes, sha256=sha256),
-        FileEntry(name="state.json", num_bytes=2, sha256=write_flushed(b"{}", place.aside / "state.json")),
+        write_tensors(place.aside / RANK_0, specs, tensors.__getitem__),
+        write_flushed(place.aside / "state.json", [b"{}"]),
     )
     manifest = Manifest(
         step=step,

@@ -106,11 +106,11 @@ def test_the_cuda_backend_itself_answers_on_a_driver_in_process():
 
 def test_one_slot_is_too_few_for_two_partitions_and_the_result_says_so():
     backend = HostBackend(num_slots=1)
-    assert "two partitions need two" in answer("interference", backend).absent[0].reason
+    assert "two partitions need two" in answer("interference", backend).of("absent")[0].note
     assert answer("isolation", backend).of("delays") == ()
     overlap = answer("overlap", backend)
     assert {row.labels["kind"] for row in overlap.of("times")} == {"sequential"}
-    assert any(absent.what == "partitions" for absent in overlap.absent)
+    assert any(row.labels["subject"] == "partitions" for row in overlap.of("absent"))
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
@@ -167,9 +167,10 @@ def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go
     modules = {"plain": torch.nn.Linear(4, 4), "failing": Fails(streams)}
     result = answer("overlap", streams, subjects=[Subject(name, own, (batch,), {}) for name, own in modules.items()])
     assert [row.labels["kind"] for row in result.of("times")] == ["sequential", "plain", "prioritised"] * 4
-    failed = [item for item in result.absent if item.what.startswith("partitions")]
-    assert [item.what for item in failed] == [f"partitions 2+2, {step}" for step in OVERLAP_STEPS]
-    assert all("CUDNN_STATUS_EXECUTION_FAILED" in item.reason for item in failed)
+    failed = {row.labels["subject"]: row.note for row in result.of("absent")}
+    failed = {subject: note for subject, note in failed.items() if subject.startswith("partitions")}
+    assert [*failed] == [f"partitions 2+2, {step}" for step in OVERLAP_STEPS]
+    assert all("CUDNN_STATUS_EXECUTION_FAILED" in note for note in failed.values())
     assert streams.runtime.current_stream() == streams.runtime.main
 
 
