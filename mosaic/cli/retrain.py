@@ -80,14 +80,15 @@ class Report(_InFolder):
     json: Json = None
 
     def execute(self) -> None:
+        from mosaic.artifact import write_text
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.report import report_of, write_page
+        from mosaic.retrain.report import page_of, report_of
 
         day = Folder(self.folder).find_day(self.day)
         report = report_of(Folder(self.folder), day)
         write_json(report, self.json)
         write_json(report, day.report)
-        write_page(report, day.page)
+        write_text(page_of(report), day.page)
         if self.json is None:
             print(f"{report.state.day}: {report.outcome}: {report.reason}\n{day.page}")
 

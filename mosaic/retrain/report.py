@@ -102,7 +102,7 @@ def write_report(folder: Folder, day: DayFolder) -> None:
     """Writes ``report.json`` and ``report.html``; only logs a full disk, because the day itself is done."""
     try:
         report = report_of(folder, day)
-        write_page(report, day.page)
+        write_text(page_of(report), day.page)
         save(report, day.report)
     except MosaicError as error:
         _LOG.warning("the report of %s could not be written: %s", day.path.name, error)
@@ -124,12 +124,8 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         MosaicError: A file of the day is damaged; names it.
     """
     state, rows = day.state, steps_in(day.metrics)
-    gate, check, sources = (
-        load_or_none(GateResult, day.gate),
-        load_or_none(DataCheck, day.data_check),
-        load_or_none(Sources, day.sources),
-    )
-    trained = load_or_none(Trained, day.trained)
+    gate, check = load_or_none(GateResult, day.gate), load_or_none(DataCheck, day.data_check)
+    sources, trained = load_or_none(Sources, day.sources), load_or_none(Trained, day.trained)
     root = shlex.quote(str(folder.path.resolve()))
     champion = versions.linked(folder, "champion")
     outcome = state.outcome or "interrupted"
@@ -190,15 +186,6 @@ def _history(folder: Folder, today: str) -> Iterator[DaySquare]:
 
 
 # The page.
-
-
-def write_page(report: DayReport, path: Path) -> None:
-    """Writes the page to ``path`` atomically.
-
-    Raises:
-        MosaicError: The folder cannot be written or the disk is full.
-    """
-    write_text(page_of(report), path)
 
 
 def page_of(report: DayReport) -> str:

@@ -24,8 +24,16 @@ from mosaic.errors import MosaicError
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import Kind, SourceRecord, Sources
 from mosaic.retrain.worker.loader import Samples, is_iterable
-from mosaic.retrain.worker.positions import PositionStream, Source, replayed_share, samples_of, words_at, words_of
-from mosaic.retrain.worker.seeds import drawn_under, generators_of
+from mosaic.retrain.worker.positions import (
+    PositionStream,
+    Source,
+    drawn_under,
+    generators_of,
+    replayed_share,
+    samples_of,
+    words_at,
+    words_of,
+)
 from mosaic.retrain.worker.work import Work
 
 

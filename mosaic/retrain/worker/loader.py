@@ -28,8 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.positions import PositionStream
-from mosaic.retrain.worker.seeds import generators_of, put_back, sample_words, seed_sample
+from mosaic.retrain.worker.positions import PositionStream, generators_of, put_back, sample_words, seed_sample
 
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """Cores of this process at its start."""

@@ -26,7 +26,7 @@ from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, joined
 from mosaic.retrain.worker.data import Unreadable, fresh_rows, frozen_rows, read_rows
 from mosaic.retrain.worker.loader import is_iterable
-from mosaic.retrain.worker.seeds import seed_step
+from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 
 VALUE = "value"

@@ -36,7 +36,7 @@ from mosaic.retrain.worker.data import open_samples
 from mosaic.retrain.worker.loader import BatchCut, BatchLoader, IterableLoader, RejectCount, Samples, StepLoader
 from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
 from mosaic.retrain.worker.pipelined import PipelinedModel
-from mosaic.retrain.worker.seeds import seed_step
+from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 from mosaic.solver.runnable import DATA_PARALLEL
