@@ -30,7 +30,7 @@ def pipeline(
     modules: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     data: int | None = None,
-    tensor: int = 1,
+    tensor: int | Mapping[str, int] = 1,
     tp_plan: TensorPlan | None = None,
     context: ContextSettings | None = None,
     options: PlannerOptions = DEFAULT_PLANNING,
@@ -56,7 +56,8 @@ def pipeline(
             earlier start: then steps are run as in that one, if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
-        tensor: Ranks that share each layer.
+        tensor: Ranks that share each layer; or a number for each list of layers, by name, with 1 for the others. Lists
+            with different numbers need ranks of their own in ``plan``.
         tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
             ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
             model. All others are whole on each rank.

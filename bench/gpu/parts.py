@@ -131,18 +131,11 @@ _IN_ORDER = (
         seconds=12,
     ),
     Measurement(
-        name="ranks/one",
-        asks="does a start as one rank cost anything over a plain one?",
-        function="bench.gpu.questions:measure_one_rank",
-        seconds=6,
-    ),
-    Measurement(
         name="ranks/pipeline",
         asks="is a pipeline of two ranks on one GPU equal to the plain loop, and what does it cost?",
         function="bench.gpu.pipeline_ranks:measure_pipeline_ranks",
         seconds=8,
     ),
-    _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",

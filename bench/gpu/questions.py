@@ -1,4 +1,4 @@
-"""The questions of ``mosaic bench`` as measurements, and open questions about green contexts and ranks.
+"""The questions of ``mosaic bench`` as measurements, and open questions about green contexts.
 
 The questions answer: cost of contexts, whether ending them gives memory back, how many there can be (``pool``);
 confinement of a forward, and of a backward started on its lane (``isolation``).
@@ -7,15 +7,10 @@ confinement of a forward, and of a backward started on its lane (``isolation``).
 from __future__ import annotations
 
 import os
-import statistics
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bench.gpu.bench import Bench
 from bench.gpu.models import Step, Workload, colocated, even_plan
@@ -25,9 +20,8 @@ from mosaic.engine import find_modules
 from mosaic.microbench import QUESTIONS, Setup
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.result import ABSENT, Row
-from mosaic.microbench.settings import Spread, time_alone
+from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
-from mosaic.plan import Plan
 from mosaic.profiler import Counters, open_counters
 
 
@@ -118,31 +112,6 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
                 yield missing_figure("step_ms", error, labels)
 
 
-def measure_small_collective(bench: Bench) -> Iterator[Figure]:
-    """Runs an all-reduce of one rank in the smallest partition; says what one device cannot show."""
-    labels = {"ranks": "1", "slots": "1"}
-    name = "nccl" if bench.on_gpu else "gloo"
-    if not dist.is_available() or (bench.on_gpu and not dist.is_nccl_available()):
-        yield missing_figure("all_reduce_ms", f"this torch has no {name}", labels)
-        return
-    more = {"device_id": bench.torch_device} if bench.on_gpu else {}
-    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **more)
-    try:
-        values = torch.ones(1 << (10 if bench.dry_run else 24), device=bench.torch_device)
-        dist.all_reduce(values)  # communicators are made here, with no green context current
-        with bench.backend.open_lanes([(0,)]) as lanes:
-            times = time_alone(lanes.lane((0,)), lambda: dist.all_reduce(values), bench.settings()).all_ms
-        yield median_figure("all_reduce_ms", times, labels=labels)
-    finally:
-        dist.destroy_process_group()
-    yield missing_figure(
-        "all_reduce_ms",
-        "with one rank NCCL has nothing to reduce, and it refuses two ranks on one device: whether its kernels make "
-        "progress in 8 SMs needs two devices",
-        {"ranks": "2", "slots": "1"},
-    )
-
-
 WINDOW_S = 1.0
 NAMES = ("sm_occupancy", "sm_util", "dram_bandwidth")
 """The first is the share of all warps that were active."""
@@ -181,46 +150,3 @@ def _read(counters: Counters, bench: Bench, step: Step, labels: dict[str, str]) 
             yield missing_figure(f"{name}_percent", "NVML gave no value at the end of the window", labels)
         else:
             yield Figure(name=f"{name}_percent", source="measured", value=100 * value, labels=labels)
-
-
-def measure_one_rank(bench: Bench, *, name: str = "clip", batch: int = 8) -> Iterator[Figure]:
-    """Measures steps of one model under one plan, plainly started and as a world of one rank, in turn.
-
-    A world of one rank routes nothing, so both should take the same time.
-    """
-    work = Workload(name, batch, bench)
-    work.step()
-    finding = find_modules(work.model, work.loss, include=work.modules)
-    plan = even_plan(finding.graph, bench.device)
-    del finding
-    rounds = 3 if bench.dry_run else 8
-    plain, ranked = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds):
-            if turn >= 2 and not bench.budget.allows(f"rounds from {turn + 1} on"):
-                break
-            plain.append(_step_ms(work, plan, bench))
-            store = dist.FileStore(str(Path(folder) / f"store{turn}"), 1)
-            kind, device = ("nccl", bench.torch_device) if bench.on_gpu else ("gloo", None)
-            dist.init_process_group(kind, store=store, rank=0, world_size=1, device_id=device)
-            try:
-                ranked.append(_step_ms(work, plan, bench))
-            finally:
-                dist.destroy_process_group()
-    labels = {"model": name, "batch": str(batch)}
-    yield median_figure("step_ms", plain, labels=labels | {"variant": "mosaic, no process group"})
-    yield median_figure("step_ms", ranked, labels=labels | {"variant": "mosaic, one rank"})
-    ratios = [theirs / ours for ours, theirs in zip(plain, ranked, strict=True)]
-    yield median_figure("one rank over no process group, step, ratio", ratios, labels=labels)
-
-
-def _step_ms(work: Workload, plan: Plan, bench: Bench) -> float:
-    with colocated(work, plan, bench.backend) as (_, step):
-        times = []
-        for _ in range(2 if bench.dry_run else 12):
-            bench.synchronize()
-            began = time.perf_counter()
-            step()
-            bench.synchronize()
-            times.append((time.perf_counter() - began) * 1e3)
-        return statistics.median(times[1:])

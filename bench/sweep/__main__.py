@@ -1,6 +1,6 @@
 """Trains models of transformers, and odd nets and loops, in the plain way and colocated, and compares bit for bit.
 
-``python -m bench.sweep [--pipeline | --backend cuda|cuda-graphs] [--quick] [--only NAME] [--out FILE]``
+``python -m bench.sweep [--pipeline | --operators | --backend cuda|cuda-graphs] [--quick] [--only NAME] [--out FILE]``
 
 All modules that are found are placed side by side by force: on lanes of one thread each, or on a slot of a GPU each.
 Each case runs in a process of its own and ends in one word: ``equal, on lanes``; ``equal within rounding`` on a GPU,
@@ -49,7 +49,6 @@ class Trial:
     study: str
     judge: Callable[[Case], Iterator[Figure]] = judge
     outcomes: tuple[str, ...]
-    line: str = "{value:.0f} calls on lanes, overlapped: {overlapped}, {seconds} s"
     device: str = "cpu"
 
 
@@ -64,7 +63,6 @@ PIPELINE = Trial(
     study=tables.PIPELINE_STUDY,
     judge=judge_parted,
     outcomes=tables.PIPELINE_OUTCOMES,
-    line="{modules}; {precision}, {seconds} s",
 )
 
 
@@ -73,17 +71,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
+    choice.add_argument("--operators", action="store_true", help="torch's operators on results of lanes")
     choice.add_argument("--backend", choices=LANES, default="host", help="whose lanes run the modules (default: host)")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
     options = parser.parse_args()
+    if options.operators:
+        from bench.sweep.operators import judge_operator, operator_cases  # torch's database loads for seconds
+
+        trial = Trial(study=tables.OPERATORS_STUDY, judge=judge_operator, outcomes=tables.OUTCOMES)
+        every_case = operator_cases()
+    else:
+        trial = PIPELINE if options.pipeline else LANES[options.backend]
+        every_case = pipeline_cases() if options.pipeline else all_cases()
     cases = [
         case
-        for case in (pipeline_cases() if options.pipeline else all_cases())
+        for case in every_case
         if options.only is None or fnmatchcase(case.name, options.only) or case.kind == options.only
     ]
-    trial = PIPELINE if options.pipeline else LANES[options.backend]
     result = sweep(cases[::QUICK_EVERY] if options.quick else cases, trial, path=options.out)
     sys.exit(any(figure.labels["outcome"] in tables.FAULTS for figure in result.figures))
 
@@ -96,9 +102,12 @@ def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> S
         with on(torch.device(trial.device)):
             result = run_alone(case, trial.judge)
         figures.append(result)
-        line = trial.line.format(value=result.value, **result.labels)
+        details = [f"{name}: {value}" for name, value in result.labels.items() if name not in ("case", "outcome")]
         reason = f": {result.reason}" if result.reason else ""
-        print(f"{result.labels['outcome']:15}  {case.kind}: {case.name} ({line}){reason}", flush=True)
+        print(
+            f"{result.labels['outcome']:15}  {result.name} {result.value:.0f} ({', '.join(details)}){reason}",
+            flush=True,
+        )
     study = study_of(trial.study, figures, load)
     study = replace(study, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
     counts = Counter(figure.labels["outcome"] for figure in figures)

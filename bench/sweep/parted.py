@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from bench.record import Figure, one_line
+from bench.record import Figure
 from bench.sweep.session import Case, CatchingSession, CaughtModel, seed_all, without_folders
 from bench.sweep.tables import AS_TOLD, CRASHED, DIFFERENT, EQUAL, NO_PLAIN, REFUSED
+from bench.sweep.verdict import figure
 from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
@@ -52,11 +53,20 @@ def judge_parted(case: Case) -> Iterator[Figure]:
     try:
         plain = _run_plain(*_model_of(case))
     except Exception as error:  # of any kind: the case says nothing about Mosaic
-        yield _figure(case, NO_PLAIN, reason=f"{type(error).__name__}: {error}")
+        yield figure(case, NO_PLAIN, reason=f"{type(error).__name__}: {error}")
         return
-    yield _figure(case, CRASHED, reason="the process died")  # unless it comes back
+    yield figure(case, CRASHED, reason="the process died")  # unless it comes back
     outcome, reason, modules = _outcome(plain)
-    yield _figure(case, outcome, reason=reason, modules=modules, plain=plain, seconds=time.perf_counter() - began)
+    yield figure(
+        case,
+        outcome,
+        reason=reason,
+        counts="modules found",
+        value=len(modules.split(", ")) if modules else 0,
+        modules=modules,
+        precision=str(plain.precision).removeprefix("torch."),
+        seconds=f"{time.perf_counter() - began:.1f}",
+    )
 
 
 def loss_of(output: Any) -> Tensor:
@@ -273,22 +283,3 @@ def _change_as_told(model: nn.Module) -> list[str]:
                     setattr(holder, drop, 0.0)
                     changes.append(f"{drop} 0")
     return list(dict.fromkeys(changes))
-
-
-def _figure(
-    case: Case, outcome: str, *, reason: str, modules: str = "", plain: _Plain | None = None, seconds: float = 0.0
-) -> Figure:
-    return Figure(
-        name=f"{case.name}: modules found",
-        source="measured",
-        value=float(len(modules.split(", "))) if modules else 0.0,
-        reason=one_line(without_folders(reason)),
-        part=case.kind,
-        labels={
-            "case": case.name,
-            "outcome": outcome,
-            "modules": modules,
-            "precision": "" if plain is None else str(plain.precision).removeprefix("torch."),
-            "seconds": f"{seconds:.1f}",
-        },
-    )

@@ -104,7 +104,7 @@ class Case:
     name: str
     """Unique."""
     kind: str
-    run: Callable[[Session], None]
+    run: Callable[[Session], None] | None = None
     """Makes a model, colocates it by the session, trains it and notes the losses."""
     told: str = ""
     """The line of ``describe()`` on an expected difference; empty where none is expected."""

@@ -55,7 +55,7 @@ def operators_table(results: Path) -> str:
         return pages.NOT_YET
     names: dict[str, list[str]] = {}
     for figure in newest.figures:
-        names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['operator']}`")
+        names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['case']}`")
     rows = [
         (outcome, str(len(names[outcome])), "" if outcome == ON_LANES else _some(names[outcome]))
         for outcome in (*OUTCOMES, NO_PLAIN)

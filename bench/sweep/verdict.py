@@ -10,7 +10,6 @@ from bench.record import Figure, one_line
 from bench.sweep.device import device
 from bench.sweep.session import Case, RefusedError, Session, difference, seed_all, without_folders
 from bench.sweep.tables import CRASHED, DIFFERENT, IN_PLACE, NEAR, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
-from mosaic.engine import Handle
 from mosaic.errors import MosaicError
 from mosaic.timeline import Span
 
@@ -35,28 +34,29 @@ def judge(case: Case, *, graphs: bool = False) -> Iterator[Figure]:
     yield figure(case, CRASHED, reason="the process died")  # unless it comes back
     ours = Session(on_lanes=True, graphs=graphs)
     outcome, reason = _outcome(case, plain, ours)
-    yield figure(case, outcome, reason=reason, handles=ours.handles, seconds=time.perf_counter() - began)
+    spans = [span for handle in ours.handles for span in handle.timeline().spans if span.phase != "glue"]
+    yield figure(
+        case,
+        outcome,
+        reason=reason,
+        value=sum(span.phase == "forward" for span in spans),
+        modules=", ".join(dict.fromkeys(name for handle in ours.handles for name in handle.graph.names)),
+        overlapped="yes" if any(itertools.starmap(_overlap, itertools.pairwise(spans))) else "no",
+        seconds=f"{time.perf_counter() - began:.1f}",
+    )
 
 
 def figure(
-    case: Case, outcome: str, *, reason: str, handles: list[Handle] | tuple[()] = (), seconds: float = 0.0
+    case: Case, outcome: str, *, reason: str, counts: str = "calls on lanes", value: float = 0.0, **labels: str
 ) -> Figure:
-    """Returns the record of a case; its number is that of the calls that lanes ran."""
-    spans = [span for handle in handles for span in handle.timeline().spans if span.phase != "glue"]
-    overlapped = any(_overlap(one, other) for one, other in itertools.pairwise(spans))
+    """Returns the record of a case; ``counts`` names its number."""
     return Figure(
-        name=f"{case.name}: calls on lanes",
+        name=f"{case.name}: {counts}",
         source="measured",
-        value=float(sum(span.phase == "forward" for span in spans)),
+        value=float(value),
         reason=one_line(without_folders(reason)),
         part=case.kind,
-        labels={
-            "case": case.name,
-            "outcome": outcome,
-            "modules": ", ".join(dict.fromkeys(name for handle in handles for name in handle.graph.names)),
-            "overlapped": "yes" if overlapped else "no",
-            "seconds": f"{seconds:.1f}",
-        },
+        labels={"case": case.name, "outcome": outcome, **labels},
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class Parallel:
     """Ranks that share each sequence; more than 1 for the language model alone. All pipeline ranks then have as many,
     and those of towers share whole items."""
     tensor: int = 1
-    """Ranks that share each layer; the same for all modules."""
+    """Ranks that share each layer, on each of the module's pipeline ranks. Where modules differ in it, each needs a
+    number as ``pipeline``."""
     data: int | None = None
     """Replicas; the same for all modules. None: as many as fit if every ``pipeline`` is a number, otherwise 1."""
     method: str = "lpt"
@@ -101,13 +103,19 @@ def parallelize(
                 f"context={specs[name].context} for {name!r}; only the language model shares sequences, and "
                 "towers share items over the same ranks: use 1"
             )
-    data, tensor = (_common(specs, axis) for axis in ("data", "tensor"))
+    data = _common_data(specs)
+    tensor = {name: own.tensor for name, own in specs.items()}
     pipeline = {name: own.pipeline for name, own in specs.items() if own.pipeline is not None}
+    if len(set(tensor.values())) > 1 and (free := [name for name in children if name not in pipeline]):
+        raise ValueError(
+            f"modules have different numbers of tensor ranks ({tensor}), and {free[0]!r} has pipeline=None, whose "
+            "ranks are chosen for equal ones alone; give it a number, or all modules the same tensor"
+        )
     if data is None and len(pipeline) < len(children):
         data = 1
     own = specs[LANGUAGE_MODEL]
-    degrees: dict[str, Any] = {"data": data, "tensor": tensor or 1}
-    arguments = {"plan": partial(_on_own_ranks, pipeline=pipeline, context=own.context, **degrees), **degrees}
+    plan = partial(_on_own_ranks, pipeline=pipeline, tensor=tensor, data=data, context=own.context)
+    arguments = {"plan": plan, "data": data, "tensor": own.tensor if len(set(tensor.values())) == 1 else tensor}
     if own.context == 1:
         return arguments
     mask = mask or (lambda microbatch: model.mask(microbatch["input_ids"]))
@@ -116,7 +124,12 @@ def parallelize(
 
 
 def _on_own_ranks(
-    request: Request, pipeline: Mapping[str, int], *, data: int | None, tensor: int = 1, context: int = 1
+    request: Request,
+    pipeline: Mapping[str, int],
+    *,
+    data: int | None,
+    tensor: Mapping[str, int] = MappingProxyType({}),
+    context: int = 1,
 ) -> Partition:
     """Returns the partition of one replica, whose modules have ranks of their own, some a fixed number (``pipeline``).
 
@@ -132,19 +145,22 @@ def _on_own_ranks(
         if count > layers[name]:
             raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
     fixed = sum(pipeline.values())
-    num_ranks = fixed if data is None else request.num_ranks // (data * tensor * context)
+    degrees = set(tensor.values()) or {1}
+    # mosaic.pipeline compares the ranks that are needed with those that are there.
+    is_fixed = data is None or len(degrees) > 1
+    num_ranks = fixed if is_fixed else request.num_ranks // ((data or 1) * max(degrees) * context)
     if len(pipeline) == len(layers) and fixed != num_ranks:
         raise ValueError(
             f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, data={data}, "
-            f"tensor={tensor}, context={context}); give one of them pipeline=None, and it has the rest"
+            f"tensor={max(degrees)}, context={context}); give one of them pipeline=None, and it has the rest"
         )
     return on_own_ranks(replace(request, num_ranks=num_ranks), pipeline)
 
 
-def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:
-    """Returns the common value of all modules; None values do not count."""
-    values: set[int | None] = {getattr(own, axis) for own in specs.values()} - {None}
+def _common_data(specs: Mapping[str, Parallel]) -> int | None:
+    """Returns the replicas of all modules; None values do not count."""
+    values: set[int | None] = {own.data for own in specs.values()} - {None}
     if len(values) > 1:
-        each = ", ".join(f"{name} {getattr(own, axis)}" for name, own in specs.items())
-        raise ValueError(f"modules have different {axis} ({each}); mosaic.pipeline needs the same for all of them")
+        each = ", ".join(f"{name} {own.data}" for name, own in specs.items())
+        raise ValueError(f"modules have different data ({each}); mosaic.pipeline needs the same for all of them")
     return next(iter(values), None)

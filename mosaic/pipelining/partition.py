@@ -177,6 +177,10 @@ class Partition:
         """Names of the modules, in the order of their first chunks."""
         return tuple(dict.fromkeys(part.module for chunk in self.chunks for part in chunk.parts))
 
+    def modules_on(self, rank: int) -> tuple[str, ...]:
+        """Returns the names of the modules with layers on a rank."""
+        return tuple(dict.fromkeys(part.module for chunk in self.chunks if chunk.rank == rank for part in chunk.parts))
+
     @cached_property
     def rows(self) -> tuple[tuple[int, int], ...]:
         """Ranks and lanes with chunks, in order: the rows of a task graph. A rank without a chunk has one row."""

@@ -24,7 +24,7 @@ class Degrees:
     """Degrees of parallelism along each axis.
 
     Raises:
-        ValueError: A degree is below 1.
+        ValueError: A degree is below 1, or ``tensor_by_place`` does not fit the others.
     """
 
     tensor: int = 1
@@ -35,17 +35,29 @@ class Degrees:
     """Replicas with different microbatches, which sum their gradients."""
     context: int = 1
     """Ranks that share each sequence."""
+    tensor_by_place: tuple[int, ...] = ()
+    """Degrees of the pipeline's ranks where modules have their own; ``tensor`` is the largest of them."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "data", "context"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"degrees: {name}={value!r}; use a whole number, 1 or more")
+        own = self.tensor_by_place
+        if own and (len(own) != self.pipeline or min(own) < 1 or max(own) != self.tensor):
+            raise ValueError(
+                f"degrees: tensor_by_place={own}; use {self.pipeline} numbers, of which {self.tensor} is the largest"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tensor ranks of each rank of the pipeline."""
+        return self.tensor_by_place or (self.tensor,) * self.pipeline
 
     @property
     def num_devices(self) -> int:
         """Devices of the whole job."""
-        return self.tensor * self.pipeline * self.data * self.context
+        return sum(self.widths) * self.data * self.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

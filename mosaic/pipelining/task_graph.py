@@ -80,19 +80,28 @@ class RankSpace:
     network: Link | Cluster | None = None
     """Network between ranks; None: messages take no time. In a cluster, rank r is the r-th ``devices_per_rank``
     devices, which send to those of another rank at the same time."""
-    devices_per_rank: int = 1
-    """Devices of one rank: tensor times context parallel."""
+    devices_per_rank: int | tuple[int, ...] = 1
+    """Devices of one rank: tensor times context parallel; a number for each rank where they differ."""
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     host: HostTimes = NO_HOST_TIMES
     """Host time of messages."""
 
     def __post_init__(self) -> None:
-        if self.devices_per_rank < 1 or self.limit_bytes < 0:
+        counts = self.devices_per_rank
+        if (counts if isinstance(counts, int) else min(counts)) < 1 or self.limit_bytes < 0:
             raise ValueError(
                 f"devices_per_rank={self.devices_per_rank}, limit_bytes={self.limit_bytes}; a rank has a device at "
                 "least, and a limit is 0 (none) or more bytes"
             )
+
+    def devices_of(self, rank: int) -> range:
+        """Returns the devices of a rank."""
+        counts = self.devices_per_rank
+        if isinstance(counts, int):
+            return range(rank * counts, (rank + 1) * counts)
+        first = sum(counts[:rank])
+        return range(first, first + counts[rank])
 
 
 def task_graph(
@@ -452,14 +461,15 @@ class _StepBuilder:
         self.waits.append(Wait(source=source, target=target, lag_ns=lag_ns, num_bytes=num_bytes))
 
     def _lag_ns(self, source: int, target: int, num_bytes: int) -> int:
-        network, count = self.space.network, self.space.devices_per_rank
+        network = self.space.network
         if network is None or source == target:
             return 0
         key = source, target, num_bytes
         if key not in self._lags_ns:
+            senders = self.space.devices_of(source)
             messages = [
-                Message(source=source * count + at, target=target * count + at, num_bytes=num_bytes)
-                for at in range(count)
+                Message(source=senders[at % len(senders)], target=receiver, num_bytes=num_bytes)
+                for at, receiver in enumerate(self.space.devices_of(target))
             ]
             self._lags_ns[key] = round(network.exchange_ms(messages) * 1e6)
         return self._lags_ns[key]

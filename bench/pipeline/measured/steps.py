@@ -10,8 +10,8 @@ libraries below torch allocate for themselves is in neither figure.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ def judge(
     own: PipelineSetup, planner: StepPlanner, step: Sequence[Microbatch], *, seconds: float | None = None
 ) -> JudgedStep:
     """Plans a step on rank 0 for all, and simulates it."""
-    counted = [own.counted.microbatch(one) for one in step]
+    counted = [own.counted.microbatch(microbatch) for microbatch in step]
     shared: SharedStep = own.world.broadcast(
         planner.plan_step(counted, seconds=seconds) if own.world.rank == 0 else None
     )
@@ -65,17 +65,12 @@ def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: S
     own.world.all_gather("ready")
     began = time.perf_counter()
     ran = runner.run(judged.shared, step, shapes=own.shapes(step))
-    judged.step_ms.append(slowest_ms(own, began))
+    took_ms = 1e3 * (time.perf_counter() - began)
+    judged.step_ms.append(max(map(json.loads, own.world.all_gather(json.dumps(took_ms)))))
     own.drop_gradients()
     tasks = gather_tasks(ran.spans, runner.grid.transport)
     judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
     return ran.losses.tolist()
-
-
-def slowest_ms(own: PipelineSetup, began: float) -> float:
-    """Returns the time since ``began`` of the rank that has taken longest."""
-    took = 1e3 * (time.perf_counter() - began)
-    return max(float(text) for text in own.world.all_gather(json.dumps(took)))
 
 
 RIVALS = ("1f1b", "megatron", "gpipe")
@@ -107,128 +102,69 @@ def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
     return fit_modules(make_setup(whole, step, world, PipelineOptions(data=1)), step)
 
 
-def ways_of(own: PipelineSetup) -> dict[str, StepPlanner | str]:
-    return {PLANNED: own.make(PLANNED), **{name: own.make(name, baseline=name) for name in RIVALS}}
-
-
 def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
-    """All ways in turn; a figure for each, and for each baseline over the plan."""
-    model = MODELS[name]
-    began = time.perf_counter()
+    """Yields the planned step, baselines over it, and the error of simulated steps, none of which was fitted to."""
+    model, of = MODELS[name], f"{name}, {size} ranks"
     own = fitted(model, sizes)
-    fit_s = slowest_ms(own, began) / 1e3
-    made = ways_of(own)
-    planners = {planner: found for planner, found in made.items() if isinstance(found, StepPlanner)}
-    of = f"{name}, {size} ranks"
+    ways = {PLANNED: own.make(PLANNED), **{rival: own.make(rival, baseline=rival) for rival in RIVALS}}
+    planners = {way: planner for way, planner in ways.items() if isinstance(planner, StepPlanner)}
     if PLANNED not in planners:
-        yield missing_figure(f"{of}: all of it", made[PLANNED])
+        yield missing_figure(f"{of}: all of it", ways[PLANNED])
         return
-    turns = _Turns(own, model, sizes, planners)
-    turns.take()
-    yield Figure(name=f"{of}: counted and fitted, s", source="measured", value=fit_s)
-    yield from _times(of, turns, made)
-    yield from _errors(of, turns.judged)
-
-
-class _Turns:
-    """Steps of all ways, one after the other in each round."""
-
-    def __init__(
-        self, own: PipelineSetup, model: MeasuredModel, sizes: Sizes, planners: dict[str, StepPlanner]
-    ) -> None:
-        self.own, self.model, self.sizes, self.planners = own, model, sizes, planners
-        self.judged: dict[str, list[JudgedStep]] = {planner: [] for planner in planners}
-        self._runners = {planner: own.runner(found.plan, keeps_all=True) for planner, found in planners.items()}
-
-    def take(self) -> None:
-        for seed in range(1, 1 + self.sizes.steps):
-            step = self.model.step(seed, self.sizes.microbatches)
-            for planner, found in self.planners.items():
-                self.judged[planner].append(judge(self.own, found, step, seconds=self.sizes.plan_s))
-            for _ in range(1 + self.sizes.rounds):
-                losses = {
-                    planner: torch.tensor(take(self.own, runner, self.judged[planner][-1], step))
-                    for planner, runner in self._runners.items()
-                }
-                for planner, own in losses.items():
-                    torch.testing.assert_close(
-                        own, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{planner}: other losses"
-                    )
-
-
-def _times(of: str, turns: _Turns, made: dict[str, StepPlanner | str]) -> Iterator[Figure]:
-    ours = [judged.step_ms[1:] for judged in turns.judged[PLANNED]]
+    judged = _in_turn(own, model, sizes, planners)
+    ours = [step.step_ms[1:] for step in judged[PLANNED]]
     yield _median(f"{of}: planned: step, ms", ours)
-    beside = [
-        whole - tasks
-        for judged in turns.judged[PLANNED]
-        for whole, tasks in zip(judged.step_ms[1:], judged.tasks_ms[1:], strict=True)
-    ]
-    yield median_figure(f"{of}: planned: of it beside tasks, ms", beside, labels={"samples": str(len(beside))})
-    for name in RIVALS:
-        ratio, reason = f"{of}: {name}: step over the planned one's, ratio", made[name]
-        if isinstance(reason, str):
-            yield from (missing_figure(text, reason) for text in (f"{of}: {name}: step, ms", ratio))
+    for rival in RIVALS:
+        ratio = f"{of}: {rival}: step over the planned one's, ratio"
+        if rival not in judged:
+            yield missing_figure(ratio, ways[rival])
             continue
-        theirs = [one.step_ms for one in turns.judged[name]]
-        timed = [each[1:] for each in theirs]
-        yield _median(f"{of}: {name}: step, ms", timed)
-        yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, timed, strict=True)])
+        theirs = [step.step_ms[1:] for step in judged[rival]]
+        yield _median(f"{of}: {rival}: step, ms", theirs)
+        yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
+    errors = [
+        abs(100 * (step.simulated_ms / statistics.median(step.tasks_ms[1:]) - 1))
+        for each in judged.values()
+        for step in each
+    ]
+    yield median_figure(f"{of}: simulated against measured tasks of a step, median error, % (goal: 5)", errors)
+
+
+def _in_turn(
+    own: PipelineSetup, model: MeasuredModel, sizes: Sizes, planners: dict[str, StepPlanner]
+) -> dict[str, list[JudgedStep]]:
+    """Runs steps of all ways, one after the other in each round; the first round warms up."""
+    judged: dict[str, list[JudgedStep]] = {way: [] for way in planners}
+    runners = {way: own.runner(planner.plan, keeps_all=True) for way, planner in planners.items()}
+    for seed in range(1, 1 + sizes.steps):
+        step = model.step(seed, sizes.microbatches)
+        for way, planner in planners.items():
+            judged[way].append(judge(own, planner, step, seconds=sizes.plan_s))
+        for _ in range(1 + sizes.rounds):
+            losses = {way: torch.tensor(take(own, runner, judged[way][-1], step)) for way, runner in runners.items()}
+            for way, values in losses.items():
+                torch.testing.assert_close(values, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{way}: other losses")
+    return judged
 
 
 def _median(name: str, by_step: Sequence[Sequence[float]]) -> Figure:
     """Returns the median over rounds of all steps."""
-    samples = [one for each in by_step for one in each]
+    samples = [sample for each in by_step for sample in each]
     return median_figure(name, samples, labels={"samples": str(len(samples)), "steps": str(len(by_step))})
 
 
-def _errors(of: str, by_way: dict[str, list[JudgedStep]]) -> Iterator[Figure]:
-    """Yields errors of simulated steps against measured ones, none of which was fitted to."""
-    errors = []
-    for planner, judged in by_way.items():
-        measured = [statistics.median(one.tasks_ms[1:]) for one in judged]
-        own = [100 * (one.simulated_ms / taken - 1) for one, taken in zip(judged, measured, strict=True)]
-        errors += own
-        yield Figure(
-            name=f"{of}: {planner}: tasks of a step, ms",
-            source="simulated",
-            value=statistics.median(one.simulated_ms for one in judged),
-            samples=tuple(one.simulated_ms for one in judged),
-        )
-        yield _median(f"{of}: {planner}: tasks of a step, ms", [one.tasks_ms[1:] for one in judged])
-        yield Figure(
-            name=f"{of}: {planner}: simulated over measured tasks of a step - 1, %",
-            source="measured",
-            value=statistics.median(own),
-            samples=tuple(own),
-        )
-    sizes = [abs(one) for one in errors]
-    yield median_figure(
-        f"{of}: simulated against measured tasks of a step, median error, % (goal: 5)", sizes, labels={}
-    )
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-MB = 1e6
-
-
 def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
-    """The fullest rank in the plan's step, and each rank's simulated over measured."""
-    model, of = MODELS[name], f"{name}, {size} ranks: {PLANNED}"
+    """Yields the memory of the fullest rank in the plan's step, measured and simulated; each rank is a sample."""
+    model, text = MODELS[name], f"{name}, {size} ranks: {PLANNED}: memory of the fullest rank, MB"
     own = fitted(model, sizes)
-    world = own.world
     planner = own.make(PLANNED)
     if not isinstance(planner, StepPlanner):
-        yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
+        yield missing_figure(text, planner)
         return
     runner = own.runner(planner.plan, keeps_all=False)
     step = model.step(1, sizes.microbatches)
     judged = judge(own, planner, step, seconds=sizes.plan_s)
-    trained = [one for one in own.model.parameters() if not one.is_meta and one.requires_grad]
-    optimizer = torch.optim.AdamW(trained)
+    optimizer = torch.optim.AdamW([p for p in own.model.parameters() if not p.is_meta and p.requires_grad])
 
     def run() -> None:
         runner.run(judged.shared, step, shapes=own.shapes(step))
@@ -238,37 +174,25 @@ def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     mine = held_bytes(own.model, optimizer) + peak_bytes(run)
-    measured = [json.loads(text) for text in world.all_gather(json.dumps(mine))]
-    shares = [100 * (theirs / ours - 1) for theirs, ours in zip(judged.peak_bytes, measured, strict=True)]
-    text = f"{of}: memory of the fullest rank, MB"
-    for source, found in (("measured", measured), ("simulated", judged.peak_bytes)):
-        each = tuple(one / MB for one in found)
-        yield Figure(name=text, source=source, value=max(each), samples=each)
-    yield Figure(
-        name=f"{of}: memory of the fullest rank, simulated over measured - 1, %",
-        source="measured",
-        value=100 * (max(judged.peak_bytes) / max(measured) - 1),
-        samples=tuple(shares),
-    )
+    measured = [json.loads(answer) for answer in own.world.all_gather(json.dumps(mine))]
+    for source, ranks in (("measured", measured), ("simulated", judged.peak_bytes)):
+        megabytes = tuple(num_bytes / 1e6 for num_bytes in ranks)
+        yield Figure(name=text, source=source, value=max(megabytes), samples=megabytes)
 
 
 def held_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Returns what a rank holds between steps, memory that is shared once."""
-    parameters = [one for one in model.parameters() if not one.is_meta]
-    tensors = [*parameters, *(one.grad for one in parameters if one.grad is not None)]
-    tensors += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    parameters = [p for p in model.parameters() if not p.is_meta]
+    tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
+    tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
 def peak_bytes(run: Callable[[], None]) -> int:
     """Returns the most that is allocated at one time while something runs, above what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    results = seen.profiler.kineto_results  # ``events()`` has only what no operator allocates
+    results = profiler.profiler.kineto_results  # ``events()`` has only what no operator allocates
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for _, change in sorted(changes, key=lambda one: one[0]):
-        held += change
-        most = max(most, held)
-    return most
+    return max(itertools.accumulate((change for _, change in sorted(changes, key=lambda pair: pair[0])), initial=0))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from transformers.utils import ModelOutput
 
-from bench.sweep.nets.pieces import Two, alike, batch, between, losses, models, net, squared, stepping, tower, towers
+from bench.sweep.nets.pieces import Two, alike, batch, between, losses, models, net, squared, tower, towers
 from bench.sweep.session import Session
 
 
@@ -72,15 +70,6 @@ def inputs_of_a_class_of_its_own(self, x, y):
     return self.b(_Pair(y, a))
 
 
-@stepping(sample=lambda model: lambda: squared(model, batch(0)))
-def callable_as_a_sample(session, model, optimizer, step):
-    optimizer.zero_grad()
-    loss = squared(model, batch(step))
-    loss.backward()
-    optimizer.step()
-    session.note(loss.item())
-
-
 def _strided(step):
     x, y = batch(step)
     return x[:1].expand(64, 32), y.T.contiguous().T
@@ -110,12 +99,6 @@ def _results(result, glue, steps: int = 4):
 
 
 _Named = namedtuple("_Named", "tensor norm rest")
-
-
-@dataclass
-class _Output(ModelOutput):
-    tensor: torch.FloatTensor | None = None
-    loss: torch.FloatTensor | None = None
 
 
 def _write_a_view(a, b):
@@ -277,7 +260,6 @@ CASES = {
     "parameter_as_an_argument": between(
         towers=lambda: alike(lambda self, x, prompt: self.net(x + prompt)), prompt=lambda: nn.Parameter(torch.zeros(32))
     )(lambda self, x, y: self.a(x, self.prompt) * self.b(y, self.prompt)),
-    "chain_of_towers": between()(lambda self, x, y: self.b(self.a(x)) * y),
     "recursion": models(lambda: _Tree(3), batch=lambda step: batch(step)[:1]),
     "module_that_calls_its_parent": models(_calling_its_parent),
     "greedy_decoding": towers(
@@ -286,10 +268,6 @@ CASES = {
     "nested_results_with_none_and_numbers": _results(
         lambda x, tensor: {"parts": _Named(tensor, tensor.norm(dim=1), [None, 3, "text", tensor.shape])},
         lambda a, b: a["parts"].tensor * b["parts"].norm[:, None] * a["parts"].rest[1],
-    ),
-    "model_output_of_its_own": _results(
-        lambda x, tensor: _Output(tensor=tensor, loss=tensor.abs().mean()),
-        lambda a, b: a["tensor"] * b.tensor + a.loss * b.loss,
     ),
     "results_of_a_class_of_its_own": _results(lambda x, tensor: _Pair(x, tensor), lambda a, b: a.y * b.y),
     "list_results_that_vary_in_length": _results(
@@ -303,5 +281,4 @@ CASES = {
     "results_that_are_views_of_each_other": _results(
         lambda x, tensor: (tensor, tensor[:, :8], tensor.view(-1, 4, 8)), _write_a_view
     ),
-    "the_same_tensor_twice": _results(lambda x, tensor: (tensor, tensor), lambda a, b: a[0] * b[1] + a[1] * b[0]),
 }

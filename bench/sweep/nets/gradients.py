@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from bench.sweep.nets.pieces import (
     Both,
     Two,
-    after_step,
     alike,
     batch,
     between,
@@ -19,7 +17,6 @@ from bench.sweep.nets.pieces import (
     stepping,
     tower,
     towers,
-    train_step,
 )
 from bench.sweep.session import Session
 
@@ -55,12 +52,6 @@ def one_tower_unused_in_the_loss(session, model, inputs):
     return a.square().mean() + 0 * b.detach().sum()
 
 
-@after_step()
-def gradients_read_and_changed_by_the_loop(session, model, step):
-    for parameter in model.parameters():
-        parameter.grad = parameter.grad / (parameter.grad.norm() + 1e-3)
-
-
 @loop
 def graph_kept_over_two_steps(session: Session):
     model = Two()
@@ -75,11 +66,6 @@ def graph_kept_over_two_steps(session: Session):
             optimizer.step()
             session.note(*[loss.item() for loss in losses])
             losses = []
-
-
-@losses()
-def losses_that_become_nan(session, model, inputs):
-    return (model(*inputs) * float("inf")).square().mean()
 
 
 @losses()
@@ -161,14 +147,6 @@ def quantized_with_a_moving_codebook(session, model, inputs):
     return (a * b).square().mean() + first + second
 
 
-@between()
-def in_place_operations_on_results(self, x, y):
-    a, b = self.a(x), self.b(y)
-    a += b
-    b[:, :4] = a[:, :4].detach()
-    return a.clamp_(-1, 1) * b
-
-
 @between(setup=lambda model: model.a.requires_grad_(False))
 def in_place_operation_on_an_input_after_its_call(self, x, y):
     hidden = x * 2
@@ -191,31 +169,3 @@ def batch_overwritten_after_the_call(session: Session):
         loss.backward()
         optimizer.step()
         session.note(loss.item())
-
-
-@between()
-def views_of_results(self, x, y):
-    left, right = self.a(x).chunk(2, 1)
-    up, down = self.b(y).view(-1, 2, 16).unbind(1)
-    return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
-
-
-class _Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.fails = bool(x[0, 0] > 0)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.fails:
-            raise ArithmeticError("no gradient")
-        return gradient
-
-
-@stepping(lambda: Two(nn.Sequential(nn.Linear(32, 32), *alike(lambda self, x: self.net(_Fails.apply(x)), 1))), steps=6)
-def error_in_backward_is_caught(session, model, optimizer, step):
-    try:
-        train_step(session, model, optimizer, step)
-    except ArithmeticError:
-        session.note("skipped")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import tempfile
 
-import lightning
 import torch
 import transformers as tf
-from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from bench.sweep.device import device, moved
 from bench.sweep.models import find
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Two, train
 from bench.sweep.session import Session
 
 
@@ -45,72 +43,12 @@ def _trainer(session, name, **settings):
     session.note([(entry.get("loss"), entry.get("grad_norm")) for entry in trainer.state.log_history])
 
 
-def _accelerator() -> str:
-    return "gpu" if device().type == "cuda" else "cpu"
-
-
-def _on_host(rows: int):
-    return [part.cpu() for part in batch(0, rows)]
-
-
 def trainer_with_accumulation_and_bfloat16(session: Session):
     _trainer(session, "llava", gradient_accumulation_steps=2, bf16=True, max_grad_norm=0.1)
 
 
 def trainer_with_checkpoints_of_layers(session: Session):
     _trainer(session, "whisper", gradient_checkpointing=True, lr_scheduler_type="cosine")
-
-
-def accelerate_loop(session: Session):
-    accelerator = Accelerator(cpu=device().type == "cpu", mixed_precision="bf16", gradient_accumulation_steps=2)
-    model = Two()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    session.colocate(model, batch(0, 16))
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(*_on_host(96)), 16))
-    for inputs in loader:
-        with accelerator.accumulate(model):
-            loss = model(*inputs).float().square().mean()
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        session.note(loss.item())
-
-
-def lightning_fit(session: Session):
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Two(tower(nn.Dropout(0.1)))
-
-        def training_step(self, inputs, index):
-            loss = squared(self.net, inputs)
-            session.note(loss.item())
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), 1e-3)
-
-    module = Module()
-    session.colocate(module.net, batch(0, 16))
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator=_accelerator(), logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, gradient_clip_val=0.5,
-    )  # fmt: skip
-    trainer.fit(module, DataLoader(TensorDataset(*_on_host(64)), 16))
-
-
-def fabric_loop(session: Session):
-    fabric = lightning.Fabric(accelerator=_accelerator(), devices=1)
-    plain = Two()
-    session.colocate(plain, batch(0))
-    model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 1e-2))
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        fabric.backward(loss)
-        optimizer.step()
-        session.note(loss.item())
 
 
 def generation_in_between(session: Session):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import torch
@@ -19,7 +18,6 @@ from bench.sweep.nets.pieces import (
     before_step,
     between,
     losses,
-    models,
     sgd,
     squared,
     stepping,
@@ -27,16 +25,6 @@ from bench.sweep.nets.pieces import (
     train_step,
 )
 from bench.sweep.session import Session
-
-
-@stepping(optimizer=adamw, steps=8)
-def gradients_accumulated(session, model, optimizer, step):
-    loss = squared(model, batch(step)) / 3
-    loss.backward()
-    session.note(loss.item())
-    if step % 3 == 2:
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def line_search_of_lbfgs(session: Session):
@@ -54,26 +42,11 @@ def line_search_of_lbfgs(session: Session):
         session.note(optimizer.step(closure).item())
 
 
-@before_step()
-@torch.no_grad()
-def weights_changed_by_the_loop(session, model, step):
-    for parameter in model.parameters():
-        parameter *= parameter.abs() > 0.01
-
-
 @between()
 def inference_mode_for_one_tower(self, x, y):
     with torch.inference_mode():
         a = self.a(x)
     return a.clone() * self.b(y)
-
-
-@between(steps=6, calls=0)
-def gradients_switched_off_on_some_steps(self, x, y):
-    self.calls += 1
-    with torch.set_grad_enabled(self.calls % 2 == 0):
-        a = self.a(x)
-    return a * self.b(y)
 
 
 def adversarial_pair_of_models(session: Session):
@@ -142,37 +115,6 @@ def lanes_disabled_between_forward_and_backward(session: Session):
         session.note(loss.item(), more.item())
 
 
-def lanes_removed_between_forward_and_backward(session: Session):
-    model = Two()
-    handle = session.colocate(model, batch(0))
-    for step in range(3):
-        loss = squared(model, batch(step))
-        if step == 2:
-            handle.remove()
-        loss.backward()
-        session.note(loss.item())
-
-
-def _checked(self, x):
-    if not x.isfinite().all():
-        raise ValueError("not finite")
-    return self.net(x)
-
-
-def _sometimes_nan(step):
-    x, y = batch(step)
-    return (x / 0 if step == 2 else x), y
-
-
-@losses(lambda: Two(*alike(_checked)), batch=_sometimes_nan, steps=5)
-def error_in_a_tower_is_caught(session, model, inputs):
-    try:
-        return squared(model, inputs)
-    except ValueError as error:
-        session.note(str(error))
-        return squared(model, batch(60))
-
-
 @stepping(steps=5)
 def wrong_shapes_are_caught(session, model, optimizer, step):
     try:
@@ -195,21 +137,6 @@ def keyboard_interrupt_in_mid_step(session, model, optimizer, step):
         train_step(session, model, optimizer, step)
     except KeyboardInterrupt:
         session.note("interrupted")
-
-
-def saved_and_loaded_in_mid_training(session: Session):
-    model, file = Two(tower(nn.BatchNorm1d(32))), io.BytesIO()
-    session.colocate(model, batch(0))
-    optimizer = adamw(model)
-    for step in range(5):
-        train_step(session, model, optimizer, step)
-        if step == 1:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        if step == 3:
-            file.seek(0)
-            saved = torch.load(file)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
 
 
 class Plain(Two):
@@ -236,13 +163,5 @@ def forward_replaced_on_an_instance(session, model, step):
 
 
 CASES = {
-    "gradients_clipped": after_step()(
-        lambda session, model, step: session.note(nn.utils.clip_grad_norm_(model.parameters(), 1e-4))
-    ),
-    "one_tower_in_eval_mode": models(
-        lambda: Two(tower(nn.Dropout(0.5)), tower(nn.Dropout(0.5))),
-        before=lambda session, model, step: model.b.train(step % 2 == 1),
-        steps=6,
-    ),
     "types_compared_exactly": after_step()(lambda session, model, step: session.note(type(model.a) is nn.Sequential)),
 }

@@ -10,14 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bench.sweep.device import device, moved
-from bench.sweep.nets.pieces import Two, batch, between, loop, models, sgd, squared, tower, towers, train, train_step
+from bench.sweep.nets.pieces import Two, batch, between, loop, models, sgd, squared, tower, towers, train_step
 from bench.sweep.session import Session
-
-
-def compiled_tower(session: Session):
-    model = Two()
-    model.a.compile(backend="eager")
-    train(session, model)
 
 
 class _Wrapper(nn.Module):
@@ -39,13 +33,6 @@ class _Wrapper(nn.Module):
 def jacobian_within_a_tower(self, x):
     slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
     return self.net(x) + slopes.square().sum((1, 2))[:, None]
-
-
-@loop
-def profiler_of_torch(session: Session):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        train(session, Two())
-    session.note(any("gelu" in event.key for event in profiler.key_averages()))
 
 
 @between()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import torch
 from torch import nn
@@ -33,16 +31,6 @@ def state_of_an_lstm_carried_over(self, x):
     result, state = self.lstm(x[:, None], self.state)
     self.state = tuple(part.detach() for part in state)
     return result[:, 0]
-
-
-@between(setup=lambda model: model.b.requires_grad_(False))
-def teacher_averaged_after_its_call(self, x, y):
-    with torch.no_grad():
-        target = self.b(y)
-    online = self.a(x)
-    for student, teacher in zip(self.a.parameters(), self.b.parameters(), strict=True):
-        teacher.data.mul_(0.9).add_(student.data, alpha=0.1)
-    return online - target
 
 
 @between(queue=lambda: torch.randn(32, 256), place=0)
@@ -75,26 +63,11 @@ def running_mean_read_between_modules(self, x, y):
     return a * b + (self.a.mean - self.b.mean).square().sum()
 
 
-def _reading_the_mean_of_the_other():
-    (deep,) = alike(_track, 1, net=lambda: nn.Sequential(tower(), tower(), tower()), mean=lambda: torch.zeros(32))
-    model = Two(deep, *alike(lambda self, x: self.net(x) - self.other[0].mean, 1))
-    model.b.other = [model.a]
-    return model
-
-
 @towers()
 def parameters_clamped_in_forward(self, x):
     for parameter in self.net.parameters():
         parameter.data.clamp_(-0.1, 0.1)
     return self.net(x)
-
-
-@between(towers=lambda: (tower(nn.Dropout(0.1)),))
-def random_numbers_drawn_between_modules(self, x, y):
-    share = float(np.random.beta(0.4, 0.4))
-    order = torch.randperm(len(x), device=x.device)
-    a = functional.dropout(self.a(share * x + (1 - share) * x[order]), 0.2, self.training)
-    return self.b(functional.dropout(y, 0.2, self.training)) * a
 
 
 def _drop_layers(self, x):
@@ -173,13 +146,6 @@ def hook_for_all_modules(session: Session):
 
 
 CASES = {
-    "buffer_of_one_tower_read_by_the_other": models(_reading_the_mean_of_the_other),
-    "random_numbers_drawn_by_the_loop": models(
-        lambda: Two(tower(nn.Dropout(0.3)), tower(nn.Dropout(0.1))),
-        before=lambda session, model, step: session.note(
-            random.random(), np.random.rand(), torch.rand(2, device=device())
-        ),
-    ),
     "layers_dropped_by_torch": towers(steps=6, layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6)))(
         _drop_layers
     ),

@@ -103,12 +103,6 @@ def layer_replaced_in_mid_training(session, model, step):
         model.a[2] = nn.Linear(256, 256).to(device())
 
 
-@before_step()
-def storage_of_parameters_replaced(session, model, step):
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-
-
 @between()
 def inner_step_of_meta_learning(self, x, y):
     fast = dict(self.a.named_parameters())
@@ -120,12 +114,6 @@ def inner_step_of_meta_learning(self, x, y):
 
 def _bf16(*, enabled: bool = True):
     return torch.autocast(device().type, torch.bfloat16, enabled=enabled)
-
-
-@losses()
-def autocast_around_the_model(session, model, inputs):
-    with _bf16():
-        return squared(model, inputs)
 
 
 @loop
@@ -181,9 +169,6 @@ CASES = {
     "layers_of_a_tower_tied": models(_tied),
     "weight_norm_and_spectral_norm": models(_normed),
     "spectral_norm_by_hook": models(lambda: Two(tower(nn.utils.spectral_norm(nn.Linear(32, 32))))),
-    "batch_norm_in_both_towers": models(
-        lambda: Two(tower(nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32, momentum=None)))
-    ),
     "adapters_merged_in_mid_training": models(
         lambda: Two(_adapted(), _adapted()),
         before=lambda session, model, step: model.a.merge_adapter() if step == 2 else None,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mosaic.errors import ModuleContractError
+from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition
 from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
@@ -162,8 +162,13 @@ class GradientSums:
 
     def _add(self, names: Collection[str], places: list[int], *, over_tensor: bool) -> None:
         """Adds a sum of the gradients of weights over some places, and over their tensor ranks."""
-        degrees = self._grid.degrees
-        num_parts = len(places) * (degrees.tensor if over_tensor else 1)
+        widths = {self._grid.degrees.widths[place] for place in places}
+        if len(widths) > 1:
+            raise UnsplittableError(
+                f"{min(names)} is a weight of modules with {' and '.join(map(str, sorted(widths)))} tensor ranks, "
+                "whose sums of its gradient differ; give these modules the same number"
+            )
+        num_parts = len(places) * (max(widths) if over_tensor else 1)
         if not names or num_parts * self._grid.num_copies == 1:
             return
         group = self._grid.group_of(places, over_tensor=over_tensor)

@@ -180,7 +180,8 @@ class Pipeline(Checkpointer):
     def describe(self) -> str:
         """Returns the plan, the trial it comes from, and the chunks of each rank, as text."""
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
-        replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
+        widths = self.degrees.tensor_by_place or (self.degrees.tensor,)
+        replicas += "" if self.degrees.tensor == 1 else f", {' and '.join(map(str, widths))} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
         lines = [f"{self._planner.plan.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]

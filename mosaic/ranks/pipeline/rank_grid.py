@@ -8,11 +8,21 @@ Ranks of one replica are neighbours, so that it can be one node: with ``data=2, 
     tensor    0  1  0  1  0  1  0  1
 
 Ranks that share a sequence have the same layers, as those of different replicas do; they lie between place and tensor.
+
+Places may have different numbers of tensor ranks, as modules with degrees of their own need (Cornstarch, section 3.2).
+All tensor ranks of a place have the whole of what goes in and out of it, so the rank at tensor index ``t`` receives
+from the one at ``t`` modulo the sender's number. With ``pipeline=2, tensor_by_place=(1, 2)``::
+
+    rank      0  1  2
+    place     0  1  1
+    tensor    0  0  1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -20,6 +30,25 @@ from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.transport import Transport
 from mosaic.ranks.world.world import World
+
+
+class Position(NamedTuple):
+    """A rank in the grid; the fields are explained at ``RankGrid``."""
+
+    replica: int
+    place: int
+    context: int
+    tensor: int
+
+
+def positions(degrees: Degrees) -> list[Position]:
+    """Returns the position of each rank of the world."""
+    return [
+        Position(replica, place, context, tensor)
+        for replica in range(degrees.data)
+        for place, width in enumerate(degrees.widths)
+        for context, tensor in product(range(degrees.context), range(width))
+    ]
 
 
 class RankGrid:
@@ -39,16 +68,15 @@ class RankGrid:
 
     def __init__(self, grids: RankGrids, degrees: Degrees) -> None:
         self.world, self.degrees, self._grids = grids.world, degrees, grids
-        rest, self.tensor = divmod(self.world.rank, degrees.tensor)
-        rest, self.context = divmod(rest, degrees.context)
-        self.replica, self.place = divmod(rest, degrees.pipeline)
+        self._ranks = {position: rank for rank, position in enumerate(positions(degrees))}
+        self.replica, self.place, self.context, self.tensor = positions(degrees)[self.world.rank]
         lines = [
-            [self.rank_of(replica, place, context, tensor) for place in range(degrees.pipeline)]
+            [self._ranks[Position(replica, place, context, at % width)] for place, width in enumerate(degrees.widths)]
             for replica in range(degrees.data)
             for context in range(degrees.context)
-            for tensor in range(degrees.tensor)
+            for at in range(degrees.tensor)
         ]
-        name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.context}x{degrees.tensor}"
+        name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.context}x{'-'.join(map(str, degrees.widths))}"
         self.transport = Transport(self.world, lines=lines, name=name)
         self.executor = Executor(self.transport)
         if degrees.tensor > 1:
@@ -62,20 +90,10 @@ class RankGrid:
         """Number of ranks with the same layers: of all replicas, and of all that share their sequences."""
         return self.degrees.data * self.degrees.context
 
-    def rank_of(self, replica: int, place: int, context: int, tensor: int) -> int:
-        """Returns the rank of the world at a place."""
-        degrees = self.degrees
-        return ((replica * degrees.pipeline + place) * degrees.context + context) * degrees.tensor + tensor
-
     def holders(self, places: Sequence[int], tensors: Sequence[int] | None = None) -> tuple[int, ...]:
         """Returns the ranks of all replicas at some places, with some tensor indices; by default with all."""
-        indices = range(self.degrees.tensor) if tensors is None else tensors
         return tuple(
-            self.rank_of(replica, at, context, index)
-            for replica in range(self.degrees.data)
-            for at in places
-            for context in range(self.degrees.context)
-            for index in indices
+            rank for at, rank in self._ranks.items() if at.place in places and (tensors is None or at.tensor in tensors)
         )
 
     def group_of(self, places: Sequence[int], *, over_tensor: bool = False) -> dist.ProcessGroup | None:
@@ -83,7 +101,8 @@ class RankGrid:
 
         All ranks request it in one order. It is aborted when a rank fails, as the transport is.
         """
-        together = [range(self.degrees.tensor)] if over_tensor else [[index] for index in range(self.degrees.tensor)]
+        width = self.degrees.widths[places[0]]
+        together = [range(width)] if over_tensor else [[index] for index in range(width)]
         groups = [self._grids.group(self.holders(places, indices)) for indices in together]
         if self.place not in places:
             return None
@@ -115,11 +134,11 @@ class RankGrids:
 
     def tensor_group(self, degrees: Degrees) -> dist.ProcessGroup:
         """Returns the communicator of the ranks that share this one's layers: its neighbours."""
-        return self._peers(1, degrees.tensor)
+        return self._peers(at._replace(tensor=0) for at in positions(degrees))
 
     def context_group(self, degrees: Degrees) -> dist.ProcessGroup:
         """Returns the communicator of the ranks that share this one's sequences."""
-        return self._peers(degrees.tensor, degrees.context)
+        return self._peers(at._replace(context=0) for at in positions(degrees))
 
     def close(self) -> None:
         """Ends all grids, the last one first, because each explains errors before the one that was there."""
@@ -127,8 +146,10 @@ class RankGrids:
             _, grid = self._open.popitem()
             grid.transport.close()
 
-    def _peers(self, stride: int, degree: int) -> dist.ProcessGroup:
-        starts = [rank for rank in range(self.world.size) if rank // stride % degree == 0]
-        groups = {start: self.group(range(start, start + stride * degree, stride)) for start in starts}
-        rank = self.world.rank
-        return groups[rank - rank // stride % degree * stride]
+    def _peers(self, keys: Iterable[Position]) -> dist.ProcessGroup:
+        """Returns the communicator of the ranks with this one's key; all ranks request all of them."""
+        ranks: dict[Position, list[int]] = {}
+        for rank, key in enumerate(keys):
+            ranks.setdefault(key, []).append(rank)
+        groups = [self.group(peers) for peers in ranks.values()]
+        return next(group for group, peers in zip(groups, ranks.values(), strict=True) if self.world.rank in peers)

@@ -24,6 +24,7 @@ from mosaic.errors import (
 )
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
+from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
 from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
@@ -33,7 +34,7 @@ from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
-from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.rank_grid import RankGrids, positions
 from mosaic.ranks.pipeline.sequences import Sequences, share_sequences
 from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
 from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
@@ -57,7 +58,7 @@ class PipelineOptions:
     modules: Mapping[str, str] | None = None
     plan: Plan | None = None
     data: int | None = None
-    tensor: int = 1
+    tensor: int | Mapping[str, int] = 1
     tp_plan: TensorPlan | None = None
     context: ContextSettings | None = None
     options: PlannerOptions = DEFAULT_PLANNING
@@ -207,15 +208,25 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     request = _request(counted, step, world.size, slots)
     partition = None if asked.plan is None else partition_of(asked.plan, request)
     context = 1 if asked.context is None else asked.context.ranks
+    tensor = _tensor_of(asked.tensor, split)
     degrees = degrees_of(
-        world.size, data=asked.data, tensor=asked.tensor, context=context, plan=asked.plan, partition=partition
+        world.size, data=asked.data, tensor=tensor, context=context, plan=asked.plan, partition=partition
     )
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world)
     slices = None
     if degrees.tensor > 1:
-        group = grids.tensor_group(degrees)
-        counted, slices = share_layers(model, counted, group, world.progress, plan=asked.tp_plan, sample=step[0])
+        place = positions(degrees)[world.rank].place
+        counted, slices = share_layers(
+            model,
+            counted,
+            grids.tensor_group(degrees),
+            world.progress,
+            degrees=tensor,
+            own=partition.modules_on(place) if partition is not None and degrees.tensor_by_place else tensor,
+            plan=asked.tp_plan,
+            sample=step[0],
+        )
     sequences, options = None, asked.options
     if asked.context is not None and context > 1:
         group = grids.context_group(degrees)
@@ -232,7 +243,8 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
         request=_request(counted, step, degrees.pipeline, slots),
         space=RankSpace(
             network=cluster,
-            devices_per_rank=degrees.tensor * degrees.context,
+            devices_per_rank=tuple(width * degrees.context for width in degrees.tensor_by_place)
+            or degrees.tensor * degrees.context,
             limit_bytes=asked.memory_bytes or gpu_bytes(world.device),
         ),
         options=options,
@@ -281,7 +293,7 @@ def degrees_of(
     num_ranks: int,
     *,
     data: int | None,
-    tensor: int,
+    tensor: Mapping[str, int],
     context: int = 1,
     plan: Plan | None = None,
     partition: Partition | None,
@@ -291,23 +303,63 @@ def degrees_of(
     Raises:
         ValueError: There is none, or a plan of an earlier start shares layers or sequences with other numbers of ranks.
     """
-    shared = tensor * context
-    said = f"data={data}, tensor={tensor}" + (f", context={context}" if context > 1 else "")
-    if tensor < 1 or (data is not None and data < 1) or num_ranks % (shared * (data or 1)):
-        raise ValueError(f"{said}, and there are {num_ranks} ranks; use numbers whose product divides them")
-    places = num_ranks // (shared * (data or 1)) if partition is None else partition.num_ranks
-    replicas = data or (1 if partition is None else max(1, num_ranks // (shared * places)))
-    if replicas * places * shared != num_ranks:
+    least, most = min(tensor.values()), max(tensor.values())
+    said = f"data={data}, tensor={most if least == most else dict(tensor)}"
+    said += f", context={context}" if context > 1 else ""
+    if partition is None:
+        if least != most:
+            raise ValueError(
+                f"{said}: modules with other numbers of ranks need ranks of their own; give a plan that has them, as "
+                "mosaic.glue.parallelize does"
+            )
+        if most < 1 or (data is not None and data < 1) or num_ranks % (most * context * (data or 1)):
+            raise ValueError(f"{said}, and there are {num_ranks} ranks; use numbers whose product divides them")
+        replicas = data or 1
+        widths = (most,) * (num_ranks // (most * context * replicas))
+    else:
+        widths = tuple(_width_at(place, partition, tensor) for place in range(partition.num_ranks))
+        needed = context * sum(widths)
+        replicas = data or max(1, num_ranks // max(1, needed))
+        if least < 1 or replicas < 1 or needed * replicas != num_ranks:
+            raise ValueError(
+                f"the plan is for {needed} ranks in each of {replicas} replicas, and there are {num_ranks} ({said}); "
+                f"start {needed * replicas} ranks, or give another plan"
+            )
+    degrees = Degrees(
+        data=replicas,
+        pipeline=len(widths),
+        tensor=most,
+        context=context,
+        tensor_by_place=() if least == most else widths,
+    )
+    then = plan.degrees if isinstance(plan, PipelinePlan) else degrees
+    if (then.widths, then.context) != (degrees.widths, degrees.context):
         raise ValueError(
-            f"the plan is for {places} ranks, and {num_ranks} with {said} are not {places} each; "
-            f"start {replicas * places * shared} ranks, or give another plan"
+            f"the plan of an earlier start has {then.tensor} ranks a layer and {then.context} a sequence, and tensor= "
+            f"and context= ask for {most} and {context}; give them as they were then"
         )
-    if isinstance(plan, PipelinePlan) and (plan.degrees.tensor, plan.degrees.context) != (tensor, context):
-        raise ValueError(
-            f"the plan of an earlier start has {plan.degrees.tensor} ranks a layer and {plan.degrees.context} a "
-            f"sequence, and tensor= and context= ask for {tensor} and {context}; give them as they were then"
-        )
-    return Degrees(data=replicas, pipeline=places, tensor=tensor, context=context)
+    return degrees
+
+
+def _width_at(place: int, partition: Partition, tensor: Mapping[str, int]) -> int:
+    """Returns the tensor ranks of a place."""
+    own = {name: tensor[name] for name in partition.modules_on(place)}
+    if len(set(own.values())) > 1:
+        raise ValueError(f"rank {place} of the plan has modules with tensor={own}; give them one number, or ranks")
+    return max(own.values(), default=max(tensor.values()))
+
+
+def _tensor_of(tensor: int | Mapping[str, int], split: ModelSplit) -> dict[str, int]:
+    """Returns the tensor ranks of each list of layers."""
+    names = [module.name for module in split.modules]
+    if isinstance(tensor, int):
+        return dict.fromkeys(names, tensor)
+    for name, degree in tensor.items():
+        if name not in names:
+            raise ValueError(f"tensor has {name!r}, which is no list of layers; there are {', '.join(names)}")
+        if degree < 1:
+            raise ValueError(f"tensor={degree} for {name!r}; use 1 or more")
+    return {name: tensor.get(name, 1) for name in names}
 
 
 def check_same_weights(model: nn.Module, world: World) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,23 +53,37 @@ def share_layers(
     group: dist.ProcessGroup,
     progress: RankProgress,
     *,
+    degrees: Mapping[str, int],
+    own: Collection[str],
     plan: TensorPlan | None,
     sample: Mapping[str, Any],
 ) -> tuple[CountedModel, WeightSlices]:
     """Splits weights of layers over the ranks of a group; returns the layers for planning, and this rank's slices.
 
+    Args:
+        model: The user's model.
+        counted: Its layers.
+        group: The ranks that share this one's layers.
+        progress: Of this rank.
+        degrees: Tensor ranks by module.
+        own: The modules whose layers are shared by the group; others stay whole here.
+        plan: The user's styles.
+        sample: A microbatch.
+
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
-    degree = dist.get_world_size(group)
+    degree = max(degrees.values())
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UnsplittableError(
             f"the model is on the meta device, and tensor={degree} ranks share layers of models that have their "
             "weights; make it with weights, or use tensor=1 and more ranks of a pipeline"
         )
-    styles = styles_of(model, counted.split, plan, degree)
+    styles = styles_of(model, counted.split, plan, degrees)
     before = _outputs(model, counted.split, styles, sample)
-    slices = WeightSlices(model, styles, group, progress)
+    divided = _divided(model, counted, styles, degrees)
+    layers = tuple(f"{site.path}." for site in counted.split.sites if site.is_layer and site.module in own)
+    slices = WeightSlices(model, styles, layers, group, progress)
     try:
         with torch.no_grad(), forked(next(model.parameters()).device):
             problem = _difference(before, _floats(model(**sample)))
@@ -81,40 +95,57 @@ def share_layers(
             f"the model does not give the same when its layers are split ({problem}): what a colwise module gives has "
             f"to reach a rowwise one, and nothing else; the plan begins with {listed}"
         )
-    return _divided(model, counted, slices, degree), slices
+    return divided, slices
 
 
-def styles_of(model: nn.Module, split: ModelSplit, plan: TensorPlan | None, degree: int) -> dict[str, str]:
+def styles_of(
+    model: nn.Module, split: ModelSplit, plan: TensorPlan | None, degrees: Mapping[str, int]
+) -> dict[str, str]:
     """Returns the style of each split module, by name.
 
     Args:
         model: The user's model.
         split: The split of the model.
-        plan: The user's; None: the model's own ``tp_plan``, of which layers' modules count.
-        degree: Ranks that share each layer.
+        plan: The user's; None: the ``tp_plan`` of the model or of the models in it, of which layers' modules count.
+        degrees: Ranks that share each layer, by module.
 
     Raises:
         ValueError: There is no plan, or a pattern of the user's fits no module of a layer.
         UnsplittableError: A module cannot be split so; names it.
     """
-    own = getattr(model, "tp_plan", None) or {}
-    layers = tuple(f"{site.path}." for site in split.sites if site.is_layer)
+    degree_of = {f"{site.path}.": degrees[site.module] for site in split.sites if site.is_layer}
+    layers = tuple(degree_of)
     inside = [name for name, _ in model.named_modules() if name.startswith(layers)]
     styles: dict[str, str] = {}
-    for pattern, style in (own if plan is None else plan).items():
+    for pattern, style in (_own_plan(model) if plan is None else plan).items():
         fits = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
         names = [name for name in inside if fits.fullmatch(name)]
         if plan is not None and not names:
             raise ValueError(f"tp_plan has {pattern!r}, which is no module of a layer; layers begin with {layers[0]!r}")
         styles |= dict.fromkeys(names, style)
+    degree_of = {name: next(own for path, own in degree_of.items() if name.startswith(path)) for name in styles}
+    styles = {name: style for name, style in styles.items() if degree_of[name] > 1}
     if not styles:
         raise ValueError(
-            f"tensor={degree}, and {type(model).__name__} has no tp_plan of its own for its layers; give one, such as "
+            f"tensor={max(degrees.values())}, and {type(model).__name__} has no tp_plan of its own for its layers; "
+            "give one, such as "
             f'tp_plan={{"{layers[0]}mlp.up_proj": "{COLWISE}", "{layers[0]}mlp.down_proj": "{ROWWISE}"}}'
         )
     for name, style in styles.items():
-        _check(model, name, style, degree)
+        _check(model, name, style, degree_of[name])
     return styles
+
+
+def _own_plan(model: nn.Module) -> TensorPlan:
+    """Returns the styles of a Hugging Face model, or of all outermost ones in a model."""
+    plan: dict[str, str] = {}
+    outermost: list[str] = []
+    for path, module in model.named_modules():
+        own = getattr(module, "tp_plan", None)
+        if isinstance(own, Mapping) and own and not path.startswith(tuple(outermost)):
+            outermost.append(f"{path}." if path else "")
+            plan |= {outermost[-1] + pattern: style for pattern, style in own.items()}
+    return plan
 
 
 def _check(model: nn.Module, name: str, style: str, degree: int) -> None:
@@ -191,25 +222,37 @@ def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> str:
     return ""
 
 
-def _divided(model: nn.Module, counted: CountedModel, slices: WeightSlices, degree: int) -> CountedModel:
+def _divided(
+    model: nn.Module, counted: CountedModel, styles: Mapping[str, str], degrees: Mapping[str, int]
+) -> CountedModel:
     """Returns layers divided over the ranks: times and activations in proportion to weights, which is rough."""
+    split = {name for path, style in styles.items() for name in _split_weights(model, path, style)}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     named = dict(model.named_parameters())
     layers, modules = {}, []
     for module in counted.model.modules:
         assert isinstance(module, CountedModule)
+        degree = degrees[module.name]
         scaled, resident = [], []
         for index, layer in enumerate(counted.layers[module.name]):
             part = Part(module=module.name, first=index, count=1, total=len(module.trains))
             names = [name for name in counted.split.parameters_of([part]) if id(named[name]) not in tables]
-            cut = degree * sum(named[name].numel() for name in names if name in slices.names)
-            whole = sum(named[name].numel() for name in names if name not in slices.names)
+            cut = sum(named[name].numel() for name in names if name in split)
+            whole = sum(named[name].numel() for name in names if name not in split)
             scaled.append(scaled_layer(layer, (cut / degree + whole) / max(1, cut + whole) if cut else 1.0))
             share = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
             resident.append(round(module.resident_bytes[index] * share))
         layers[module.name] = tuple(scaled)
         modules.append(replace(module, resident_bytes=tuple(resident)))
     return replace(counted, layers=layers, model=replace(counted.model, modules=tuple(modules)))
+
+
+def _split_weights(model: nn.Module, path: str, style: str) -> dict[str, int]:
+    """Returns the weights of a linear module that are split, by name, with their dimension that is."""
+    if style == SUMMED:
+        return {}
+    has_bias = style == COLWISE and model.get_submodule(path).bias is not None
+    return {f"{path}.weight": 0 if style == COLWISE else 1} | ({f"{path}.bias": 0} if has_bias else {})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,16 +313,21 @@ class _Slice:
 
 
 class WeightSlices:
-    """Splits weights over the ranks of a group, each its own; all of them make it and make the same calls."""
+    """Splits weights of some layers over the ranks of a group; all of them make it and make the same calls."""
 
     def __init__(
-        self, model: nn.Module, styles: Mapping[str, str], group: dist.ProcessGroup, progress: RankProgress
+        self,
+        model: nn.Module,
+        styles: Mapping[str, str],
+        layers: tuple[str, ...],
+        group: dist.ProcessGroup,
+        progress: RankProgress,
     ) -> None:
         self._model, self._group, self._progress = model, group, progress
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._slices: dict[str, _Slice] = {}
         self.summed: set[str] = set()
-        """Names of weights that all ranks of the group have whole, and whose gradients are sums over them."""
+        """Names of weights of all modules that a group's ranks have whole, and whose gradients are sums over them."""
         self._is_checked = False
         self._classes: dict[str, type[nn.Linear]] = {}
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
@@ -289,10 +337,11 @@ class WeightSlices:
             if style == SUMMED:
                 self.summed |= {f"{path}.{name}" for name, _ in module.named_parameters()}
                 continue
+            if not path.startswith(layers):
+                continue
             assert isinstance(module, nn.Linear)
-            self._cut(f"{path}.weight", module.weight, 0 if style == COLWISE else 1)
-            if module.bias is not None and style == COLWISE:
-                self._cut(f"{path}.bias", module.bias, 0)
+            for name, dim in _split_weights(model, path, style).items():
+                self._cut(name, model.get_parameter(name), dim)
             self._classes[path] = type(module)
             split_linear(module, style, inputs[path.rpartition(".")[0]])
 

@@ -17,7 +17,7 @@ would queue behind another's. Gloo tells lanes apart by tags, so that each may p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,9 @@ from mosaic.ranks.world.world import World
 Tensors = tuple[torch.Tensor, ...]
 LanePair = tuple[int, int]
 """A lane of the sender and one of the receiver, each counted from 0 on its rank."""
+
+Line = tuple[int, ...]
+"""Ranks of the world by place in the pipeline."""
 
 _MAX_LANES = 256
 _Peers = dict[int, dist.ProcessGroup]
@@ -115,8 +118,9 @@ class Transport:
 
     Args:
         world: All ranks; its watchdog finds those that are killed.
-        lines: Ranks that send to each other: each rank of the world is in one line, and has its index there as
-            ``rank``. None: all are in one. A failure of a rank ends the waits in all lines.
+        lines: Ranks that send to each other: each rank of the world is in one or more lines, and has the same index in
+            all of them as ``rank``. It receives in the first of its lines, and sends to the ranks that receive in a
+            line with it. None: all are in one. A failure of a rank ends the waits in all lines.
         name: Unique among the transports of the run.
 
     Attributes:
@@ -128,16 +132,19 @@ class Transport:
 
     def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
         self._lines = [tuple(line) for line in ([range(world.size)] if lines is None else lines)]
-        self.line = next(line for line in self._lines if world.rank in line)
+        own = [line for line in self._lines if world.rank in line]
+        self.line = own[0]
         self.rank, self.size, self.progress = self.line.index(world.rank), len(self.line), world.progress
         self._world = world
         self._kind = world.device.type
         with world.groups.lending() as self._loan:
             self._everyone = world.group(range(world.size), backend="gloo")
             groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
-        self._groups = groups.get(self.line, ({}, {}))
+        self._groups = {line: groups[line] for line in own if len(line) > 1}
         self._warm_up(self._groups)
-        self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
+        self._of_lanes: dict[LanePair, dict[Line, _Directions]] = {(0, 0): self._groups}
+        first = {rank: line for line in reversed(self._lines) for rank in line}
+        self._targets = [[line for line in own if first[line[at]] is line] for at in range(self.size)]
         self._is_aborted = False
         self._covered = [*self._loan.groups]
         self._token = world.cancel_token(f"transport/{name}", self._covered)
@@ -156,7 +163,7 @@ class Transport:
                 groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
             self._loan += loan
             self._covered += loan.groups
-            self._of_lanes[pair] = groups.get(self.line, self._groups)
+            self._of_lanes[pair] = {line: groups[line] for line in self._groups}
             self._warm_up(self._of_lanes[pair])
 
     def post_send(self, message: Message, tensors: Tensors) -> Pending:
@@ -169,16 +176,17 @@ class Transport:
         """
         message.check(tensors)
         held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
-        group, peer, tag = self._channel(message)
-        if any(tensor.device.type != self._kind for tensor in held):
+        channels = [self._channel(message, line) for line in self._targets[message.peer]]
+        if channels and any(tensor.device.type != self._kind for tensor in held):
             raise BackendUnavailableError(
-                f"{dist.get_backend(group)} of ranks on {self._kind} cannot send {message.name}; compute it on "
-                f"{self._kind}, or give each rank a GPU of its own",
+                f"{dist.get_backend(channels[0][0])} of ranks on {self._kind} cannot send {message.name}; compute it "
+                f"on {self._kind}, or give each rank a GPU of its own",
                 found=f"tensors on {', '.join(sorted({str(tensor.device) for tensor in held}))}",
                 needed=f"tensors on {self._kind}",
             )
         try:
-            return Pending(self.progress, message, [dist.isend(tensor, peer, group, tag) for tensor in held], held, ())
+            works = [dist.isend(tensor, peer, group, tag) for group, peer, tag in channels for tensor in held]
+            return Pending(self.progress, message, works, held, ())
         except RuntimeError as error:
             raise self.progress.explain(error) from error
 
@@ -188,7 +196,7 @@ class Transport:
         Raises:
             RankFailedError: Another rank has failed, or is gone.
         """
-        device, (group, peer, tag) = self._world.device, self._channel(message)
+        device, (group, peer, tag) = self._world.device, self._channel(message, self.line)
         buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
         try:
             works = [dist.irecv(buffer, peer, group, tag) for buffer in buffers if buffer.numel()]
@@ -241,21 +249,26 @@ class Transport:
         mine = {pair: group for pair, group in pairs.items() if self._world.rank in pair}
         return {sum(pair) - self._world.rank: group for pair, group in mine.items()}
 
-    def _channel(self, message: Message) -> tuple[dist.ProcessGroup, int, int]:
-        """Returns the communicator of a message, its peer there, and its tag.
+    def _channel(self, message: Message, line: Line) -> tuple[dist.ProcessGroup, int, int]:
+        """Returns the communicator of a message in a line, its peer there, and its tag.
 
         Lanes without communicators of their own share the first ones': one thread posts what is on GPUs, in one order
         at both ends.
         """
         groups = self._of_lanes.get(message.lanes, self._groups)
         tag = _MAX_LANES * message.lanes[0] + message.lanes[1]
-        peer = self.line[message.peer]
-        return groups[message.is_forward][peer], peer, tag
+        peer = line[message.peer]
+        return groups[line][message.is_forward][peer], peer, tag
 
-    def _warm_up(self, groups: _Directions) -> None:
+    def _warm_up(self, groups: Mapping[Line, _Directions]) -> None:
         mark = torch.zeros(1, device=self._world.device)
+        pairs = [
+            (peers, *pair)
+            for line, directions in groups.items()
+            for peers, pair in itertools.product(directions, itertools.combinations(line, 2))
+        ]
         with self.progress.waiting(THE_LOOP, "agreement"):
-            for peers, (low, high) in itertools.product(groups, itertools.combinations(self.line, 2)):
+            for peers, low, high in pairs:
                 if self._world.rank == low:
                     dist.send(mark, high, peers[high])
                     dist.recv(mark, high, peers[high])

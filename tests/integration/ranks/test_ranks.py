@@ -40,6 +40,7 @@ def test_a_model_is_planned_anew_in_a_running_loop(tmp_path: Path):
     run_ranks("ranks.programs.choosing.replan:on_two_ranks", 2, tmp_path, arguments=[str(saved)], timeout=300)
 
 
-def test_a_glued_model_trains_on_ranks_that_share_its_sequences_as_on_one(tmp_path: Path):
-    ended = run_program("ranks.programs.glued:over_sequences", 4, tmp_path / "ranks", seconds=120.0)
-    assert [(rank.code, rank.said.endswith("equal\n")) for rank in ended] == [(0, True)] * 4, ended
+@pytest.mark.parametrize(("name", "size"), [("over_sequences", 4), ("of_their_own", 3)])
+def test_a_glued_model_trains_on_ranks_that_share_sequences_or_layers_as_on_one(name: str, size: int, tmp_path: Path):
+    ended = run_program(f"ranks.programs.glued:{name}", size, tmp_path / "ranks", seconds=120.0)
+    assert [(rank.code, rank.said.endswith("equal\n")) for rank in ended] == [(0, True)] * size, ended

@@ -35,6 +35,39 @@ def frozen() -> MultimodalModel:
     return MultimodalModel(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
 
 
+LAYERS = "vision.model.encoder.layers.*."
+TOWER_PLAN = {
+    **{f"{LAYERS}self_attn.{name}_proj": "colwise" for name in "qkv"},
+    f"{LAYERS}self_attn.out_proj": "rowwise",
+    f"{LAYERS}mlp.fc1": "colwise",
+    f"{LAYERS}mlp.fc2": "rowwise",
+}
+
+
+def of_their_own(rank: int, size: int, place: Path) -> None:
+    """Modules with tensor ranks of their own: more for the language model, then more for the tower; a checkpoint."""
+    join(rank, size, place)
+    for own, tp_plan in (((1, 2), None), ((2, 1), TOWER_PLAN)):
+        torch.manual_seed(1)
+        tower = Tower(cases.vision(), token=cases.IMAGE)
+        model = MultimodalModel(language_model=cases.language_model(num_key_value_heads=2), vision=tower).double()
+        plain = copy.deepcopy(model)
+        specs = {name: Parallel(pipeline=1, tensor=own[at]) for at, name in enumerate(("vision", "language_model"))}
+        pipe = mosaic.pipeline(
+            model, steps()[0], options=OPTIONS, trial=False, tp_plan=tp_plan, **parallelize(model, specs)
+        )
+        assert pipe.degrees.widths == own
+        assert model.language_model.lm_head.weight.is_meta == (rank < own[0])
+        wide = (model.vision.model.encoder if own[0] == 2 else model.language_model.model).layers[0].self_attn.k_proj
+        assert wide.weight.is_meta or wide.out_features == 2 * wide.weight.shape[0]
+        check_equal(pipe, model, plain, steps(), ahead=True)
+        pipe.export(place / f"{own[0]}.safetensors")
+        pipe.remove()
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-7, atol=1e-9)
+    print("equal")
+
+
 def over_sequences(rank: int, size: int, place: Path) -> None:
     """A frozen tower on two ranks that share its images, the language model on two that share its sequences."""
     join(rank, size, place)

@@ -67,9 +67,9 @@ REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
         specs_with(vision=Parallel(context=2)),
         "context=2 for 'vision'; only the language model shares sequences, .*: use 1",
     ),
-    "other tensor ranks": (
+    "other tensor ranks without pipeline ranks": (
         specs_with(vision=Parallel(tensor=2)),
-        r"different tensor \(vision 2, audio 1, language_model 1\); .* the same for all of them",
+        r"'vision': 2, 'audio': 1.*'vision' has pipeline=None, .*; give it a number",
     ),
     "other replicas": (
         specs_with(vision=Parallel(data=2), audio=Parallel(data=4)),

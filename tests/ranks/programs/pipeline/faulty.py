@@ -95,7 +95,7 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     cuts = (1, 2) if rank == 0 else (1, 3)
     with pytest.raises(InvalidPlanError, match="the ranks were given different plans"):
         begun(plan=halves(cuts[rank]))
-    with pytest.raises(ValueError, match="data=3, tensor=1, and there are 2 ranks"):
+    with pytest.raises(ValueError, match="for 2 ranks in each of 3 replicas, and there are 2"):
         begun(data=3)
     with pytest.raises(MosaicError, match="the plan is of another model"):
         begun(llava, plan=halves(2))

@@ -105,8 +105,7 @@ def check_equal(
 def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Tensor:
     """Returns this rank's part of a tensor that tensor ranks share."""
     dim = next((dim for dim in range(own.ndim) if own.shape[dim] != whole.shape[dim]), None)
-    degree = pipe.degrees.tensor
-    return whole if dim is None else whole.chunk(degree, dim)[pipe.world.rank % degree]
+    return whole if dim is None else whole.split(own.shape[dim], dim)[pipe._runner.grid.tensor]
 
 
 def begin(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:

@@ -30,7 +30,7 @@ def test_ranks_that_cannot_be_laid_out_so_are_refused(
 ):
     partition = partition_by("separated", REQUEST) if is_planned else None
     with pytest.raises(ValueError, match=said):
-        degrees_of(num_ranks, data=data, tensor=tensor, partition=partition)
+        degrees_of(num_ranks, data=data, tensor={"vision": tensor, "text": tensor}, partition=partition)
 
 
 def test_a_plan_is_a_partition_a_schedule_or_its_file(tmp_path: Path):
