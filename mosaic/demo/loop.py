@@ -34,7 +34,6 @@ class DemoSettings:
     kind: str
     """Kind of the device, a key of ``SIZES``."""
     seed: int = 0
-    """Seed of model, batches and dropout."""
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
@@ -67,7 +66,6 @@ class DemoSettings:
 
 
 def train_step(model: nn.Module, batch: Batch, optimizer: Optimizer) -> float:
-    """Trains on a batch; returns the loss."""
     loss = contrastive_loss(model(**batch))
     optimizer.zero_grad()
     loss.backward()

@@ -54,11 +54,9 @@ CODES: dict[Outcome, int] = {
     "failed": FAILED,
     "interrupted": INTERRUPTED,
 }
-"""Exit codes by outcome."""
 MAX_UNREPORTED = 7
 """Last days whose missing reports are written."""
 Say = Callable[[str], None]
-"""Prints a line."""
 
 
 def run(root: Path, say: Say, offset: timedelta = timedelta()) -> int:
@@ -274,13 +272,10 @@ def _contest(folder: Folder, day: DayFolder) -> Contest:
 
 
 class SimulatedDay(NamedTuple):
-    """A day that was judged again."""
-
     day: str
     candidate: str
     """Its version; empty for a day that no gate judged."""
     then: str
-    """Its outcome."""
     now: str
     """``promote`` or ``refuse``; empty for a day that no gate judged."""
     why: str

@@ -42,7 +42,6 @@ class SourceRecord:
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""
     samples: int = 0
-    """Samples of the day that come from it."""
 
     @property
     def name(self) -> str:
@@ -90,7 +89,6 @@ class PlanKey:
     num_ranks: int
     torch: str
     colocate: bool
-    """The recipe lets modules run side by side."""
     pipeline: str
     """The recipe's pipeline settings, in words."""
 
@@ -150,12 +148,10 @@ class DayNotes:
     loaded: str
     """Start of the model, with its new and missing parts."""
     rejects: dict[str, dict[str, int]]
-    """Unreadable rows, by source and reason."""
     differs_from_step: int | None = None
     """First step whose bits may differ from an undisturbed run; None for none."""
     differs_because: str = ""
     messages: tuple[str, ...] = ()
-    """Messages for the morning's report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
-"""Squares on the page."""
 _MAX_MARGINS = 12.0
 """Margins that the picture of a comparison spans to either side."""
 _OUTCOMES: dict[Outcome, tuple[str, str, str]] = {
@@ -49,7 +48,6 @@ class SourceRows:
     rows: int
     drawn: int
     rejected: dict[str, int]
-    """Unreadable rows, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,6 @@ class DayReport:
     outcome: Outcome
     reason: str
     todo: str
-    """Task of a person; empty for none."""
     gate: GateResult | None
     data_check: tuple[Finding, ...]
     data: tuple[SourceRows, ...]
@@ -83,7 +80,6 @@ class DayReport:
     trained: Trained | None
     steps: int
     num_steps: int
-    """Planned steps."""
     step_ms: float | None
     champion: str | None
     """Version in force now; None for none."""

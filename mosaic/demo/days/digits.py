@@ -85,7 +85,6 @@ def write_starter(
 
 
 def template(name: str) -> bytes:
-    """Returns the text of a file of ``TEMPLATES``."""
     return (resources.files("mosaic.demo.days.template") / name).read_bytes()
 
 

@@ -51,11 +51,9 @@ CLOSES = time(5, 30)
 """``until`` of the recipe."""
 MODALITIES, MORE = 'MODALITIES = ("image", "audio")', 'MODALITIES = ("image", "audio", "imu")'
 ASIDE = "aside"
-"""Subfolder for copies of the folder."""
 PATIENCE_S = 180.0
 """Seconds after which a missing event of a run is an error."""
 Say = Callable[[str], None]
-"""Prints a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +74,9 @@ class Node:
         return Run(self.day(name), command, self.say, {"CUDA_VISIBLE_DEVICES": ""} if self.on_cpu else {})
 
     def run(self, name: date) -> int:
-        """Starts a run and waits; returns its exit code."""
         return self.begin(name).wait()
 
     def copy(self, name: str) -> Node:
-        """Copies the folder with its state."""
         to = self.path / ASIDE / name
         shutil.copytree(self.path, to, symlinks=True, ignore=shutil.ignore_patterns(ASIDE))
         return replace(self, path=to)
@@ -117,7 +113,6 @@ class Run:
         self._reader.start()
 
     def wait(self) -> int:
-        """Waits for its end; returns its exit code."""
         code = self._child.wait()
         self._reader.join(PATIENCE_S)
         return code
@@ -188,8 +183,6 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Today:
-    """A day to play."""
-
     node: Node
     name: date
     steps: int
@@ -243,7 +236,6 @@ def three_kills(today: Today) -> Iterator[Check]:
 
 
 def new_people(today: Today) -> Iterator[Check]:
-    """Runs the day."""
     yield today.ended(today.node.run(today.name), "promoted")
 
 
@@ -366,7 +358,6 @@ STORY = (
     StoryDay("two ranks, full disk", "same samples, losses as on one rank", _WITH_MOTION, other_ranks),
     StoryDay("strong drift, short window", "ends in time, judged as it is", _DRIFT, short_window),
 )
-"""The days in order, from index 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +412,6 @@ def play(
 
 
 def played_table(played: Sequence[Played]) -> Table:
-    """Returns a row per day."""
     table = Table("day", "change", "expected", "came of it", "", box=None, padding=(0, 1))
     for day in played:
         outcomes = "; ".join(check.result for check in day.checks)

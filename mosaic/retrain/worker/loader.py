@@ -58,12 +58,10 @@ class Reject:
 
     position: int
     source: str
-    """Name of the source."""
     row: int
     reason: str
     """Kind of the error; rejected rows are counted by it."""
     detail: str
-    """Message of the error."""
 
 
 class Samples(Dataset[Any]):
@@ -180,14 +178,12 @@ class MicroBatch:
     weight: float
     """Its rows over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
-    """Collated samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
     micro_batches: tuple[MicroBatch, ...]
     rejects: tuple[Reject, ...] = ()
-    """Unreadable rows of this step."""
 
 
 class LoaderDiedError(MosaicError):

@@ -154,7 +154,6 @@ class TrainState:
     scaler: Any = None
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
-    """EMA models."""
 
     @property
     def checkpointed(self) -> dict[str, Any]:

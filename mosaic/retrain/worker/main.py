@@ -47,8 +47,6 @@ _CHECK_STEPS = 4
 
 
 class _StopError(Exception):
-    """The worker ends with a code and a sentence."""
-
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code

@@ -38,7 +38,6 @@ class Source:
     """Such as ``new 2026-11-22``."""
     rows: int
     samples: int
-    """Samples of the day that come from it."""
 
 
 class PositionStream:

@@ -153,8 +153,6 @@ def check_new_data(work: Work) -> None:
 
 
 class _Measured:
-    """Figures of the samples so far."""
-
     def __init__(self) -> None:
         self.digests: set[str] = set()
         self.unreadable: Counter[str] = Counter()
