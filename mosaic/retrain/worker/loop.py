@@ -118,8 +118,19 @@ class WorkerGroup:
         return gather_objects(self._cpu_group() if self.size > 1 else None, value)
 
     def on_first(self, work: Callable[[], _T]) -> _T:
-        """Runs ``work`` on rank 0 and returns its result on all ranks; after an error the launcher ends them."""
-        return self.gather(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]  # of rank 0
+        """Runs ``work`` on rank 0 while the others wait; returns its result on all ranks, or raises on all."""
+        result = error = None
+        if self.rank == 0:
+            try:
+                result = work()
+            except Exception as failure:  # of any kind: the other ranks raise it too
+                error = failure
+        result, failure_text = self.gather((result, None if error is None else f"{type(error).__name__}: {error}"))[0]
+        if error is not None:
+            raise error
+        if failure_text is not None:
+            raise MosaicError(f"rank 0: {failure_text}")
+        return result  # type: ignore[return-value]  # there is no error
 
     @contextmanager
     def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
