@@ -13,12 +13,11 @@ from mosaic.profiler.communication import (
 )
 from mosaic.profiler.counters import Counters, Utilisation, open_counters
 from mosaic.profiler.identity import environment_of, key_of, structures_of
-from mosaic.profiler.measure import Retries
-from mosaic.profiler.noise import CpuTime, ForeignLoad
+from mosaic.profiler.noise import CpuTime, ForeignLoad, Retries
 from mosaic.profiler.settings import ProfileSettings, QuotaChoice, default_quotas
 from mosaic.profiler.subject import Subject, batch_of, repeat_batch, split_batch, traffic_of
 from mosaic.profiler.sweep import ProgressCallback, profile_modules
-from mosaic.profiler.together import hold_back, measure_beside
+from mosaic.profiler.timing import measure_beside
 
 __all__ = [
     "Counters",
@@ -37,7 +36,6 @@ __all__ = [
     "default_cache_folder",
     "default_quotas",
     "environment_of",
-    "hold_back",
     "key_of",
     "measure_beside",
     "measure_launched",

@@ -1,4 +1,4 @@
-"""Measurements kept in memory and in a folder: what was measured once is not measured again, and a killed run goes on.
+"""Measurements kept in memory and in a folder: nothing is measured twice, and a killed run goes on.
 
 One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole
 and under a lock, so processes that profile at the same time lose nothing.
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from filelock import FileLock
 
@@ -40,61 +40,40 @@ class MeasuredPoint(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPair(StrictFile):
+    """One phase of a module beside another."""
+
+    beside: ModuleKey
+    sample: PairSample
+
+    @property
+    def point(self) -> tuple[ModuleKey, Phase, int, int]:
+        """The other module, the phase and both quotas."""
+        return self.beside, self.sample.phase, self.sample.quota, self.sample.beside_quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord(StrictFile):
-    """Measurements of one module."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: Literal[1] = 1
-    key: ModuleKey
-    memory: ModuleMemory | None = None
-    """Bytes that it keeps."""
-    points: tuple[MeasuredPoint, ...] = ()
-    """Measured points, each once."""
-
-    def updated(self, newer: ModuleRecord) -> ModuleRecord:
-        """Returns both records together; newer measurements take the place of older ones."""
-        points = {measured.point: measured for measured in (*self.points, *newer.points)}
-        return dataclasses.replace(self, points=tuple(points.values()), memory=newer.memory or self.memory)
-
-    def renamed(self, name: str) -> ModuleRecord:
-        """Returns the record under another name of the module."""
-
-        def rename(value: Any) -> Any:
-            return value and dataclasses.replace(value, module=name)
-
-        points = (dataclasses.replace(point, samples=tuple(map(rename, point.samples))) for point in self.points)
-        return dataclasses.replace(self, memory=rename(self.memory), points=tuple(points))
-
-    def at(self, degree: int, quota: int) -> MeasuredPoint | None:
-        return next((measured for measured in self.points if measured.point == (degree, quota)), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairKey(StrictFile):
-    """Two modules side by side, and the slots of each; a record names the modules ``0`` and ``1``."""
-
-    modules: tuple[ModuleKey, ...]
-    quotas: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairRecord(StrictFile):
-    """Measurements of two modules side by side, in both phases."""
+    """Measurements of one module, alone and beside others; each point once."""
 
     SCHEMA_VERSION: ClassVar[int] = 2
 
     schema_version: Literal[2] = 2
-    key: PairKey
-    pairs: tuple[PairSample, ...] = ()
-    """Each of the two beside the other."""
+    key: ModuleKey
+    memory: ModuleMemory | None = None
+    """Bytes that it keeps."""
+    points: tuple[MeasuredPoint, ...] = ()
+    pairs: tuple[MeasuredPair, ...] = ()
 
-    def updated(self, newer: PairRecord) -> PairRecord:
-        """Returns the newer measurements, if there are any."""
-        return newer if newer.pairs else self
+    def updated(self, newer: ModuleRecord) -> ModuleRecord:
+        """Returns both records together; newer measurements take the place of older ones."""
+        points = {measured.point: measured for measured in (*self.points, *newer.points)}
+        pairs = {measured.point: measured for measured in (*self.pairs, *newer.pairs)}
+        memory = newer.memory or self.memory
+        return dataclasses.replace(self, points=tuple(points.values()), pairs=tuple(pairs.values()), memory=memory)
 
-
-Record = TypeVar("Record", ModuleRecord, PairRecord)
+    def at(self, degree: int, quota: int) -> MeasuredPoint | None:
+        return next((measured for measured in self.points if measured.point == (degree, quota)), None)
 
 
 class ProfileCache:
@@ -108,24 +87,39 @@ class ProfileCache:
     def __init__(self, folder: Path | None = None, *, reuse: bool = True) -> None:
         self.folder = folder
         self.reuse = reuse
-        self._own: dict[ModuleKey | PairKey, Any] = {}
+        self._own: dict[ModuleKey, ModuleRecord] = {}
         self._warned = False
 
     def module(self, key: ModuleKey, name: str) -> ModuleRecord:
-        """Returns what is known of a module, under its present name."""
-        return self._find(ModuleRecord(key=key)).renamed(name)
+        """Returns the measurements of a module, under its present name."""
+
+        def rename(value: Any) -> Any:
+            return value and dataclasses.replace(value, module=name)
+
+        record = self._find(key)
+        points = [dataclasses.replace(point, samples=tuple(map(rename, point.samples))) for point in record.points]
+        return dataclasses.replace(record, memory=rename(record.memory), points=tuple(points))
+
+    def pair(self, keys: Mapping[str, ModuleKey], quotas: Mapping[str, int]) -> tuple[PairSample, ...]:
+        """Returns the measurements of two modules side by side, under their present names; none of one side alone."""
+        sides = [
+            [
+                dataclasses.replace(measured.sample, module=name, beside=other)
+                for measured in self._find(keys[name]).pairs
+                if (measured.beside, *measured.point[2:]) == (keys[other], quotas[name], quotas[other])
+            ]
+            for name, other in itertools.permutations(quotas, 2)
+        ]
+        return tuple(itertools.chain(*sides)) if all(sides) else ()
 
     def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
         """Keeps measurements of a module; newer ones take the place of older ones."""
         self._add(ModuleRecord(key=key, points=tuple(points), memory=memory))
 
-    def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
-        """Returns what is known of two modules side by side, under their present names in the order of the key."""
-        return _renamed(self._find(PairRecord(key=key)).pairs, {str(index): name for index, name in enumerate(names)})
-
-    def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
-        """Keeps measurements of two modules side by side, in the place of older ones."""
-        self._add(_pair_record(key, names, pairs))
+    def add_pairs(self, keys: Mapping[str, ModuleKey], pairs: Sequence[PairSample]) -> None:
+        """Keeps measurements of modules side by side."""
+        for name in dict.fromkeys(pair.module for pair in pairs):
+            self._add(ModuleRecord(key=keys[name], pairs=_pairs_of(name, pairs, keys)))
 
     def learn(self, profile: Profile, keys: Mapping[str, ModuleKey]) -> None:
         """Takes the measurements of a user's profile into memory, under the keys of its modules; the folder gets none.
@@ -141,33 +135,17 @@ class ProfileCache:
                 for forward, backward in itertools.product(forwards, backwards)
                 if forward.quota == backward.quota
             )
-            self._keep(ModuleRecord(key=key, points=points, memory=memory.get(name)))
-        by_key: dict[tuple[str, ...], dict[tuple[int, ...], list[PairSample]]] = {}
-        order = list(keys)
-        for sample in profile.pairs:
-            if sample.module in keys and sample.beside in keys:
-                sides = sorted(
-                    ((sample.module, sample.quota), (sample.beside, sample.beside_quota)),
-                    key=lambda side: order.index(side[0]),
-                )
-                names, quotas = zip(*sides, strict=True)
-                by_key.setdefault(names, {}).setdefault(quotas, []).append(sample)
-        for names, by_quotas in by_key.items():
-            for quotas, pairs in by_quotas.items():
-                self._keep(
-                    _pair_record(PairKey(modules=tuple(map(keys.__getitem__, names)), quotas=quotas), names, pairs)
-                )
+            pairs = _pairs_of(name, [pair for pair in profile.pairs if pair.beside in keys], keys)
+            self._keep(ModuleRecord(key=key, points=points, memory=memory.get(name), pairs=pairs))
 
-    def _find(self, empty: Record) -> Record:
-        stored = self._read(empty) if self.reuse else empty
-        own: Record | None = self._own.get(empty.key)
-        return stored if own is None else stored.updated(own)
+    def _find(self, key: ModuleKey) -> ModuleRecord:
+        stored = self._read(key) if self.reuse else ModuleRecord(key=key)
+        return stored.updated(self._own[key]) if key in self._own else stored
 
-    def _keep(self, record: Record) -> None:
-        own: Record | None = self._own.get(record.key)
-        self._own[record.key] = record if own is None else own.updated(record)
+    def _keep(self, record: ModuleRecord) -> None:
+        self._own[record.key] = self._own.get(record.key, ModuleRecord(key=record.key)).updated(record)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: ModuleRecord) -> None:
         if self.folder is None or not self.reuse:  # else it is read from the folder, where others may renew it
             self._keep(record)
         if self.folder is None:
@@ -175,26 +153,30 @@ class ProfileCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / ".lock"):
-                save(self._read(type(record)(key=record.key)).updated(record), self._path(record))
+                save(self._read(record.key).updated(record), self._path(record.key))
         except (OSError, NotImplementedError, MosaicError) as error:  # no lock on this file system, too
             if not self._warned:  # a profile is worth having without a cache
                 warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
             self._warned = True
 
-    def _path(self, record: Record) -> Path:
+    def _path(self, key: ModuleKey) -> Path:
         assert self.folder is not None
-        kind = "module" if isinstance(record, ModuleRecord) else "pair"
-        return self.folder / f"{kind}-{record.SCHEMA_VERSION}-{fingerprint(record.key)}.json"
+        return self.folder / f"module-{ModuleRecord.SCHEMA_VERSION}-{fingerprint(key)}.json"
 
-    def _read(self, empty: Record) -> Record:
-        if self.folder is None or not (path := self._path(empty)).exists():
-            return empty
-        try:
-            record = load(type(empty), path)
-        except MosaicError as error:
-            warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
-            return empty
-        return record if record.key == empty.key else empty
+    def _read(self, key: ModuleKey) -> ModuleRecord:
+        if self.folder is not None and (path := self._path(key)).exists():
+            try:
+                record = load(ModuleRecord, path)
+            except MosaicError as error:
+                warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
+            else:
+                if record.key == key:
+                    return record
+        return ModuleRecord(key=key)
+
+
+def _pairs_of(name: str, pairs: Iterable[PairSample], keys: Mapping[str, ModuleKey]) -> tuple[MeasuredPair, ...]:
+    return tuple(MeasuredPair(beside=keys[pair.beside], sample=pair) for pair in pairs if pair.module == name)
 
 
 def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
@@ -212,11 +194,3 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
         return ProfileCache()
-
-
-def _pair_record(key: PairKey, names: Sequence[str], pairs: Iterable[PairSample]) -> PairRecord:
-    return PairRecord(key=key, pairs=_renamed(pairs, {name: str(index) for index, name in enumerate(names)}))
-
-
-def _renamed(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
-    return tuple(dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in pairs)

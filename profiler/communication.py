@@ -29,9 +29,8 @@ class Network(Protocol):
         """Returns the time in which ``degree`` devices sum ``num_bytes`` that each of them has, in milliseconds."""
 
 
-def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Returns the latency in microseconds and the bandwidth in 10^9 bytes a second with the least squares of relative
-    errors.
+def fit_link(points: Sequence[tuple[int, float, float]]) -> Link:
+    """Returns the latency and the bandwidth with the least squares of relative errors.
 
     Args:
         points: Messages one after the other, bytes in all of them, and milliseconds.
@@ -47,7 +46,7 @@ def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
     (step_ms, megabyte_ms), _ = nnls(rows, [1.0] * len(rows))
     if megabyte_ms <= 0:
         raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
-    return float(step_ms) * 1e3, 1 / float(megabyte_ms)
+    return Link(latency_us=float(step_ms) * 1e3, gb_per_s=1 / float(megabyte_ms))
 
 
 def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Link:
@@ -64,9 +63,8 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
         )
 
     def point(size: int) -> tuple[int, float, float]:
-        data = torch.zeros(size // 4, device=device)
-        time_ms = _slowest_ms(partial(dist.all_reduce, data, group=group), device, group)
-        return 2 * (degree - 1), 2 * (degree - 1) / degree * size, time_ms
+        work = partial(dist.all_reduce, torch.zeros(size // 4, device=device), group=group)
+        return 2 * (degree - 1), 2 * (degree - 1) / degree * size, _slowest_ms(work, device, group)
 
     return _fitted(point, _SIZES)
 
@@ -94,15 +92,10 @@ def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
 
 def _fitted(point: Callable[[int], tuple[int, float, float]], sizes: Sequence[int]) -> Link:
     """Measures all sizes, again where they show no bandwidth, as on a busy machine; all ranks see the same times."""
-
-    def fit() -> Link:
-        latency_us, gb_per_s = fit_link(list(map(point, sizes)))
-        return Link(latency_us=latency_us, gb_per_s=gb_per_s)
-
     for _ in range(_TRIES - 1):
         with suppress(ValueError):
-            return fit()
-    return fit()
+            return fit_link(list(map(point, sizes)))
+    return fit_link(list(map(point, sizes)))
 
 
 def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:

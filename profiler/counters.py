@@ -10,18 +10,18 @@ import importlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from mosaic.backends.base import Backend, Lane, Mark
+from mosaic.backends.base import Backend, Lane
 from mosaic.backends.cuda.driver import describe_devices
 from mosaic.device import Device
 from mosaic.profile import Phase
-from mosaic.profiler.measure import prepare_phase
 from mosaic.profiler.subject import Subject
+from mosaic.profiler.timing import TimedWork
 
 MIN_SECONDS = 0.5
 """Shortest window. NVML's counters are refreshed every 100 ms or so, and read zero in between."""
@@ -44,13 +44,11 @@ class Utilisation:
 
     def on_partition(self, granted_sms: int, total_sms: int) -> Utilisation:
         """Returns it as shares of a partition, which was all that ran; bandwidth stays a share of the device's."""
-
-        def scaled(share: float | None) -> float | None:
-            return None if share is None else min(1.0, share * total_sms / granted_sms)
-
-        return Utilisation(
-            sm_util=scaled(self.sm_util), sm_occupancy=scaled(self.sm_occupancy), dram_bandwidth=self.dram_bandwidth
+        util, occupancy = (
+            None if share is None else min(1.0, share * total_sms / granted_sms)
+            for share in (self.sm_util, self.sm_occupancy)
         )
+        return Utilisation(sm_util=util, sm_occupancy=occupancy, dram_bandwidth=self.dram_bandwidth)
 
 
 class Counters:
@@ -79,7 +77,11 @@ class Counters:
             by_name = isinstance(gpu, str)
             find = self._nvml.nvmlDeviceGetHandleByUUID if by_name else self._nvml.nvmlDeviceGetHandleByIndex
             self._device = find(gpu)
-            self.missing = self._probe()
+            # A virtual GPU may promise counters and then not deliver.
+            if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+                self.missing = "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
+            elif self._between_samples(lambda: time.sleep(_PROBE_SECONDS)) == Utilisation():
+                self.missing = "NVML took two samples and made no metric of them, as on a virtual GPU"
         except self._nvml.NVMLError as error:
             self.missing = f"NVML refuses: {error}"
 
@@ -99,7 +101,7 @@ class Counters:
         """Repeats ``work``, which keeps the device busy, for some time; returns the use of the device meanwhile.
 
         Returns:
-            None where NVML fails at the end.
+            None where NVML fails.
 
         Raises:
             ValueError: The time is shorter than the counters can tell.
@@ -110,15 +112,15 @@ class Counters:
         if self.missing:
             raise RuntimeError(f"there are no counters: {self.missing}")
         end = time.monotonic() + seconds
-        with self._samples() as (first, second):
-            self._nvml.nvmlGpmSampleGet(self._device, first)
+
+        def repeat() -> None:
             while time.monotonic() < end:
                 work()
-            try:
-                self._nvml.nvmlGpmSampleGet(self._device, second)
-                return self._compare(first, second)
-            except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
-                return None
+
+        try:
+            return self._between_samples(repeat)
+        except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
+            return None
 
     def close(self) -> None:
         """Releases NVML. Calling it again does nothing."""
@@ -134,37 +136,24 @@ class Counters:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _probe(self) -> str:
-        """Why counters cannot be read; found out by reading, since a virtual GPU may promise and then not deliver."""
-        if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
-            return "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
-        with self._samples() as (first, second):
-            self._nvml.nvmlGpmSampleGet(self._device, first)
-            time.sleep(_PROBE_SECONDS)
-            self._nvml.nvmlGpmSampleGet(self._device, second)
-            if self._compare(first, second) == Utilisation():
-                return "NVML took two samples and made no metric of them, as on a virtual GPU"
-        return ""
-
-    @contextmanager
-    def _samples(self) -> Iterator[tuple[Any, Any]]:
-        with ExitStack() as stack:
-            samples = []
-            for _ in range(2):
-                samples.append(self._nvml.nvmlGpmSampleAlloc())
-                stack.callback(self._nvml.nvmlGpmSampleFree, samples[-1])
-            yield samples[0], samples[1]
-
-    def _compare(self, first: Any, second: Any) -> Utilisation:
+    def _between_samples(self, work: Callable[[], object]) -> Utilisation:
         nvml = self._nvml
         numbers = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_SM_OCCUPANCY, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
-        request = nvml.c_nvmlGpmMetricsGet_t()
-        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(numbers)
-        request.sample1, request.sample2 = first, second
-        for index, number in enumerate(numbers):
-            request.metrics[index].metricId = number
-        nvml.nvmlGpmMetricsGet(request)
+        with ExitStack() as stack:
+            request = nvml.c_nvmlGpmMetricsGet_t()
+            request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            request.numMetrics = len(numbers)
+            for index, number in enumerate(numbers):
+                request.metrics[index].metricId = number
+            samples = []
+            for _ in range(2):
+                samples.append(nvml.nvmlGpmSampleAlloc())
+                stack.callback(nvml.nvmlGpmSampleFree, samples[-1])
+            request.sample1, request.sample2 = samples
+            nvml.nvmlGpmSampleGet(self._device, samples[0])
+            work()
+            nvml.nvmlGpmSampleGet(self._device, samples[1])
+            nvml.nvmlGpmMetricsGet(request)
         util, occupancy, bandwidth = (_share(request.metrics[index]) for index in range(len(numbers)))
         return Utilisation(sm_util=util, sm_occupancy=occupancy, dram_bandwidth=bandwidth)
 
@@ -177,32 +166,28 @@ def open_counters(backend: Backend) -> Counters | None:
 
 
 def measure_utilisation(
-    subject: Subject, lane: Lane, phase: Phase, counters: Counters, device: Device, *, call_ms: float
-) -> Utilisation | None:
+    subject: Subject, lane: Lane, phase: Phase, counters: Counters | None, device: Device, times_ms: Sequence[float]
+) -> Utilisation:
     """Repeats one phase of a module on a lane, alone on the device, and returns what the counters saw.
 
     Args:
         subject: The module.
-        lane: Where.
+        lane: Its partition.
         phase: Forward, or backward over one forward's graph.
         counters: Of the GPU that the lane is on.
         device: The same GPU, for the number of its SMs.
-        call_ms: About how long one repetition takes.
+        times_ms: Times of the phase.
 
     Returns:
-        Shares of the lane's SMs and of the device's bandwidth; None for a module without that phase.
+        Shares of the lane's SMs and of the device's bandwidth; nothing without counters or without that phase.
     """
-    call = lane.submit(partial(prepare_phase, subject, phase)).wait()
+    if counters is None or counters.missing or not any(times_ms):
+        return Utilisation()
+    call = lane.submit(partial(subject.prepare, phase)).wait()
     if call is None:
-        return None
-    calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS / max(1e-3, call_ms))))
-
-    def batch() -> tuple[Mark, Mark]:
-        start = lane.mark()
-        for _ in range(calls):
-            call()
-        return start, lane.mark()
-
+        return Utilisation()
+    calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS * len(times_ms) / max(1e-3, sum(times_ms)))))
+    batch = partial(TimedWork(lane, call, calls, pieces=1).run, 1)
     # One batch is always queued behind the one that runs: the device never waits for the calling thread.
     queue = deque([lane.submit(batch)])
 
@@ -214,11 +199,10 @@ def measure_utilisation(
         queue.append(lane.submit(batch))
         finish()
 
-    seen = counters.during(work)
+    seen = counters.during(work) or Utilisation()
     finish()
     total = device.num_slots * device.sms_per_slot + device.remainder_sms
-    granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
-    return None if seen is None else seen.on_partition(granted, total)
+    return seen.on_partition(lane.num_sms or len(lane.slots) * device.sms_per_slot, total)
 
 
 def _share(metric: Any) -> float | None:

@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import CodeType, FunctionType
@@ -22,12 +23,12 @@ from mosaic.backends.cuda.driver import describe_driver
 from mosaic.backends.cuda.environment import describe_nvml
 from mosaic.device import Device, StrictFile
 from mosaic.errors import BackendUnavailableError
+from mosaic.find.structure import tensors_in
 from mosaic.hardware.find import available_cores
 from mosaic.profile import Environment, ModuleStructure
-from mosaic.profiler.subject import Subject, tensors_in
+from mosaic.profiler.subject import Subject
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_KINDS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
     )
 
 
-def structures_of(subjects: Sequence[Subject]) -> tuple[ModuleStructure, ...]:
+def structures_of(subjects: Iterable[Subject]) -> tuple[ModuleStructure, ...]:
     """Returns digests of modules, for a profile and to compare one with."""
     return tuple(ModuleStructure(module=subject.name, digest=digest_of(subject.module)) for subject in subjects)
 
@@ -103,7 +104,7 @@ def inputs_of(subject: Subject) -> str:
     parts.append(f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}")
     if subject.settings is not None:
         with subject.settings():
-            cast = [f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in _KINDS]
+            cast = [f"{k} {torch.is_autocast_enabled(k)} {torch.get_autocast_dtype(k)}" for k in ("cpu", "cuda")]
             parts.append(f"{torch.is_grad_enabled()} {' '.join(cast)}")
     return _hashed(parts)
 
@@ -132,7 +133,7 @@ def _text_of(value: object) -> str:
 
 
 def now_utc() -> str:
-    """Returns the date and time for a sample or a profile: ISO 8601, UTC, to the millisecond, so texts sort by time."""
+    """Returns the date and time of a sample or a profile: ISO 8601, UTC, to the millisecond; texts sort by time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -151,23 +152,20 @@ def environment_of(
         clocks_mhz: SM and memory clocks, each time that they were read; the medians are kept.
         began: When measuring began, as ``now_utc`` says it.
     """
-    on_gpu = backend.torch_device.type == "cuda"
+    driver_version = driver = ""
+    if backend.torch_device.type == "cuda":
+        driver_version = describe_driver().version
+        with suppress(BackendUnavailableError):
+            driver = describe_nvml().driver_version
     sm_clock, memory_clock = zip(*clocks_mhz, strict=True) if clocks_mhz else ((0,), (0,))
     return Environment(
         torch_version=torch.__version__,
         python_version=platform.python_version(),
-        driver_version=describe_driver().version if on_gpu else "",
-        driver=_driver_release() if on_gpu else "",
+        driver_version=driver_version,
+        driver=driver,
         sm_clock_mhz=round(statistics.median(sm_clock)),
         memory_clock_mhz=round(statistics.median(memory_clock)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         began=began,
         foreign_cpu_share=round(foreign_cpu_share, 4),
     )
-
-
-def _driver_release() -> str:
-    try:
-        return describe_nvml().driver_version
-    except BackendUnavailableError:
-        return ""

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from mosaic.device import Device
 from mosaic.hardware.find import available_cores
+from mosaic.profile import note_of_others
+from mosaic.profiler.settings import ProfileSettings
 
+_Measured = TypeVar("_Measured")
+_TRIES = 3
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal; guest time is part of user
 _SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
 
@@ -23,11 +29,11 @@ _SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
 class CpuTime:
     """CPU time over an interval, in seconds."""
 
-    foreign: float
+    foreign: float = 0.0
     """Time that other processes took; a tick may be counted early or late, so it may be below 0."""
-    capacity: float
+    capacity: float = 0.0
     """Time that all cores have."""
-    wall: float
+    wall: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -120,3 +126,48 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+class Retries:
+    """Repeats measurements during which others took the CPU, as long as there is time.
+
+    Args:
+        settings: Have the time, ``retry_seconds``, and the limit, ``foreign_share``.
+        device: Where it is measured. A GPU's events time its own work, whatever the CPU does.
+
+    Attributes:
+        taken: CPU time over the tries that count.
+    """
+
+    def __init__(self, settings: ProfileSettings, device: Device) -> None:
+        self.taken = CpuTime()
+        self._settings, self._device = settings, device
+        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0
+
+    @property
+    def note(self) -> str:
+        """The note for the result; empty where others hardly used the CPU.
+
+        Raises:
+            UnstableMeasurementError: They did, and the settings are strict.
+        """
+        share, settings = self.taken.share or 0.0, self._settings
+        return note_of_others(share, self._device, strict=settings.strict) if share > settings.foreign_share else ""
+
+    def quietest(self, take: Callable[[], _Measured]) -> tuple[_Measured, float | None]:
+        """Measures up to three times, until others take little enough of the CPU, and returns the quietest try.
+
+        Returns:
+            The measurement, and the share that others took; None where unknown, or too short a while to say.
+        """
+        tries: list[tuple[_Measured, CpuTime]] = []
+        while True:
+            began, load = time.perf_counter(), ForeignLoad()
+            tries.append((take(), load.taken or CpuTime()))
+            share, took_s = tries[-1][1].share, time.perf_counter() - began
+            if share is None or share <= self._settings.foreign_share or len(tries) == _TRIES or took_s > self._seconds:
+                break
+            self._seconds -= took_s
+        measured, taken = min(tries, key=lambda attempt: attempt[1].share or 0.0)
+        self.taken += taken
+        return measured, taken.share

@@ -1,21 +1,22 @@
-"""A module with the inputs that it got in the model: what a measurement runs."""
+"""A module with the inputs that it got in the model: the work that a measurement repeats."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import Changes
+from mosaic.find.structure import flatten, map_tensors, tensors_in, unflatten
+from mosaic.profile import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,18 @@ class Subject:
         weights = sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
         return weights + self.gradient_bytes
 
-    def call(self, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Calls the module in its settings on replacements of its tensors."""
-        args, kwargs = map_tensors(replace, (self.args, self.kwargs))
+    def call(self) -> Any:
+        """Calls the module in its settings on aliases of its tensors, cut from the graph that made them."""
+        leaves, spec = flatten((self.args, self.kwargs))  # rebuilt each time: a module may write into its lists
+        leaves = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in leaves]
+        args, kwargs = unflatten(leaves, spec)
         with self.settings() if self.settings is not None else nullcontext():
             return self.module(*args, **kwargs)
 
     def forward(self) -> list[torch.Tensor]:
-        """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
+        """Calls the module; returns the tensors that take a gradient."""
         try:
-            result = self.call(_alias)
+            result = self.call()
         finally:  # as at the end of a step: no other call, perhaps on another lane, may find weights that this one cast
             torch.clear_autocast_cache()
         return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
@@ -72,8 +75,18 @@ class Subject:
         for parameter in self.module.parameters():
             parameter.grad = None
 
+    def prepare(self, phase: Phase) -> Callable[[], object] | None:
+        """Returns one repetition of a phase; None for a module without that phase.
+
+        The other phase's work is done here, once: to be called on the lane of the repetitions.
+        """
+        if phase is Phase.FORWARD:
+            return lambda: bool(self.forward())  # its result, and with it the graph, goes at once
+        outputs = self.forward()
+        return partial(self.backward, outputs, keep=True) if outputs else None
+
     def activation_bytes(self) -> int:
-        """Runs a forward and returns the bytes that it keeps for backward, parameters not counted."""
+        """Runs a step and returns the bytes that its forward keeps for backward, parameters not counted."""
         own = {tensor.untyped_storage().data_ptr() for tensor in self.module.parameters()}
         saved: dict[int, int] = {}
 
@@ -87,6 +100,25 @@ class Subject:
             self.backward(self.forward())
         return sum(saved.values())
 
+    def peak_bytes(self, device: torch.device) -> tuple[int, int]:
+        """Runs a step; returns the most bytes in use during forward and backward, each above those before it.
+
+        On a GPU the allocator counts when memory is requested, by the launching thread: nothing waits for the device,
+        and its own record of the highest use is reset. On the host both are the bytes that forward keeps.
+        """
+        if device.type != "cuda":
+            return (self.activation_bytes(),) * 2
+        peaks, outputs = [], list[torch.Tensor]()
+        for phase in Phase:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            if phase is Phase.FORWARD:
+                outputs = self.forward()
+            else:
+                self.backward(outputs)
+            peaks.append(max(0, torch.cuda.max_memory_allocated(device) - before))
+        return peaks[0], peaks[1]
+
 
 def batch_of(subject: Subject, purpose: str) -> int:
     """Returns the samples of a module's batch: the leading dimension that its tensors have in common.
@@ -96,7 +128,7 @@ def batch_of(subject: Subject, purpose: str) -> int:
     """
     if subject.batch is not None:
         return subject.batch
-    tensors = list(tensors_in((subject.args, subject.kwargs)))
+    tensors = tensors_in((subject.args, subject.kwargs))
     sizes = {len(tensor) for tensor in tensors if tensor.dim() > 0}
     wide = sizes - {1} or sizes
     if len(wide) != 1:
@@ -111,8 +143,8 @@ def batch_of(subject: Subject, purpose: str) -> int:
 def split_batch(subject: Subject, degree: int) -> Subject:
     """Returns a module with the inputs of one of ``degree`` replicas: ceil(B/d) of the B samples.
 
-    The batch is the leading dimension of all its tensors. One of size 1 where others have more is taken to
-    be broadcast, and scalars have none; both stay as they are.
+    The batch is the leading dimension of all its tensors. A tensor of size 1 where others have more is broadcast, and
+    scalars have no batch; both stay as they are.
 
     Raises:
         UnsupportedModelError: The tensors share no leading dimension, or there are fewer samples than replicas.
@@ -146,7 +178,7 @@ def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Te
             return tensor
         return make(tensor.detach()).requires_grad_(tensor.requires_grad)
 
-    args, kwargs = map_tensors(resized, subject.args), map_tensors(resized, subject.kwargs)
+    args, kwargs = map_tensors(resized, (subject.args, subject.kwargs))
     return dataclasses.replace(subject, args=args, kwargs=kwargs, batch=subject.batch and new)
 
 
@@ -166,7 +198,7 @@ def traffic_of(subject: Subject, *, batch: int | None = None, results: tuple[int
     arguments = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() > 0 and len(t) == batch]
     if results is None:
         with torch.enable_grad():
-            tensors = list(tensors_in(subject.call(_alias)))
+            tensors = tensors_in(subject.call())
         results = _num_bytes(tensors), _num_bytes(t for t in tensors if t.requires_grad)
     return ModuleTraffic(
         arguments=_num_bytes(arguments),
@@ -179,39 +211,3 @@ def traffic_of(subject: Subject, *, batch: int | None = None, results: tuple[int
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor over the same memory that is cut from the graph that made it."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Returns nested values with each tensor replaced by what ``function`` makes of it."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if _is_dataclass(value):
-        copied = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(copied, field.name, map_tensors(function, getattr(value, field.name)))
-        return copied
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(function, item) for item in value)
-    if type(value) is dict:
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return pytree.tree_map_only(torch.Tensor, function, value)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested values."""
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif _is_dataclass(leaf):
-            for field in dataclasses.fields(leaf):
-                yield from tensors_in(getattr(leaf, field.name))
-
-
-def _is_dataclass(value: Any) -> bool:
-    """Returns whether a value is a plain dataclass, which pytrees do not see through."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES

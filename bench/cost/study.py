@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from bench.cost.fits import STUDIED, Group, Member, counted_errors, fit_form, signed_errors
 from bench.cost.models import NAMES, Branches, Size, make_inputs
@@ -27,12 +28,17 @@ from mosaic.hardware import Hardware, hardware_of
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
-from mosaic.profiler.sweep import lay_out
 
 FIT_DEGREES, HELD_DEGREE = (1, 2, 8), 4
 SIZES = (2, 3, 4, 6, 8)
 """Modules side by side."""
 AT_QUOTAS, AT_DEGREE = "surface error at held-out quotas", "surface error at a held-out degree"
+
+
+def _side_by_side(group: Sequence[tuple[str, int]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns modules with as many slots as their quotas, from slot 0 on."""
+    ends = accumulate(quota for _, quota in group)
+    return [(name, tuple(range(end - quota, end))) for (name, quota), end in zip(group, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +216,7 @@ class CostStudy:
     def _run_groups(self, groups: Sequence[tuple[tuple[str, int], ...]]) -> list[Group]:
         """Runs groups in both phases, as far as time reaches."""
         subjects = {subject.name: subject for subject in self.finding.subjects}
-        layouts = [lay_out([name for name, _ in group], [quota for _, quota in group]) for group in groups]
+        layouts = [_side_by_side(group) for group in groups]
         ran: list[Group] = []
         with self.bench.backend.open_lanes({slots for layout in layouts for _, slots in layout}) as lanes:
             for layout in layouts:

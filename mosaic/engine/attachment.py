@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden import Rewind
 from mosaic.engine.calls.placed_module import PendingBackwards
-from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.placing import PlacedPlan
@@ -25,6 +24,7 @@ from mosaic.engine.session import Session
 from mosaic.engine.streams.tensor import on_user_stream
 from mosaic.engine.trial import StepUnit, Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
+from mosaic.find.structure import tensors_in
 
 
 class Attachment:

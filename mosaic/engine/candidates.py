@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from mosaic.cost import Cost
-from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.placing import PlacedPlan
 from mosaic.errors import InfeasibleError
 from mosaic.find.restore import preserved
+from mosaic.find.structure import tensors_in
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profiler import Subject

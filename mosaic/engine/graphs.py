@@ -37,12 +37,12 @@ from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import Surroundings, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
 from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
+from mosaic.find.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 
 NUM_TRIALS = 3
 """Runs before a capture, as in ``torch.cuda.make_graphed_callables``: libraries plan and tune at their first use."""

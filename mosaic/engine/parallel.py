@@ -17,7 +17,6 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.placed_module import PlacedModule, owner_of
-from mosaic.engine.calls.structure import memory_of, tensors_in
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.host.executor import Executor
@@ -26,6 +25,7 @@ from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import HeldState, LaneOrder, Orders
 from mosaic.engine.streams.tensor import StreamTensor, on_user_stream
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
+from mosaic.find.structure import memory_of, tensors_in
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.structure import flatten, shapes_of
 from mosaic.engine.finding.find import Finding
+from mosaic.find.structure import flatten, shapes_of
 from mosaic.plan import Plan
 from mosaic.timeline import Span
 

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NUMBER_READS = frozenset(["tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__"])
@@ -205,11 +204,6 @@ def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             tensors += _leaves(value)
     return tensors
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in nested lists, tuples, dicts and registered containers."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def caller() -> str:

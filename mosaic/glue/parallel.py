@@ -83,7 +83,8 @@ def parallelize(
 
     Args:
         model: The model.
-        specs: By child, such as ``vision`` and ``language_model``; None: chosen by the planner.
+        specs: By child, such as ``vision`` and ``language_model``, or of a tower that is a multimodal model itself by
+            its children, such as ``speech.model.audio``; None: chosen by the planner.
         mask: Returns the attention mask of a microbatch whose sequence ranks share; by default ``model.mask`` of its
             ``input_ids``, causal.
 
@@ -92,7 +93,7 @@ def parallelize(
     """
     if specs is None:
         return {"plan": partial(_on_own_ranks, pipeline={}, data=1)}
-    children = [*model.tower_names, LANGUAGE_MODEL]
+    children = [*_towers_of(model), LANGUAGE_MODEL]
     for name in (*children, *specs):
         if name not in children:
             raise ValueError(f"there is no module {name!r}; this model has {', '.join(children)}")
@@ -136,12 +137,15 @@ def _on_own_ranks(
     With ``data=None`` a replica has as many ranks as ``pipeline`` says.
     """
     layers = {module.name: len(module.trains) for module in request.model.modules}
-    for name, count in pipeline.items():
-        if name not in layers:
+    asked, pipeline = pipeline, {}
+    for child, count in asked.items():
+        name = next((name for name in layers if f"{name}.".startswith(f"{child}.")), None)
+        if name is None:
             raise ValueError(
-                f"{name!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
-                f"pass modules={{{name!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
+                f"{child!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
+                f"pass modules={{{child!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
             )
+        pipeline[name] = count
         if count > layers[name]:
             raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
     fixed = sum(pipeline.values())
@@ -155,6 +159,17 @@ def _on_own_ranks(
             f"tensor={max(degrees)}, context={context}); give one of them pipeline=None, and it has the rest"
         )
     return on_own_ranks(replace(request, num_ranks=num_ranks), pipeline)
+
+
+def _towers_of(model: MultimodalModel) -> list[str]:
+    """Returns the names of a model's towers, and of the children of those that are multimodal models themselves."""
+    names: list[str] = []
+    for name, tower in model.towers.items():
+        if isinstance(tower.model, MultimodalModel):
+            names += [f"{name}.model.{child}" for child in (*_towers_of(tower.model), LANGUAGE_MODEL)]
+        else:
+            names.append(name)
+    return names
 
 
 def _common_data(specs: Mapping[str, Parallel]) -> int | None:

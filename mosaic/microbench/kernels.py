@@ -15,7 +15,7 @@ from torch import nn
 from mosaic.find.random_numbers import forked
 from mosaic.microbench.settings import Scale
 from mosaic.profiler import Subject
-from mosaic.profiler.together import Call
+from mosaic.profiler.timing import Call
 
 
 @dataclass(frozen=True, slots=True)

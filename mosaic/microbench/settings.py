@@ -12,7 +12,7 @@ from typing import Literal, Self
 import torch
 
 from mosaic.backends.base import Backend, Lane, Lanes
-from mosaic.profiler.together import MAX_PIECES, Call, Pieces, TimedWork, run_alone, run_together, window_ms
+from mosaic.profiler.timing import MAX_PIECES, Call, Pieces, TimedWork, run_alone, run_together, window_ms
 
 Scale = Literal["tiny", "host", "gpu"]
 

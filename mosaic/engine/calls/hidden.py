@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import version_of, versions_of
 from mosaic.find.random_numbers import CPU, random_state
 from mosaic.find.restore import Objects, same
+from mosaic.find.structure import version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")

@@ -15,16 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.hidden import belongs_to_thread, changed_setting, read_settings, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.structure import (
-    Nesting,
-    flatten,
-    flatten_call,
-    is_opaque,
-    leaf_key,
-    memory_of,
-    tensors_in,
-    versions_of,
-)
 from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
 from mosaic.find.random_numbers import (
     CPU,
@@ -34,6 +24,16 @@ from mosaic.find.random_numbers import (
     python_state,
     torch_state,
     with_generator,
+)
+from mosaic.find.structure import (
+    Nesting,
+    flatten,
+    flatten_call,
+    is_opaque,
+    leaf_key,
+    memory_of,
+    tensors_in,
+    versions_of,
 )
 
 _LEAF = flatten(None)[1]

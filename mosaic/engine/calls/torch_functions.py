@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.calls.structure import tensors_in
+from mosaic.find.structure import tensors_in
 
 
 def _words(text: str) -> frozenset[str]:

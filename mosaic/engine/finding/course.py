@@ -15,8 +15,8 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
+from mosaic.find.structure import tensors_in
 from mosaic.find.trace import Operation, Tracer, caller
 
 _TRANSFORMED = Obstacle(TRANSFORMED, todo="call it on the whole batch, or leave it where it is")

@@ -19,8 +19,8 @@ from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.find.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
 from mosaic.graph import Edge
 from mosaic.profiler import Subject

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.choose import Candidates, matches, outside
 from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.exchanges import Exchanges, Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved
+from mosaic.find.structure import tensors_in
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject
 

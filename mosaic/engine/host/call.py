@@ -16,12 +16,12 @@ from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, layout_of
-from mosaic.engine.calls.structure import flatten, versions_of
 from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import drawing_from
 from mosaic.find.restore import same
+from mosaic.find.structure import flatten, versions_of
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket

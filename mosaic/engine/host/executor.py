@@ -32,13 +32,13 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange, are_seen
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
-from mosaic.engine.calls.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SpanLog, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import advance, draw_here
+from mosaic.find.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Lanes, Ticket

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import is_transformed, on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket

@@ -18,7 +18,6 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor
@@ -33,6 +32,7 @@ from mosaic.engine.streams.tensor import (
 )
 from mosaic.engine.streams.timeline import StreamTimeline
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import map_tensors, tensors_in, version_of
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.lanes import StreamLanes

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.caller import caller
-from mosaic.engine.calls.structure import version_of
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import version_of
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi

@@ -24,10 +24,10 @@ import torch.utils.dlpack
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import map_tensors, tensors_in, version_of
 
 if TYPE_CHECKING:
     from mosaic.engine.calls.torch_functions import TorchFunction

@@ -15,7 +15,7 @@ from mosaic.backends.streams.clock import StreamMark
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.placed_module import LastGradients
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.structure import tensors_in
+from mosaic.find.structure import tensors_in
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.find.random_numbers import python_state
-from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller, tensors_in
+from mosaic.find.structure import tensors_in
+from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
 from mosaic.parts.blank import BlankResults, Forward, ModuleCall, draws_random_numbers, hidden_of, replaced_forwards
 from mosaic.parts.split import Value
 

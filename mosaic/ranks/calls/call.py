@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import flatten, unflatten
 from mosaic.ranks.calls.exchange import exchange, move
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import CallRequest

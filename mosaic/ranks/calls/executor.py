@@ -20,10 +20,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.placed_module import PendingBackwards
-from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import Executor
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import map_tensors, tensors_in
 from mosaic.ranks.calls.routed import CallRequest, RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import running

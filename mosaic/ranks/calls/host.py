@@ -19,13 +19,13 @@ from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
+from mosaic.find.structure import flatten, map_tensors
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import CallRequest, RoutedModule

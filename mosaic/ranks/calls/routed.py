@@ -35,9 +35,9 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
-from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError
 from mosaic.find.restore import same
+from mosaic.find.structure import flatten, unflatten
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of

@@ -44,11 +44,11 @@ from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
+from mosaic.find.structure import flatten, map_tensors
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import CallRequest, RoutedModule

@@ -350,16 +350,19 @@ def _width_at(place: int, partition: Partition, tensor: Mapping[str, int]) -> in
 
 
 def _tensor_of(tensor: int | Mapping[str, int], split: ModelSplit) -> dict[str, int]:
-    """Returns the tensor ranks of each list of layers."""
+    """Returns the tensor ranks of each list of layers; a name may be that of a module with lists in it."""
     names = [module.name for module in split.modules]
     if isinstance(tensor, int):
         return dict.fromkeys(names, tensor)
+    degrees = dict.fromkeys(names, 1)
     for name, degree in tensor.items():
-        if name not in names:
+        inside = [own for own in names if f"{own}.".startswith(f"{name}.")]
+        if not inside:
             raise ValueError(f"tensor has {name!r}, which is no list of layers; there are {', '.join(names)}")
         if degree < 1:
             raise ValueError(f"tensor={degree} for {name!r}; use 1 or more")
-    return {name: tensor.get(name, 1) for name in names}
+        degrees |= dict.fromkeys(inside, degree)
+    return degrees
 
 
 def check_same_weights(model: nn.Module, world: World) -> None:

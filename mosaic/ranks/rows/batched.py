@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.finding.find import uncompiled
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import python_state
 from mosaic.find.restore import preserved
+from mosaic.find.structure import flatten, unflatten
 from mosaic.profiler import Subject
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}

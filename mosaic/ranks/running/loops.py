@@ -34,8 +34,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mosaic.engine.calls.structure import map_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.find.structure import map_tensors
 from mosaic.ranks.parameters.elsewhere import Elsewhere, GivenUp
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World

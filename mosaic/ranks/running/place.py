@@ -10,8 +10,8 @@ from itertools import compress
 import torch
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import flatten
 from mosaic.engine.session import warm_up
+from mosaic.find.structure import flatten
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.executor import RankExecutor

@@ -15,10 +15,10 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.table import default_backend
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
-from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
+from mosaic.find.structure import map_tensors
 from mosaic.hardware.find import available_cores
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.routed import Template

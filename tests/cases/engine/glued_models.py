@@ -67,6 +67,30 @@ def glued(**more: Any) -> MultimodalModel:
     )
 
 
+def nested() -> MultimodalModel:
+    """A language model with a tower that is a multimodal model itself: it listens, and its last states are features."""
+    speech = MultimodalModel(language_model=language_model(), audio=Tower(hearing(), projector="linear", token=AUDIO))
+    tower = Tower(speech, token=IMAGE, width=WIDTH, before=with_states, after=last_states)
+    return MultimodalModel(language_model=language_model(), speech=tower)
+
+
+def with_states(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "output_hidden_states": True}
+
+
+def last_states(_: dict[str, Any], output: Any) -> torch.Tensor:
+    return output.hidden_states[-1]
+
+
+def nested_batch() -> dict[str, Any]:
+    """One text that begins with what was heard, and another text for the tower, with one clip."""
+    heard = torch.randint(1, VOCABULARY, (1, 6))
+    heard[:, 1:4] = AUDIO
+    ids = torch.cat([torch.full((1, 6), IMAGE), torch.randint(1, VOCABULARY, (1, 5))], 1)
+    speech = {"input_ids": heard, "audio": {"input_features": torch.randn(1, 4, 6)}}
+    return {"input_ids": ids, "labels": ids.masked_fill(ids >= VOCABULARY, -100), "speech": speech}
+
+
 def batch(images: int = 3, clips: int = 2, *, rows: int = 2, words: int = 5) -> dict[str, Any]:
     """Texts that begin with images and clips, shared out evenly over rows; what is left out is not there."""
     ids = torch.randint(1, VOCABULARY, (rows, 4 * images + 3 * clips + words))

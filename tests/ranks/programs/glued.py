@@ -68,6 +68,22 @@ def of_their_own(rank: int, size: int, place: Path) -> None:
     print("equal")
 
 
+def nested(rank: int, size: int, place: Path) -> None:
+    """A tower that is a multimodal model itself, with an encoder on a rank of its own."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = cases.nested().double()
+    plain = copy.deepcopy(model)
+    trained = [[doubled(cases.nested_batch()) for _ in range(2)]]
+    specs = {name: Parallel(pipeline=1) for name in ("speech.model.audio", "speech.model.language_model")}
+    specs["language_model"] = Parallel(pipeline=1)
+    pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **parallelize(model, specs))
+    assert model.speech.model.audio.model.conv1.weight.is_meta == (rank != 0)
+    check_equal(pipe, model, plain, trained)
+    pipe.remove()
+    print("equal")
+
+
 def over_sequences(rank: int, size: int, place: Path) -> None:
     """A frozen tower on two ranks that share its images, the language model on two that share its sequences."""
     join(rank, size, place)

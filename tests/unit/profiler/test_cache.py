@@ -24,7 +24,7 @@ from mosaic.profiler import (
     ProfileSettings,
     profile_modules,
 )
-from mosaic.profiler.cache import MeasuredPoint, ModuleKey, PairKey
+from mosaic.profiler.cache import MeasuredPoint, ModuleKey
 from mosaic.profiler.identity import digest_of, inputs_of
 
 
@@ -96,12 +96,15 @@ def test_a_users_profile_is_learned_without_its_higher_degrees():
     times = {"a": lambda degree, quota: 4.0 / quota, "b": lambda degree, quota: 2.0}
     profile = profile_of(times, num_slots=2, degrees=(1, 2), pairs=pairs)
     cache = ProfileCache()
-    cache.learn(profile, {"a": key("tower"), "b": key("another")})
+    keys = {"a": key("tower"), "b": key("another")}
+    cache.learn(profile, keys)
     record = cache.module(key("tower"), "m")
     assert [known.point for known in record.points] == [(1, 1), (1, 2)]
     assert record.at(1, 2).samples[1].median_ms == 2.0
-    both = PairKey(modules=(key("tower"), key("another")), quotas=(1, 2))
-    assert [beside.module for beside in cache.pair(both, ["c", "d"])] == ["d", "d"]
+    assert cache.pair(keys, {"a": 1, "b": 2}) == ()  # of one side alone
+    cache.add_pairs(keys, [pair("a", "b", 1.2, phase=phase, quota=1, beside_quota=2) for phase in Phase])
+    renamed = cache.pair({"c": keys["a"], "d": keys["b"]}, {"c": 1, "d": 2})
+    assert [(beside.module, beside.beside) for beside in renamed] == [("c", "d")] * 2 + [("d", "c")] * 2
 
 
 # A user's own folder.

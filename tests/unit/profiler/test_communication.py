@@ -15,7 +15,8 @@ from mosaic.profiler.communication import fit_link
 
 def test_a_fit_finds_the_link_that_was_measured():
     points = [(steps, size, steps * 0.012 + size / 40e6) for steps, size in ((2, 1024), (2, 65536), (6, 1 << 22))]
-    assert fit_link(points) == pytest.approx((12.0, 40.0))
+    link = fit_link(points)
+    assert (link.latency_us, link.gb_per_s) == pytest.approx((12.0, 40.0))
 
 
 def test_too_few_messages_and_times_without_a_bandwidth_are_refused():

@@ -19,8 +19,8 @@ from mosaic.device import Device
 from mosaic.errors import UnstableMeasurementError
 from mosaic.profile import Phase
 from mosaic.profiler import ProfileSettings, Retries, Subject, split_batch
-from mosaic.profiler.measure import attempt, phase_peaks
-from mosaic.profiler.together import measure_beside
+from mosaic.profiler.sweep import attempt
+from mosaic.profiler.timing import measure_beside
 
 HOST = Device(name="cpu", kind="host", num_slots=2)
 GPU = Device(name="gpu", kind="cuda", num_slots=16, sms_per_slot=8)
@@ -68,7 +68,7 @@ def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(allocated))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
-    assert phase_peaks(linear(), torch.device("cuda")) == (90, 10)
+    assert linear().peak_bytes(torch.device("cuda")) == (90, 10)
     assert len(resets) == 2
 
 

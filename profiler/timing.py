@@ -1,4 +1,4 @@
-"""Modules that run over and over at the same time, each on a partition of its own, timed by marks on their lanes.
+"""Times of a module on a lane: alone, and beside other modules on partitions of their own.
 
 On the host a lane is a thread, and lanes run at the same time by themselves. On CUDA the calling thread launches for
 all of them, so their launches take turns in small pieces, and nothing waits before all are launched. Either way a
@@ -21,7 +21,6 @@ import torch
 
 from mosaic.backends.base import Lane, Mark, Ticket
 from mosaic.profile import Phase
-from mosaic.profiler.measure import prepare_phase
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
@@ -33,11 +32,48 @@ MAX_PIECES = 300
 
 _CPU = torch.device("cpu")
 _TRIES = 3  # on a busy machine a thread may wait for its core while all others run
+_MAX_IN_BATCH = 5
+_BATCH_SHARE = 0.05  # of the time for a sample
 _SLICE_MS = 0.5
 _MIN_SLICES = 8
 _LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
 _MAX_HOLD_MS = 5.0
 _WAIT_S = 120.0
+
+
+def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
+    """Times forward and backward of a module on a lane while the others are idle.
+
+    Repeats in batches, since the calling thread waits for the device once a batch.
+
+    Returns:
+        Milliseconds of each repetition; zeros for the backward of a module without gradients.
+    """
+
+    def step() -> tuple[Mark, Mark, Mark]:
+        start = lane.mark()
+        outputs = subject.forward()
+        middle = lane.mark()
+        if not outputs:
+            return start, middle, middle
+        subject.backward(outputs)
+        return start, middle, lane.mark()
+
+    def batch(count: int) -> list[tuple[float, float]]:
+        marks = lane.submit(lambda: [step() for _ in range(count)]).wait()
+        return [(start.ms_until(mid), mid.ms_until(end) if end is not mid else 0.0) for start, mid, end in marks]
+
+    batch(settings.warmup)
+    deadline = time.perf_counter() + settings.sample_seconds
+    steps = batch(settings.min_repeats)
+    while len(steps) < settings.max_repeats:
+        totals = [forward + backward for forward, backward in steps]
+        quartiles = statistics.quantiles(totals, n=4, method="inclusive") if len(totals) > 1 else totals * 3
+        if time.perf_counter() > deadline or quartiles[2] - quartiles[0] <= settings.spread * quartiles[1]:
+            break
+        few = 1 + int(_BATCH_SHARE * 1e3 * settings.sample_seconds / max(1e-3, quartiles[1]))
+        steps += batch(min(few, _MAX_IN_BATCH, settings.max_repeats - len(steps)))
+    return dict(zip(Phase, zip(*steps, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +98,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """The work of one lane, and how much of it is timed."""
+    """The work of one lane, and the part of it that is timed."""
 
     lane: Lane
     call: Call
@@ -70,7 +106,7 @@ class TimedWork:
     """Calls in each piece."""
     pieces: int
     """Fewest pieces to take."""
-    call_ms: float
+    call_ms: float = 0.0
     """About how long a call takes alone; decides in which order launches take turns."""
 
     def run(self, count: int) -> list[Mark]:
@@ -89,9 +125,9 @@ def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch
     On a device ``held_on`` nothing starts before some of it has been launched, as in ``run_together``.
     """
     if held_on is not None:
-        hold_back(held_on, min(_MAX_HOLD_MS, pieces * _LAUNCH_MS))
-    marks = lane.submit(partial(TimedWork(lane, call, calls, pieces, 0.0).run, pieces)).wait()
-    return Pieces(_on_clock(marks[0], marks), calls)
+        _hold_back(held_on, pieces)
+    marks = lane.submit(partial(TimedWork(lane, call, calls, pieces).run, pieces)).wait()
+    return _on_clock(marks[0], marks, calls)
 
 
 def run_together(
@@ -106,12 +142,9 @@ def run_together(
         seconds: Time after which lanes that are threads stop all the same; launches are bounded by their number.
     """
     if inline:
-        hold_back(device, min(_MAX_HOLD_MS, sum(part.pieces for part in parts) * _LAUNCH_MS))
-        marks = _launch_in_turn(parts)
-    else:
-        marks = _run_on_threads(parts, seconds)
-    origin = marks[0][0]
-    return tuple(Pieces(_on_clock(origin, own), part.calls) for own, part in zip(marks, parts, strict=True))
+        _hold_back(device, sum(part.pieces for part in parts))
+    marks = _launch_in_turn(parts) if inline else _run_on_threads(parts, seconds)
+    return tuple(_on_clock(marks[0][0], own, part.calls) for own, part in zip(marks, parts, strict=True))
 
 
 def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
@@ -119,19 +152,19 @@ def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
     return max(own.marks_ms[0] for own in pieces), min(own.marks_ms[-1] for own in pieces)
 
 
-def hold_back(device: torch.device, milliseconds: float) -> None:
-    """Keeps the caller's stream busy, so that what is launched behind it starts at one time; nothing on the host."""
+def _hold_back(device: torch.device, pieces: int) -> None:
+    """Keeps the caller's stream busy while pieces are launched behind it, so that they start at one time."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda._sleep(int(milliseconds * 1.5e6))  # clock ticks, at about 1.5 GHz
+            torch.cuda._sleep(int(min(_MAX_HOLD_MS, pieces * _LAUNCH_MS) * 1.5e6))  # clock ticks, at about 1.5 GHz
 
 
-def _on_clock(origin: Mark, marks: Sequence[Mark]) -> tuple[float, ...]:
-    return tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks)
+def _on_clock(origin: Mark, marks: Sequence[Mark], calls: int) -> Pieces:
+    return Pieces(tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks), calls)
 
 
 def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
-    """Launches the next slice of whichever lane has the least launched, by time alone."""
+    """Launches the next slice of the lane with the least launched, by time alone."""
     marks: list[list[Mark]] = [[] for _ in parts]
     tickets: list[Ticket[object]] = []
 
@@ -155,8 +188,7 @@ def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
 
 
 def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mark]]:
-    """Starts all lanes at once; each goes on until every one has its pieces, counted from where all have begun."""
-    started = threading.Barrier(len(parts), timeout=_WAIT_S)
+    """Starts all lanes; each goes on until every one has its pieces, counted from where all have begun."""
     enough = [threading.Event() for _ in parts]
     marks: list[list[Mark]] = [[] for _ in parts]
     deadline = time.monotonic() + seconds
@@ -164,18 +196,14 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
     def work(mine: int) -> None:
         part, own, counted = parts[mine], marks[mine], 0
         try:
-            started.wait()
             own.append(part.lane.mark())
             while not all(event.is_set() for event in enough):
                 all_run = all(marks)
-                for _ in range(part.calls):
-                    part.call()
-                own.append(part.lane.mark())
+                own += part.run(1)[1:]
                 counted += all_run
                 if counted >= part.pieces or time.monotonic() > deadline:
                     enough[mine].set()
         except BaseException:
-            started.abort()
             for event in enough:  # or the others would go on
                 event.set()
             raise
@@ -187,8 +215,8 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
             ticket.wait()
         except BaseException as error:
             errors.append(error)
-    if errors:  # the first that is not about the others having stopped for it
-        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    if errors:
+        raise errors[0]
     return marks
 
 
@@ -218,7 +246,7 @@ def measure_beside(
         subjects: Modules whose inputs are given, so that none waits for another.
         lanes: A lane for each, without slots in common.
         phase: Forward or backward, of all.
-        settings: How carefully.
+        settings: Repetitions and their time.
         inline: Whether the calling thread launches the work of all lanes (``Lanes.launches_inline``).
         device: Where the lanes run.
 
@@ -227,7 +255,7 @@ def measure_beside(
     """
     calls: list[Call] = []
     for lane, subject in zip(lanes, subjects, strict=True):
-        call = lane.submit(partial(prepare_phase, subject, phase)).wait()
+        call = lane.submit(partial(subject.prepare, phase)).wait()
         if call is None:
             return ()
         calls.append(call)
