@@ -224,6 +224,13 @@ class Plan(StrictFile):
         return self.sequential_ms / self.predicted_ms if self.predicted_ms > 0 else 1.0
 
     @property
+    def utilisation(self) -> float:
+        """Modelled share of all devices' slot time in use, from predicted times; no counter measures it."""
+        used = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in self.placements)
+        whole = self.predicted_ms * self.device.num_slots * self.num_devices
+        return used / whole if whole else 0.0
+
+    @property
     def sliced(self) -> tuple[str, ...]:
         """Modules that are placed in several parts, sorted."""
         return tuple(sorted({placement.module for placement in self.placements if not placement.part.is_whole}))

@@ -62,9 +62,7 @@ def figures_of(name: str, figures: dict[str, list[Figure]]) -> Iterator[Figure]:
     yield pooled("step of DistributedDataParallel at its best, ms", "ddp", setting=best)
     yield pooled("step of mosaic.colocate, ms", "ours")
     yield pooled("step of DistributedDataParallel at its best over mosaic.colocate's, ratio", "gain")
-    yield pooled("the same of forward and backward, ratio", "gain of passes")
     yield pooled("data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio", "alike over ddp")
-    yield pooled("forward and backward of that over DistributedDataParallel's, ratio", "passes of alike over ddp")
     plans = _distinct(figure.labels["plan"] for figure in figures["picked"])
     picked = [figure.samples[0] for figure in figures["picked"]]
     yield Figure(
@@ -74,8 +72,6 @@ def figures_of(name: str, figures: dict[str, list[Figure]]) -> Iterator[Figure]:
         samples=tuple(picked),
         labels={"samples": str(len(picked)), "plan": plans},
     )
-    if figures["claimed"]:
-        yield pooled("gain of forward and backward that the trial says, ratio", "claimed")
     yield _worst(f"{name}: largest relative difference of a loss", figures["loss"])
     yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", figures["parameters"])
 

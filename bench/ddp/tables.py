@@ -15,8 +15,6 @@ HEADS = (
     "`mosaic.colocate`, ms a step",
     "DistributedDataParallel's over ours",
     "the trial picked a plan",
-    "forward and backward alone",
-    "which the trial said to be",
     "Mosaic's data-parallel step over DistributedDataParallel's",
     "difference of all parameters over their length",
 )
@@ -47,15 +45,12 @@ def _row(study: Study, name: str) -> tuple[str, ...] | None:
         missing = next((figure.reason for figure in figures.values() if figure.reason), None)
         return None if missing is None else (name, f"not measured: {missing}", *[""] * (len(HEADS) - 1))
     megabytes = figures["gradients, MB"].value
-    claimed = figures.get("gain of forward and backward that the trial says, ratio")
     return (
         f"{name}, {number(megabytes)} MB of gradients",
         _shown(figures["step of DistributedDataParallel at its best, ms"]),
         _shown(figures["step of mosaic.colocate, ms"]),
         _shown(figures["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
         f"{number(picked.value)} of {len(picked.samples)} times",
-        _shown(figures["the same of forward and backward, ratio"]),
-        number(claimed.value) if claimed is not None else "",
         _shown(figures["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
         _difference(figures["length of the difference of all parameters over theirs, ratio"]),
     )

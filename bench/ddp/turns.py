@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
 from bench.ddp.models import make
-from bench.loops import Workload
+from bench.loops import Workload, ratios
 from bench.record import Figure
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
@@ -55,16 +54,6 @@ class Scale:
     """Tried settings of DistributedDataParallel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """Times of the slowest rank, in milliseconds."""
-
-    steps_ms: list[float]
-    """Of whole steps."""
-    passes_ms: list[float]
-    """Of their forward and backward, which is what a trial times."""
-
-
 class Loop:
     """A training loop of this rank, as users write it.
 
@@ -82,20 +71,19 @@ class Loop:
         self._work = work
         self._optimizer = torch.optim.AdamW(work.model.parameters(), 1e-4)
 
-    def take(self, world: World, steps: int, *, warm: int) -> Taken:
-        """Takes steps after all ranks have come; returns the times of those that count."""
+    def take(self, world: World, steps: int, *, warm: int) -> list[float]:
+        """Takes steps after all ranks have come; returns the slowest rank's milliseconds of those that count."""
         dist.barrier()
-        whole, passes = [], []
+        times_ms = []
         for _ in range(warm + steps):
             start = time.perf_counter()
             loss = self._work.loss(called(self._model, self._work.batch))
             loss.backward()
-            passes.append((time.perf_counter() - start) * 1e3)
             self._optimizer.step()
             self._optimizer.zero_grad()
-            whole.append((time.perf_counter() - start) * 1e3)
+            times_ms.append((time.perf_counter() - start) * 1e3)
             self.losses.append(loss.item())
-        return Taken(steps_ms=slowest(world, whole)[warm:], passes_ms=slowest(world, passes)[warm:])
+        return slowest(world, times_ms)[warm:]
 
 
 def launch(
@@ -131,16 +119,15 @@ def launch(
         scale.rounds,
     )
     for way, taken in turns.items():
-        yield _figure(way, [ms for turn in chain(*taken) for ms in turn.steps_ms], setting=best)
-    steps = {way: [statistics.median(turn.steps_ms) for turn in chain(*taken)] for way, taken in turns.items()}
-    passes = {way: [statistics.median(turn.passes_ms) for turn in chain(*taken)] for way, taken in turns.items()}
-    yield _ratio("gain", steps["ddp"], steps["ours"])
-    yield _ratio("gain of passes", passes["ddp"], passes["ours"])
-    yield _ratio("alike over ddp", steps["alike"], steps["ddp"])
-    yield _ratio("passes of alike over ddp", passes["alike"], passes["ddp"])
+        yield _figure(way, [ms for turn in chain(*taken) for ms in turn], setting=best)
+    steps = {way: list(map(statistics.median, chain(*taken))) for way, taken in turns.items()}
+    yield _figure("gain", ratios(steps["ddp"], steps["ours"]))
+    yield _figure("alike over ddp", ratios(steps["alike"], steps["ddp"]))
     trained = [parameter.nbytes for parameter in theirs.model.parameters() if parameter.requires_grad]
     yield _figure("MB", [sum(trained) / 1e6])
-    yield from _picked(handle)
+    places = " | ".join(f"{p.module}: ranks {', '.join(map(str, p.devices))}" for p in handle.plan.placements)
+    has_plan = "times as fast as data-parallel" in handle.describe()
+    yield _figure("picked", [float(has_plan)], plan=f"{handle.plan.search.method}: {places}")
     yield from _differences(loops["ours"], loops["ddp"], handle, wrapped)
     plain.remove()
     handle.remove()
@@ -149,17 +136,7 @@ def launch(
 def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> float:
     work = make(name, rank)
     loop = Loop(DistributedDataParallel(work.model, **SETTINGS[setting]), work)
-    return statistics.median(loop.take(world, scale.rounds, warm=scale.warm_steps).steps_ms)
-
-
-def _picked(handle: RankHandle) -> Iterator[Figure]:
-    """Yields the trial's choice, and its gain over data-parallel training by the trial's report."""
-    said = handle.describe()
-    places = " | ".join(f"{p.module}: ranks {', '.join(map(str, p.devices))}" for p in handle.plan.placements)
-    claim = re.search(r"is measured (\S+) times as fast as data-parallel", said)
-    yield _figure("picked", [float(claim is not None)], plan=f"{handle.plan.search.method}: {places}")
-    if claim is not None:
-        yield _figure("claimed", [float(claim[1])])
+    return statistics.median(loop.take(world, scale.rounds, warm=scale.warm_steps))
 
 
 def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: DistributedDataParallel) -> Iterator[Figure]:
@@ -171,11 +148,6 @@ def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: Distribu
     apart = math.fsum(float((a - b).square().sum()) for a, b in pairs)
     length = math.fsum(float(b.square().sum()) for _, b in pairs)
     yield _figure("parameters", [math.sqrt(apart / length)])
-
-
-def _ratio(name: str, over: list[float], under: list[float]) -> Figure:
-    """Returns the ratio of two ways' medians in each round."""
-    return _figure(name, [a / b for a, b in zip(over, under, strict=True)])
 
 
 def _figure(name: str, samples: list[float], **labels: str) -> Figure:

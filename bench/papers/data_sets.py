@@ -18,10 +18,11 @@ them. The means are the data sets' own or PipeWeaver's where a source is named; 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -65,13 +66,6 @@ class Lognormal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSample:
-    text_tokens: int
-    images: int = 0
-    video_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     name: str
     tokens: Lognormal
@@ -82,15 +76,16 @@ class DataSet:
     seconds: Lognormal | None = None
     """Length of a clip; None: it has images."""
 
-    def draw(self, rng: np.random.Generator) -> DataSample:
+    def draw(self, rng: np.random.Generator) -> Microbatch:
+        """Returns one sample."""
         tokens = self.tokens.draw(rng)
         if self.seconds is not None:
-            return DataSample(text_tokens=max(1, round(tokens)), video_s=round(self.seconds.draw(rng), 2))
+            return Microbatch(text_tokens=max(1, round(tokens)), video_s=round(self.seconds.draw(rng), 2), clips=1)
         images = 1
         if self.more_images:
             images = min(MAX_IMAGES, int(rng.geometric(1 / (1 + self.more_images))))
         tokens = min(self.ratio[1] * images, max(self.ratio[0] * images, tokens))
-        return DataSample(text_tokens=max(1, round(tokens)), images=images)
+        return Microbatch(text_tokens=max(1, round(tokens)), images=images)
 
 
 def _caption(words: float, sigma: float) -> Lognormal:
@@ -114,7 +109,7 @@ _DATA_SETS = (
     DataSet(name="internvid", tokens=_caption(17.5, 0.4), seconds=_clip(11.7, 0.7)),
     DataSet(name="mmtrail", tokens=_caption(80, 0.4), seconds=_clip(4.5, 0.7)),
 )
-DATA_SETS: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in _DATA_SETS})
+DATA_SETS: Mapping[str, DataSet] = MappingProxyType({data_set.name: data_set for data_set in _DATA_SETS})
 """All of them by name; clips are cut to 16 s, as PipeWeaver's are."""
 
 IMAGE_MIXTURE: Mapping[str, float] = MappingProxyType({"obelics": 0.4, "laion-2b": 0.4, "scienceqa": 0.2})
@@ -147,33 +142,20 @@ def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int)
     shares = [share / total for share in mixture.values()]
     max_waiting = 1 if sets[0].seconds is None else 4
     rng = np.random.default_rng(seed)
-    samples = _samples(sets, shares, rng)
-    waiting: deque[DataSample] = deque()
+    samples = (_cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng)) for _ in itertools.count())
+    waiting: deque[Microbatch] = deque()
     return tuple(_packed(waiting, samples, max_waiting) for _ in range(num_microbatches))
 
 
-def _samples(sets: list[DataSet], shares: list[float], rng: np.random.Generator) -> Iterator[DataSample]:
-    while True:
-        yield _cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng))
-
-
-def _cut(sample: DataSample) -> DataSample:
+def _cut(sample: Microbatch) -> Microbatch:
     """Returns a sample that fits by itself: with as many images and as much text and video as there is room for."""
     images = min(sample.images, CONTEXT // IMAGE_TOKENS)
-    return DataSample(
-        text_tokens=min(sample.text_tokens, CONTEXT - IMAGE_TOKENS * images),
-        images=images,
-        video_s=min(sample.video_s, MAX_VIDEO_S),
-    )
+    tokens = min(sample.text_tokens, CONTEXT - IMAGE_TOKENS * images)
+    return replace(sample, text_tokens=tokens, images=images, video_s=min(sample.video_s, MAX_VIDEO_S))
 
 
-def _fits(packed: Microbatch) -> bool:
-    tokens = packed.text_tokens + IMAGE_TOKENS * packed.images
-    return tokens <= CONTEXT and packed.video_s <= MAX_VIDEO_S and packed.clips <= MAX_CLIPS
-
-
-def _packed(waiting: deque[DataSample], samples: Iterator[DataSample], max_waiting: int) -> Microbatch:
-    packed = _as_microbatch(waiting.popleft() if waiting else next(samples))
+def _packed(waiting: deque[Microbatch], samples: Iterator[Microbatch], max_waiting: int) -> Microbatch:
+    packed = waiting.popleft() if waiting else next(samples)
     for sample in list(waiting):
         more = _joined(packed, sample)
         if _fits(more):
@@ -188,19 +170,12 @@ def _packed(waiting: deque[DataSample], samples: Iterator[DataSample], max_waiti
     return packed
 
 
-def _as_microbatch(sample: DataSample) -> Microbatch:
+def _joined(packed: Microbatch, sample: Microbatch) -> Microbatch:
     return Microbatch(
-        text_tokens=sample.text_tokens,
-        images=sample.images,
-        video_s=sample.video_s,
-        clips=1 if sample.video_s else 0,
+        **{field.name: getattr(packed, field.name) + getattr(sample, field.name) for field in fields(Microbatch)}
     )
 
 
-def _joined(packed: Microbatch, sample: DataSample) -> Microbatch:
-    return Microbatch(
-        text_tokens=packed.text_tokens + sample.text_tokens,
-        images=packed.images + sample.images,
-        video_s=packed.video_s + sample.video_s,
-        clips=packed.clips + (1 if sample.video_s else 0),
-    )
+def _fits(packed: Microbatch) -> bool:
+    tokens = packed.text_tokens + IMAGE_TOKENS * packed.images
+    return tokens <= CONTEXT and packed.video_s <= MAX_VIDEO_S and packed.clips <= MAX_CLIPS

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -425,35 +427,26 @@ def _between(low: Layer, high: Layer, part: float) -> Layer:
     def mixed(first: float, second: float) -> float:
         return first + part * (second - first)
 
-    return Layer(
-        forward_ms=mixed(low.forward_ms, high.forward_ms),
-        backward_ms=mixed(low.backward_ms, high.backward_ms),
-        weights_ms=mixed(low.weights_ms, high.weights_ms),
-        strategies=tuple(
-            Strategy(
-                name=strategy.name,
-                kept_bytes=round(mixed(strategy.kept_bytes, other.kept_bytes)),
-                extra_backward_ms=mixed(strategy.extra_backward_ms, other.extra_backward_ms),
-            )
-            for strategy, other in zip(low.strategies, high.strategies, strict=True)
-        ),
-        workspace_bytes=round(mixed(low.workspace_bytes, high.workspace_bytes)),
-    )
+    return _combined(low, high, mixed, round(mixed(low.workspace_bytes, high.workspace_bytes)))
 
 
 def _sum(layer: Layer, other: Layer) -> Layer:
     """Returns a layer with the steps before or behind it."""
+    return _combined(layer, other, operator.add, max(layer.workspace_bytes, other.workspace_bytes))
+
+
+def _combined(layer: Layer, other: Layer, by: Callable[[float, float], float], workspace_bytes: int) -> Layer:
     return Layer(
-        forward_ms=layer.forward_ms + other.forward_ms,
-        backward_ms=layer.backward_ms + other.backward_ms,
-        weights_ms=layer.weights_ms + other.weights_ms,
+        forward_ms=by(layer.forward_ms, other.forward_ms),
+        backward_ms=by(layer.backward_ms, other.backward_ms),
+        weights_ms=by(layer.weights_ms, other.weights_ms),
         strategies=tuple(
             Strategy(
                 name=strategy.name,
-                kept_bytes=strategy.kept_bytes + another.kept_bytes,
-                extra_backward_ms=strategy.extra_backward_ms + another.extra_backward_ms,
+                kept_bytes=round(by(strategy.kept_bytes, another.kept_bytes)),
+                extra_backward_ms=by(strategy.extra_backward_ms, another.extra_backward_ms),
             )
             for strategy, another in zip(layer.strategies, other.strategies, strict=True)
         ),
-        workspace_bytes=max(layer.workspace_bytes, other.workspace_bytes),
+        workspace_bytes=workspace_bytes,
     )

@@ -107,71 +107,57 @@ MAX_VALUES = 9
 """More of one answer are given as their range, by the first word that says what they are of."""
 Newest = Mapping[str, Sequence[Study]]
 """Kept studies by name, those to be asked first in front."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    ours: str
-    """Values; only what they would be of where there are none."""
-    how: str
-    """``predicted``, ``simulated`` or ``measured``, and the command; the command alone where there are no values."""
-    origin: tuple[str, str] = ("", "")
-    """Device, and date and commit."""
-    lacks: str = ""
-    """Why there are no values."""
+Line = tuple[str, ...]
+"""Values with their source and command, device, and date."""
 
 
 def kept_studies(studies: Iterable[Study]) -> Newest:
     """Returns kept results by study: full ones before quick ones, the newest first; rehearsals do not count."""
     by_name: dict[str, list[Study]] = {}
-    for study in studies:
+    for study in sorted(studies, key=lambda study: ("--quick" not in study.command, study.created), reverse=True):
         if not study.dry_run:
             by_name.setdefault(study.study, []).append(study)
-    for rows in by_name.values():
-        rows.sort(key=lambda study: ("--quick" not in study.command, study.created), reverse=True)
     return by_name
 
 
 def paper_table(paper: Paper, newest: Newest) -> str:
-    rows = [line for row in paper.rows for line in _lines(row, newest)]
     head = f"{paper.title} ({paper.source}); theirs on {paper.testbed}. {paper.pictures}.\n\n"
-    return head + table(HEADS, rows)
+    return head + table(HEADS, [line for row in paper.rows for line in _lines(row, newest)])
 
 
-def _lines(row: PaperRow, newest: Newest) -> Iterator[tuple[str, ...]]:
+def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
     """Yields the lines of a figure: what there is, then what there is not, one line for each reason."""
-    cells = [cell for answer in row.ours for cell in _cells(answer, newest)]
-    rows = [(cell.ours, cell.how, *cell.origin) for cell in cells if not cell.lacks]
+    lines: list[Line] = []
     lacking: dict[tuple[str, str], list[str]] = {("", row.not_yet): []} if row.not_yet else {}
-    for cell in cells:
-        if cell.lacks:
-            lacking.setdefault((cell.how, cell.lacks), []).append(cell.ours)
+    for answer in row.ours:
+        found, reason = _answers(answer, newest.get(answer.study, ()))
+        lines += found
+        if reason:
+            lacking.setdefault((f"`{answer.command}`", reason), []).append(answer.says)
     for (how, why), of in lacking.items():
         what = "; ".join(dict.fromkeys(filter(None, of)))
-        rows.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
-    head: tuple[str, ...] = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
-    for line in rows:
+        lines.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
+    head: Line = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
+    for line in lines:
         yield (*head, *line)
         head = ("", "", "")
 
 
-def _cells(answer: Answer, newest: Newest) -> Iterator[Cell]:
-    """Yields what the first study has that has any value, one for each source; else why there is none."""
-    studies = newest.get(answer.study, ())
+def _answers(answer: Answer, studies: Sequence[Study]) -> tuple[list[Line], str]:
+    """Returns a line for each source of the first study that has any value; otherwise why there is none."""
     reasons: dict[str, None] = {}
     for study in studies:
         rows = list(_matching(answer, study))
-        sources = dict.fromkeys(figure.source for figure, _ in rows if figure.value is not None)
-        for source in sources:
-            ours = f"{answer.says}: {_shown(answer, rows, source)}".removeprefix(": ")
-            yield Cell(ours=ours, how=f"{source}, `{answer.command}`", origin=_origin(answer, study))
-        if sources:
-            return
+        if sources := dict.fromkeys(figure.source for figure, _ in rows if figure.value is not None):
+            machine = answer.device or (study.machine.name if study.machine is not None else "an unknown machine")
+            quick = ", quick" if "--quick" in study.command else ""
+            origin = f"{study.created[:10]}, {study.commit[:12]}{quick}"
+            texts = {source: f"{answer.says}: {_shown(answer, rows, source)}".removeprefix(": ") for source in sources}
+            return [(text, f"{source}, `{answer.command}`", machine, origin) for source, text in texts.items()], ""
         reasons |= dict.fromkeys(figure.reason for figure, _ in rows)
     if not studies:
-        reasons = {"no run on a GPU kept" if answer.study == "gpu" else "no result kept": None}
-    lacks = "; ".join(reasons) or "the kept results do not have it"
-    yield Cell(ours=answer.says, how=f"`{answer.command}`", lacks=lacks)
+        return [], "no run on a GPU kept" if answer.study == "gpu" else "no result kept"
+    return [], "; ".join(reasons) or "the kept results do not have it"
 
 
 def _matching(answer: Answer, study: Study) -> Iterator[tuple[Figure, str]]:
@@ -191,19 +177,11 @@ def _shown(answer: Answer, rows: Iterable[tuple[Figure, str]], source: Source) -
     ranges: dict[str, list[float]] = {}
     for of, value in values:
         ranges.setdefault(of.partition(", ")[0], []).append(value)
-    return _joined((of, _range(some)) for of, some in ranges.items())
-
-
-def _range(values: Sequence[float]) -> str:
-    least, most = number(min(values)), number(max(values))
-    return least if len(values) == 1 else f"{least} to {most} ({len(values)})"
+    return _joined(
+        (of, f"{number(min(some))} to {number(max(some))} ({len(some)})" if len(some) > 1 else number(some[0]))
+        for of, some in ranges.items()
+    )
 
 
 def _joined(values: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{of}: {value}".removeprefix(": ") for of, value in values)
-
-
-def _origin(answer: Answer, study: Study) -> tuple[str, str]:
-    machine = study.machine.name if study.machine is not None else "an unknown machine"
-    quick = ", quick" if "--quick" in study.command else ""
-    return answer.device or machine, f"{study.created[:10]}, {study.commit[:12]}{quick}"

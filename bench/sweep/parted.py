@@ -25,6 +25,7 @@ from mosaic.hardware import find_cluster
 from mosaic.parts.chunk_call import STRATEGIES
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.pieces import count_units, join_pieces, slice_piece
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
@@ -116,38 +117,70 @@ class ChunkChain:
         self._chunks = chunks
         self._ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
 
-    def step(self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep") -> Tensor:
+    def step(
+        self,
+        kwargs: Mapping[str, Any],
+        loss: Callable[[Any], Tensor],
+        *,
+        strategy: str = "keep",
+        sizes: Mapping[str, int] | None = None,
+    ) -> Tensor:
         """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
+
+        Args:
+            kwargs: The microbatch; chunks of modules that it has no input for are left out.
+            loss: Of the model's output.
+            strategy: Of all layers.
+            sizes: Units of the pieces into which modules are cut; such modules draw no random numbers.
 
         Raises:
             AssertionError: A rank expects other shapes than another sends.
         """
-        tape: list[tuple[int, Tensors, Tensors]] = []  # the sender, its tensors, and the receiver's leaves
-        senders: dict[str, int] = {}
-        sent: dict[str, Tensors] = {}
+        tape: list[tuple[Tensors, Tensors]] = []  # a sender's tensors, and the receiver's leaves
+        sent: dict[str, list[Tensors]] = {}  # by entry, of each piece
         state = random_state(_CPU)
-        output: Any = None
-        for index, rank in enumerate(self._ranks):
-            chunk = self._chunks[index]
-            received = {name: tuple(map(_leaf, sent[name])) for name in self._split.entries(chunk)}
-            tape += [(senders[name], sent[name], leaves) for name, leaves in received.items()]
-            seed_all(100 + index)  # as no other rank has them
-            state.restore()
-            layers = sum(part.count for part in chunk)
-            output = rank.forward(index, kwargs, received, [strategy] * layers, draws="all")
-            if index < len(self._ranks) - 1:
-                expected = _shapes(self._ranks[index + 1].boundary_like(index, kwargs))
+        result: Tensor | None = None
+        for index, chunk in enumerate(self._chunks):
+            if not {part.module for part in chunk} & self._split.present(kwargs):
+                continue
+            pieces = list(self._pieces(kwargs, chunk[0].module, sizes or {}))
+            arrived = {name: sent[name] for name in self._split.entries(chunk) if name in sent}
+            outputs: dict[str, list[Tensors]] = {}
+            for number, piece in enumerate(pieces):
+                received = {}
+                for name, tensors in arrived.items():
+                    own = [tensors[number]] if len(pieces) > 1 else tensors
+                    leaves = [tuple(map(_leaf, each)) for each in own]
+                    tape += zip(own, leaves, strict=True)
+                    received[name] = join_pieces(leaves)
+                seed_all(100 + index)  # as no other rank has them
+                state.restore()
+                strategies = [strategy] * sum(part.count for part in chunk)
+                draws = {} if sizes else {"draws": "all"}
+                output = self._ranks[index].forward(index, piece, received, strategies, **draws)
+                if not self._split.leaves(chunk):
+                    result = loss(output)
+                    continue
+                expected = _shapes(self._ranks[-1 - index].boundary_like(index, piece))  # as another rank knows them
                 assert expected == _shapes(output), f"chunk {index} sends {_shapes(output)}, others expect {expected}"
-                sent |= output
-                senders |= dict.fromkeys(output, index)
-        result = loss(output)
+                for name, tensors in output.items():
+                    outputs.setdefault(name, []).append(tensors)
+            sent |= outputs
+        assert result is not None
         result.backward()
-        for index in reversed(range(len(self._ranks) - 1)):
-            pairs = [pair for sender, *both in tape if sender == index for pair in zip(*both, strict=True)]
-            due = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
-            if due:
-                torch.autograd.backward([tensor for tensor, _ in due], [grad for _, grad in due])
+        for tensors, leaves in reversed(tape):
+            pairs = [(tensor, leaf.grad) for tensor, leaf in zip(tensors, leaves, strict=True) if leaf.grad is not None]
+            if pairs:
+                torch.autograd.backward([t for t, _ in pairs], [grad for _, grad in pairs], retain_graph=True)
         return result.detach()
+
+    def _pieces(self, kwargs: Mapping[str, Any], module: str, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+        if module not in sizes:
+            yield kwargs
+            return
+        units = count_units(self._split, kwargs, module)
+        for first in range(0, units, sizes[module]):
+            yield slice_piece(self._split, kwargs, module, first, min(sizes[module], units - first))
 
     def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:
         """Returns the generators' state that each rank sees behind a microbatch, from the present one on.

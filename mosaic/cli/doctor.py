@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +25,8 @@ from mosaic.cli.options import Json, OptionalModel, console_beside, takes_stdout
 from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelError
 from mosaic.report.table import make_table
 
+Severity = Literal["error", "warning", "note"]
+"""``error``: it cannot run; ``warning``: partitions, a module or a night may suffer; ``note``: good to know."""
 _EXTRAS = {"matplotlib": "plot", "scikit-learn": "demo"}
 _PACKAGES = (
     *("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich", "safetensors"),
@@ -37,15 +39,14 @@ _REMEDY_BY_STATUS = {
 _LOST = {"base": "devices cannot be described", "slots": "SMs cannot be split into slots",
          "streams": "slots cannot have streams"}  # fmt: skip
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "afs", "glusterfs", "beegfs")
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One fact that matters, with its remedy."""
 
-    severity: Literal["error", "warning", "note"]
-    """``error``: it cannot run; ``warning``: partitions, a module or a night may suffer; ``note``: good to know."""
+    severity: Severity
     description: str
     remedy: str
 
@@ -60,19 +61,10 @@ class Diagnosis:
     blocks: list[Any] = field(default_factory=list)
     """Text and tables for the terminal, above the findings."""
 
-    def find(self, severity: Literal["error", "warning", "note"], description: str, remedy: str) -> None:
+    def find(self, severity: Severity, description: str, remedy: str) -> None:
         """Adds a finding; the worst stand first."""
         self.findings.append(Finding(severity, description, remedy))
         self.findings.sort(key=lambda finding: tuple(_STYLES).index(finding.severity))
-
-    def write(self, target: Path | None) -> None:
-        """Prints the diagnosis and writes it to the target of ``--json``."""
-        facts = {**self.facts, "findings": [asdict(finding) for finding in self.findings]}
-        write_json(json.dumps(facts, indent=2) + "\n", target)
-        if not takes_stdout(target):
-            console = console_beside(target)
-            console.soft_wrap = True  # the terminal wraps sentences
-            self.print(console)
 
     def print(self, console: Console) -> None:
         """Prints the blocks, then findings with their remedies."""
@@ -109,17 +101,18 @@ class Doctor:
             diagnosis = examine_traces(self.trace)
         else:
             diagnosis = examine_node(self.retrain) if self.retrain is not None else examine_machine()
-        diagnosis.write(self.json)
+        facts = {**diagnosis.facts, "findings": [asdict(finding) for finding in diagnosis.findings]}
+        write_json(json.dumps(facts, indent=2) + "\n", self.json)
+        if not takes_stdout(self.json):
+            console = console_beside(self.json)
+            console.soft_wrap = True  # the terminal wraps sentences
+            diagnosis.print(console)
         if self.model is not None and any(finding.severity == "error" for finding in diagnosis.findings):
             raise UnsupportedModelError(f"{self.model} cannot be colocated; the findings give reasons and remedies")
 
 
 def examine_model(where: str) -> Diagnosis:
-    """Constructs a model and names the modules that can be placed, and what prevents the others.
-
-    Args:
-        where: ``FILE:FACTORY`` or a model of the zoo.
-    """
+    """Constructs a model, ``FILE:FACTORY`` or one of the zoo; names what can be placed, and what prevents the rest."""
     from mosaic.cli.workload import load_workload
     from mosaic.engine.examine import examine
 
@@ -130,12 +123,10 @@ def examine_model(where: str) -> Diagnosis:
     for name, sources in examination.modules.items():
         lines.append(f"  - {escape(name)}" + (f", after {escape(', '.join(sources))}" if sources else ""))
     diagnosis = Diagnosis({"model": where, "modules": examination.modules}, blocks=["\n".join(lines)])
-    for remark in examination.refused:
-        diagnosis.find("error", remark.seen, remark.todo)
-    for remark in examination.in_place:
-        diagnosis.find("warning", remark.seen, remark.todo)
-    for remark in examination.to_know:
-        diagnosis.find("note", remark.seen, remark.todo)
+    remarks = {"error": examination.refused, "warning": examination.in_place, "note": examination.to_know}
+    for severity in _STYLES:
+        for remark in remarks[severity]:
+            diagnosis.find(severity, remark.seen, remark.todo)
     return diagnosis
 
 
@@ -156,11 +147,21 @@ def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
 
 def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     """Examines devices, driver and packages; a broken driver raises no error. Does not import torch."""
-    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "driver": None, "devices": []}
+    cores, policy = len(os.sched_getaffinity(0)), environ.get("OMP_WAIT_POLICY")
+    host = {"platform": platform.platform(), "python": platform.python_version(), "num_cores": cores,
+            "num_cores_installed": os.cpu_count() or 1, "omp_wait_policy": policy}  # fmt: skip
+    packages = {name: _version(name) for name in _PACKAGES}
+    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "driver": None, "devices": [],
+                             "nvml": None, "probe": None, "host": host, "torch": _torch(), "packages": packages,
+                             "cache": None}  # fmt: skip
     diagnosis = Diagnosis(facts)
-    facts["host"] = _examine_host(diagnosis, environ)
-    facts["torch"], facts["packages"] = _torch(), {name: _version(name) for name in _PACKAGES}
-    for name in (name for name, version in facts["packages"].items() if version is None):
+    if cores == 1:
+        text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
+        diagnosis.find("note", text, "give the process more cores (taskset, the container's cpuset)")
+    if (policy or "").upper() != "PASSIVE":
+        text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
+        diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
+    for name in (name for name, version in packages.items() if version is None):
         if extra := _EXTRAS.get(name):
             remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
             diagnosis.find("note", f"the package {name} is not installed (extra `{extra}`)", remedy)
@@ -179,34 +180,9 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     except RuntimeError as error:
         remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
         diagnosis.find("note", f"measurements are not kept from run to run: {error}", remedy)
-        facts["cache"] = None
     facts["works"] = _works(facts)
-    diagnosis.blocks.append(make_table(f"Mosaic {facts['mosaic']}", ("part", "state"), _overview(facts)))
-    diagnosis.blocks.append(
-        make_table("GPUs", ("", "name", *_DEVICE_COLUMNS, ">fine slots"), map(_device_row, facts["devices"]))
-        if facts["devices"]
-        else "[bold]No NVIDIA GPU can be used here.[/bold]"
-    )
-    works = "\n".join(f"  - {escape(line)}" for line in facts["works"])
-    diagnosis.blocks.append(f"\n[bold]What works on this machine[/bold]\n{works}")
+    diagnosis.blocks.extend(_blocks(facts))
     return diagnosis
-
-
-def _examine_host(diagnosis: Diagnosis, environ: Mapping[str, str]) -> dict[str, Any]:
-    cores, policy = len(os.sched_getaffinity(0)), environ.get("OMP_WAIT_POLICY")
-    if cores == 1:
-        text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
-        diagnosis.find("note", text, "give the process more cores (taskset, the container's cpuset)")
-    if (policy or "").upper() != "PASSIVE":
-        text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
-        diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "num_cores": cores,
-        "num_cores_installed": os.cpu_count() or 1,
-        "omp_wait_policy": policy,
-    }
 
 
 def _examine_driver(diagnosis: Diagnosis) -> None:
@@ -254,7 +230,6 @@ def _examine_libraries(diagnosis: Diagnosis) -> None:
     from mosaic.backends.cuda.probe import nvrtc_version
 
     facts = diagnosis.facts
-    facts["nvml"] = facts["probe"] = None
     try:
         nvml = describe_nvml()
         facts["nvml"] = asdict(nvml)
@@ -327,31 +302,36 @@ def _works(facts: Mapping[str, Any]) -> list[str]:
     return works
 
 
-def _overview(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _blocks(facts: Mapping[str, Any]) -> list[Any]:
+    """Returns a table of the parts, one of the GPUs, and what works."""
     host, torch, driver, nvml, cache = (facts[name] for name in ("host", "torch", "driver", "nvml", "cache"))
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
     files = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
-    yield "machine", f"{host['platform']}, Python {host['python']}"
-    yield "CPU cores", f"{host['num_cores']} available of {host['num_cores_installed']}"
-    yield "OMP_WAIT_POLICY", host["omp_wait_policy"] or "not set"
-    yield "torch", f"{torch['version']}, built {cuda}" if torch else "not installed"
-    yield "extension", f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}"
-    yield "driver", f"CUDA {driver['version']}" if driver else "none"
-    yield "NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none"
-    yield "SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled"
-    yield "profile cache", files
-
-
-_DEVICE_COLUMNS = (">CC", ">memory (GiB)", ">SMs", ">slots", ">SMs a slot", ">left over")
-
-
-def _device_row(device: Mapping[str, Any]) -> list[str]:
-    slots, fine = device["slots"] or {}, device["fine_slots"]
+    parts = {
+        "machine": f"{host['platform']}, Python {host['python']}",
+        "CPU cores": f"{host['num_cores']} available of {host['num_cores_installed']}",
+        "OMP_WAIT_POLICY": host["omp_wait_policy"] or "not set",
+        "torch": f"{torch['version']}, built {cuda}" if torch else "not installed",
+        "extension": f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}",
+        "driver": f"CUDA {driver['version']}" if driver else "none",
+        "NVML": f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none",
+        "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
+        "profile cache": files,
+    }
+    rows = []
+    for device in facts["devices"]:
+        slots, fine = device["slots"] or {}, device["fine_slots"]
+        memory = f"{device['total_memory_bytes'] / 2**30:.0f}"
+        sizes = (str(slots.get(name, "-")) for name in ("num_slots", "sms_per_slot", "remainder_sms"))
+        own = (str(device["ordinal"]), device["name"], device["compute_capability"], memory, str(device["num_sms"]))
+        rows.append((*own, *sizes, f"{fine['num_slots']} of {fine['sms_per_slot']}" if fine else "-"))
+    counts = (">memory (GiB)", ">SMs", ">slots", ">SMs a slot", ">left over", ">fine slots")
+    gpus = make_table("GPUs", ("", "name", ">CC", *counts), rows)
+    works = "\n".join(f"  - {escape(line)}" for line in facts["works"])
     return [
-        *(str(device["ordinal"]), device["name"], device["compute_capability"]),
-        *(f"{device['total_memory_bytes'] / 2**30:.0f}", str(device["num_sms"])),
-        *(str(slots.get(name, "-")) for name in ("num_slots", "sms_per_slot", "remainder_sms")),
-        f"{fine['num_slots']} of {fine['sms_per_slot']}" if fine else "-",
+        make_table(f"Mosaic {facts['mosaic']}", ("part", "state"), parts.items()),
+        gpus if rows else "[bold]No NVIDIA GPU can be used here.[/bold]",
+        f"\n[bold]What works on this machine[/bold]\n{works}",
     ]
 
 

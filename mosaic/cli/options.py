@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
 from rich.console import Console
 from tyro.conf import arg
 
@@ -59,12 +58,6 @@ DtypeName = Annotated[
         + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
         "the host."
     ),
-]
-FolderArgument = Annotated[
-    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml; this one by default.")
-]
-DayArgument = Annotated[
-    tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
 ]
 WIDE = 160
 """Columns of output to a pipe or a file."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,10 +38,14 @@ from mosaic.solver.methods import method_of
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mosaic.cost.counts import ModuleCounts
+    from mosaic.hardware import Hardware
     from mosaic.solver import SearchOptions
 
 INTERRUPTED = 130
 """Exit code."""
+DEFAULT_DEVICE = "h100-80g"
+"""The described device of ``--explain-gain``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,9 @@ class PlanCommand:
     """Slots of each GPU reserved for collectives, beside the SMs outside slots (4 of 132)."""
     check: Annotated[Path | None, arg(metavar="PLAN")] = None
     """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
+    explain_gain: bool = False
+    """Also explain the predicted gain: each module's bound, the step one module at a time, with the plan, and at best.
+    --model without --device is counted for h100-80g. --json has the explanation instead of the plan."""
     compare: bool = False
     """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
     output: Path = Path("plan.json")
@@ -114,7 +121,16 @@ class PlanCommand:
             plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
             save(plan, self.output)
         self._show(plan, basis, search)
-        write_json(plan, self.json)
+        if self.explain_gain:
+            from mosaic.cli.gain import explain, gain_sentences, gain_table
+
+            gain = explain(plan, basis.graph.names, basis.cost, basis.counts, basis.hardware)
+            console = console_beside(self.json)
+            console.print(gain_table(gain))
+            console.print(*gain_sentences(gain), sep="\n", highlight=False, markup=False)
+            write_json(gain, self.json)
+        else:
+            write_json(plan, self.json)
         return INTERRUPTED if limits.is_stopped else 0
 
     def _show(self, plan: Plan, basis: Basis, search: SearchOptions) -> None:
@@ -162,6 +178,10 @@ class Basis:
     """Share of the CPU that other processes used during the profile."""
     dtype: str = ""
     """Number format of the counts; empty without counts."""
+    counts: Mapping[str, Mapping[int, ModuleCounts]] = field(default_factory=dict)
+    """Counts by module and degree; empty where only times are known."""
+    hardware: Hardware | None = None
+    """The described device of the counts."""
 
     def titled(self, table: Table) -> Table:
         """Adds the number format to the title of a table of predicted times."""
@@ -181,8 +201,9 @@ def find_basis(command: PlanCommand) -> Basis:
         raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
     if command.gpus is not None and command.gpus < 1:
         raise ValueError(f"gpus={command.gpus}; a plan needs at least one device")
-    if command.model is not None and command.device is not None:
-        return _counted(command.model, command.device, command)
+    device = command.device or (DEFAULT_DEVICE if command.explain_gain and command.model is not None else None)
+    if command.model is not None and device is not None:
+        return _counted(command.model, device, command)
     if command.dtype is not None and command.device is None:
         raise ValueError(f"--dtype {command.dtype} says how operators are counted: give --model and --device, too")
     if command.device is not None:
@@ -280,6 +301,8 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         num_devices=gpus,
         notes=tuple(notes),
         dtype=counted.dtype,
+        counts=counted.counts,
+        hardware=described,
     )
 
 

@@ -5,209 +5,181 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 from tyro.conf import arg, subcommand
 
-from mosaic.cli.options import DayArgument, FolderArgument, Json, console_beside, write_json
+from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError
 
+Root = Annotated[
+    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml; this one by default.")
+]
+Day = Annotated[
+    tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
+]
 
-@dataclass(frozen=True, kw_only=True)
-class _InFolder:
-    folder: FolderArgument = Path()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Init(_InFolder):
+def init(folder: Root = Path()) -> None:
     """Create a working folder: recipe, model, a day of data, frozen rows."""
+    from mosaic.demo.days.digits import write_starter
 
-    def execute(self) -> None:
-        from mosaic.demo.days.digits import write_starter
-
-        print(*(f"wrote {path}" for path in write_starter(self.folder)), sep="\n")
-        print(f"next: mosaic retrain check {self.folder}; then mosaic retrain run {self.folder}, every day")
+    print(*(f"wrote {path}" for path in write_starter(folder)), sep="\n")
+    print(f"next: mosaic retrain check {folder}; then mosaic retrain run {folder}, every day")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check(_InFolder):
+def check(folder: Root = Path()) -> None:
     """Take a step, score the frozen rows, and report what would fail at night; keeps nothing."""
-
-    def execute(self) -> None:
-        _aside(self.folder, None, "check")
-        print("nothing is wrong")
+    _aside(folder, None, "check")
+    print("nothing is wrong")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunDay(_InFolder):
+def run(folder: Root = Path(), *, now: str | None = None) -> int:
     """Run the missing steps of the folder's day; start it as often as you like.
 
     Exits with 0: done, or nothing to do; 1: failed; 2: the recipe is wrong; 5: refused or quarantined; 75:
     interrupted, and the next start goes on.
+
+    Args:
+        now: Use this time, such as 2026-11-22T01:00Z, to rehearse a night.
     """
+    from mosaic.retrain import day
+    from mosaic.retrain.folder import named_remedy
 
-    now: str | None = None
-    """Use this time, such as 2026-11-22T01:00Z, to rehearse a night."""
-
-    def execute(self) -> int:
-        from mosaic.retrain.day import run
-        from mosaic.retrain.folder import named_remedy
-
-        offset = timedelta() if self.now is None else _time(self.now) - datetime.now(UTC)
-        with named_remedy():
-            return run(self.folder, lambda line: print(line, flush=True), offset)
+    offset = timedelta() if now is None else _time(now) - datetime.now(UTC)
+    with named_remedy():
+        return day.run(folder, partial(print, flush=True), offset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Status(_InFolder):
+def status(folder: Root = Path()) -> None:
     """Show the folder's status: champion, anchor, the last days, new data, the current run."""
+    from mosaic.retrain.folder import named_remedy
+    from mosaic.retrain.steering import status_of
 
-    def execute(self) -> None:
-        from mosaic.retrain.folder import named_remedy
-        from mosaic.retrain.steering import status_of
-
-        with named_remedy():
-            print(*status_of(self.folder), sep="\n")
+    with named_remedy():
+        print(*status_of(folder), sep="\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(_InFolder):
+def report(folder: Root = Path(), day: Day = None, *, json: Json = None) -> None:
     """Write a day's page again and print its path."""
+    from mosaic.artifact import write_text
+    from mosaic.retrain.folder import Folder
+    from mosaic.retrain.report import page_of, report_of
 
-    day: DayArgument = None
-    json: Json = None
-
-    def execute(self) -> None:
-        from mosaic.artifact import write_text
-        from mosaic.retrain.folder import Folder
-        from mosaic.retrain.report import page_of, report_of
-
-        day = Folder(self.folder).find_day(self.day)
-        report = report_of(Folder(self.folder), day)
-        write_json(report, self.json)
-        write_json(report, day.report)
-        write_text(page_of(report), day.page)
-        if self.json is None:
-            print(f"{report.state.day}: {report.outcome}: {report.reason}\n{day.page}")
+    folder_day = Folder(folder).find_day(day)
+    content = report_of(Folder(folder), folder_day)
+    write_json(content, json)
+    write_json(content, folder_day.report)
+    write_text(page_of(content), folder_day.page)
+    if json is None:
+        print(f"{content.state.day}: {content.outcome}: {content.reason}\n{folder_day.page}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promote:
+def promote(
+    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml.")],
+    version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")],
+) -> None:
     """Make a version the champion and the anchor, after you checked and approved it."""
+    from mosaic.retrain import steering
 
-    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml.")]
-    version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
-
-    def execute(self) -> None:
-        from mosaic.retrain.steering import promote
-
-        print(promote(self.folder, self.version))
+    print(steering.promote(folder, version))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollback(_InFolder):
+def rollback(folder: Root = Path()) -> None:
     """Make the previous champion the champion again."""
+    from mosaic.retrain import steering
 
-    def execute(self) -> None:
-        from mosaic.retrain.steering import rollback
-
-        print(rollback(self.folder))
+    print(steering.rollback(folder))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hold(_InFolder):
-    """Stop promotions by the gate; days are still trained and judged."""
+def hold(folder: Root = Path(), *, off: bool = False) -> None:
+    """Stop promotions by the gate; days are still trained and judged.
 
-    off: bool = False
-    """Allow promotions again."""
+    Args:
+        off: Allow promotions again.
+    """
+    from mosaic.retrain import steering
 
-    def execute(self) -> None:
-        from mosaic.retrain.steering import hold
-
-        print(hold(self.folder, off=self.off))
+    print(steering.hold(folder, off=off))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verify(_InFolder):
-    """Repeat steps of a day from a checkpoint and compare them with its log, bit for bit."""
+def verify(folder: Root = Path(), day: Day = None, *, steps: int = 50) -> None:
+    """Repeat steps of a day from a checkpoint and compare them with its log, bit for bit.
 
-    day: DayArgument = None
-    steps: int = 50
-    """Most steps to repeat."""
-
-    def execute(self) -> None:
-        _aside(self.folder, self.day, "verify", "--steps", str(self.steps))
+    Args:
+        steps: Most steps to repeat.
+    """
+    _aside(folder, day, "verify", "--steps", str(steps))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simulate(_InFolder):
+def simulate(folder: Root = Path(), *, last: int = 7) -> None:
     """Judge past days again by today's recipe; promotes and writes nothing.
 
     Each candidate meets the versions that it met then, on the rows of that day.
+
+    Args:
+        last: Number of days, the latest ones.
     """
+    from rich.table import Table
 
-    last: int = 7
-    """Number of days, the latest ones."""
+    from mosaic.retrain import day
+    from mosaic.retrain.folder import named_remedy
 
-    def execute(self) -> None:
-        from rich.table import Table
-
-        from mosaic.retrain.day import simulate
-        from mosaic.retrain.folder import named_remedy
-
-        table = Table("day", "candidate", "decision then", "decision now", "why", box=None, padding=(0, 1))
-        with named_remedy():
-            for day in simulate(self.folder, self.last):
-                table.add_row(*day)
-        console_beside(None).print(table)
+    table = Table("day", "candidate", "decision then", "decision now", "why", box=None, padding=(0, 1))
+    with named_remedy():
+        for simulated in day.simulate(folder, last):
+            table.add_row(*simulated)
+    console_beside(None).print(table)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demo:
+def demo(
+    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder for all results.")] = Path(
+        "mosaic-seven-days"
+    ),
+) -> int:
     """Play seven eventful days: kills, new data, a new task, wrong labels, other ranks, drift.
 
     Trains on small data in under four minutes on two cores; exits with 1 if a day has an unexpected outcome.
     """
+    from rich.console import Console
 
-    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder for all results.")] = Path(
-        "mosaic-seven-days"
-    )
+    from mosaic.demo.days.play import play, played_table
+    from mosaic.retrain.folder import Folder
 
-    def execute(self) -> int:
-        from rich.console import Console
+    played = play(folder, partial(print, flush=True))
+    Console().print(played_table(played))
+    print(Folder(folder).find_day(None).page)
+    return 0 if all(day.met for day in played) else 1
 
-        from mosaic.demo.days.play import play, played_table
-        from mosaic.retrain.folder import Folder
 
-        played = play(self.folder, lambda line: print(line, flush=True))
-        Console().print(played_table(played))
-        print(Folder(self.folder).find_day(None).page)
-        return 0 if all(day.met for day in played) else 1
+def _bound(action: Callable[..., Any]) -> Any:
+    """Returns a sub-command whose result is the action with its arguments, not yet run."""
+
+    @wraps(action)
+    def bind(*args: Any, **kwargs: Any) -> Any:
+        return partial(action, *args, **kwargs)
+
+    return Annotated[Any, subcommand(action.__name__, constructor=bind)]
+
+
+if TYPE_CHECKING:
+    Action = Callable[[], int | None]
+else:
+    ACTIONS = (init, check, run, status, report, promote, rollback, hold, verify, simulate, demo)
+    Action = Union[tuple(map(_bound, ACTIONS))]  # noqa: UP007
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrain:
     """Retrain a model on each day's data, unattended: judge it against the champion, and promote it or not."""
 
-    action: (
-        Annotated[Init, subcommand("init")]
-        | Annotated[Check, subcommand("check")]
-        | Annotated[RunDay, subcommand("run")]
-        | Annotated[Status, subcommand("status")]
-        | Annotated[Report, subcommand("report")]
-        | Annotated[Promote, subcommand("promote")]
-        | Annotated[Rollback, subcommand("rollback")]
-        | Annotated[Hold, subcommand("hold")]
-        | Annotated[Verify, subcommand("verify")]
-        | Annotated[Simulate, subcommand("simulate")]
-        | Annotated[Demo, subcommand("demo")]
-    )
+    action: Action
 
     def execute(self) -> int | None:
-        execute: Callable[[], int | None] = self.action.execute
-        return execute()
+        return self.action()
 
 
 def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
@@ -217,8 +189,8 @@ def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
 
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
-    of = folder.find_day(day) if part == "verify" else folder.day("check")
-    ended = Workers(folder, of, recipe).aside(part, *more)
+    folder_day = folder.find_day(day) if part == "verify" else folder.day("check")
+    ended = Workers(folder, folder_day, recipe).aside(part, *more)
     if ended.how != "done":
         raise MosaicError(ended.reason or f"it {ended.how}")
 

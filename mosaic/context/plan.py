@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class ContextPlan:
     """Balanced load of each block: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
     """Assignment of blocks to ranks."""
+    windows: tuple[int | None, ...] = (None,)
+    """Sliding window of each layer; others may be used, too."""
 
     @property
     def mask(self) -> MaskWords:
@@ -50,6 +53,12 @@ class ContextPlan:
     def local_tokens(self) -> int:
         """Places of each rank, empty ones included."""
         return self.distribution.slots * self.blocks.block
+
+    def windowed(self, window: int | None) -> ContextPlan:
+        """Returns the plan of layers with a sliding window over the same distribution."""
+        if window is None or window >= self.mask.num_tokens:
+            return self
+        return replace(self, blocks=replace(self.blocks, window=window))
 
     def column_of(self) -> npt.NDArray[np.int32]:
         """Returns the place of each block among the blocks of all ranks; shape (blocks,)."""
@@ -129,6 +138,7 @@ def plan_context(
     method: str = "lpt",
     chunk: int | None = None,
     seed: int = 0,
+    windows: Sequence[int | None] = (None,),
 ) -> ContextPlan:
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
 
@@ -142,15 +152,20 @@ def plan_context(
         method: Name in ``CONTEXT_METHODS``.
         chunk: Blocks assigned together; None: see ``distribute``.
         seed: Seed of random methods.
+        windows: Sliding window of each layer, None for layers without one, whose loads are summed; see
+            ``mosaic.context.attention.layer_windows``.
 
     Raises:
         ValueError: Ranks outnumber blocks, or ``distribute`` rejects another argument.
     """
     blocks = MaskBlocks(mask=mask, block=block)
     work = blocks.work()
-    load = blocks.tile_pairs() if blocks.num_blocks <= MAX_TILED_BLOCKS else work
+    load = np.zeros_like(work)
+    for window, count in Counter(windows).items():
+        own = replace(blocks, window=window)
+        load += count * (own.tile_pairs() if blocks.num_blocks <= MAX_TILED_BLOCKS else own.work())
     distribution = distribute(load, ranks, method, chunk=chunk, seed=seed)
-    return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution)
+    return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution, windows=tuple(windows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +189,8 @@ class ContextSettings:
     """Number of key heads gathered at once."""
     block: int = 128
     """Tokens of a block."""
+    windows: tuple[int | None, ...] | None = None
+    """Sliding window of each layer, for the balance; None: those of the language model."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "heads", "block"):
@@ -188,4 +205,5 @@ class ContextSettings:
         Raises:
             ValueError: The sequence has fewer blocks than ranks.
         """
-        return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method)
+        windows = self.windows or (None,)
+        return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method, windows=windows)

@@ -63,6 +63,8 @@ class MaskBlocks:
     """The attention mask."""
     block: int = 128
     """Tokens of a block, of queries and of keys; a multiple of the kernel's tile."""
+    window: int | None = None
+    """Tokens of a sliding window; see ``MaskWords.sees``."""
     runs: _search.MaskRuns = field(init=False, repr=False)
     """The mask in runs, for the extension."""
 
@@ -71,9 +73,9 @@ class MaskBlocks:
             raise ValueError(f"block={self.block}; a block has 1 token or more, 128 for compiled FlexAttention")
         object.__setattr__(self, "runs", load_search().MaskRuns(self.mask.words, self.mask.documents))
 
-    def __reduce__(self) -> tuple[Callable[..., MaskBlocks], tuple[MaskWords, int]]:
+    def __reduce__(self) -> tuple[Callable[..., MaskBlocks], tuple[MaskWords, int, int | None]]:
         """Pickles the mask, for a loader's workers; the other process computes the runs again."""
-        return _unpickled, (self.mask, self.block)
+        return _unpickled, (self.mask, self.block, self.window)
 
     @property
     def num_blocks(self) -> int:
@@ -81,16 +83,35 @@ class MaskBlocks:
         return -(-self.mask.num_tokens // self.block)
 
     def work(self) -> Work:
-        """Returns the visible pairs of each block of queries, in time linear in runs and blocks."""
-        return self.runs.work(self.block)
+        """Returns the visible pairs of each block of queries, in time linear in runs and blocks.
+
+        With a window, each query counts ``window`` pairs at most, which is exact for causal documents in long blocks.
+        """
+        pairs = self.runs.work(self.block)
+        return pairs if self.window is None else np.minimum(pairs, self.window * self.block)
 
     def tiles(self, rows: npt.ArrayLike) -> Tiles:
         """Returns the tiles of some blocks of queries, in the given order.
 
+        With a window, a tile that images see may turn out to be empty.
+
         Raises:
             ValueError: A row is not in the sequence.
         """
-        offsets, columns, is_full = self.runs.tiles(np.asarray(rows, np.int64), self.block)
+        blocks = np.asarray(rows, np.int64)
+        offsets, columns, is_full = self.runs.tiles(blocks, self.block)
+        if self.window is not None:
+            count = self.mask.num_tokens
+            begins = np.arange(0, count, self.block)
+            oldest = np.minimum(begins - self.window + 1, np.minimum.reduceat(self.mask.first_ahead(), begins))
+            row = np.repeat(blocks, np.diff(offsets))
+            is_full = is_full & (columns * self.block > np.minimum((row + 1) * self.block, count) - 1 - self.window)
+            seen = (columns.astype(np.int64) + 1) * self.block > oldest[row]
+            offsets, columns, is_full = (
+                np.r_[0, np.cumsum(seen, dtype=np.int64)][offsets],
+                columns[seen],
+                is_full[seen].astype(np.uint8),
+            )
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
     def tile_pairs(self, at_once: int = 512) -> Work:
@@ -110,5 +131,5 @@ class MaskBlocks:
         return seen
 
 
-def _unpickled(mask: MaskWords, block: int) -> MaskBlocks:
-    return MaskBlocks(mask=mask, block=block)
+def _unpickled(mask: MaskWords, block: int, window: int | None) -> MaskBlocks:
+    return MaskBlocks(mask=mask, block=block, window=window)

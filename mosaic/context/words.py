@@ -11,7 +11,7 @@ directions::
 
 Streams are numbered within each document, so every document may have 55 images beside its text. Words express causal
 masks, packed documents, Gemma's images that see themselves and earlier tokens, and Cornstarch's bitfields (section
-4.3.1), but not sliding windows.
+4.3.1). A sliding window is a number beside them, which differs between the layers of a model.
 """
 
 from __future__ import annotations
@@ -75,20 +75,31 @@ class MaskWords:
         """Tokens, padding included."""
         return len(self.words)
 
-    def sees(self, query: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Returns True where a query sees a key; positions from 0 broadcast."""
+    def sees(self, query: npt.ArrayLike, key: npt.ArrayLike, window: int | None = None) -> npt.NDArray[np.bool_]:
+        """Returns True where a query sees a key; positions from 0 broadcast.
+
+        A window leaves the last ``window`` tokens up to the query, as in transformers; a stream that sees itself both
+        ways stays whole.
+        """
         q, k = np.asarray(query), np.asarray(key)
         stream = self.words >> STREAM_SHIFT & 63
         own = (self.words & BOTH != 0)[q] & (stream[q] == stream[k])
         attends = (self.words[q] >> stream[k] & 1).astype(bool)
         same = (self.documents[q] == self.documents[k]) & (self.documents[q] >= 0)
-        visible: npt.NDArray[np.bool_] = same & attends & ((k <= q) | own)
+        behind = (k <= q) if window is None else (k <= q) & (k > q - window)
+        visible: npt.NDArray[np.bool_] = same & attends & (behind | own)
         return visible
 
-    def dense(self) -> npt.NDArray[np.bool_]:
+    def dense(self, window: int | None = None) -> npt.NDArray[np.bool_]:
         """Returns the matrix of all pairs, for small examples: shape (tokens, tokens), queries first."""
         every = np.arange(self.num_tokens)
-        return self.sees(every[:, None], every[None, :])
+        return self.sees(every[:, None], every[None, :], window)
+
+    def first_ahead(self) -> npt.NDArray[np.int64]:
+        """Returns the first token that each sees whatever the window, ``num_tokens`` for none; shape (tokens,)."""
+        streams = self.documents.astype(np.int64) << 6 | self.words >> STREAM_SHIFT & 63
+        _, first, stream = np.unique(streams, return_index=True, return_inverse=True)
+        return np.where((self.words & BOTH != 0) & (self.documents >= 0), first[stream], self.num_tokens)
 
     def positions(self) -> npt.NDArray[np.int64]:
         """Returns each token's position in its document from 0, without padding; shape (tokens,)."""

@@ -123,6 +123,8 @@ class Handle(Checkpointer):
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
                 where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
+        if self.profile is not None and not runs_plain:
+            lines.append(f"slot time in use: {self.plan.utilisation:.0%}, modelled from predicted times")
         for name, obstacle in self._session.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
         lines.extend(f"to know: {remark}" for remark in self._session.finding.remarks)

@@ -31,6 +31,8 @@ from mosaic.glue.tower import CALLBACKS, PROJECTORS, Tower
 LANGUAGE_MODEL = "language_model"
 RECORD = "glue.json"
 PROJECTOR = "projector.safetensors"
+NESTED = "mosaic.glue.model:MultimodalModel"
+"""Class of a tower's model that is such a folder itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +66,39 @@ class ModelRecord:
     still: tuple[str, ...]
     """Names of parameters that never train; transformers forgets them when it loads."""
 
-    def check(self, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]) -> None:
-        """Raises ValueError if a module or callback that the folder does not hold is missing, or one is unneeded."""
-        own_callbacks = {f"{tower.name}.{callback}" for tower in self.towers for callback in tower.callbacks}
-        own_callbacks |= {"before"} if self.has_before else set()
-        own_modules = {f"{tower.name}.model" for tower in self.towers if not tower.model}
-        own_modules |= {f"{tower.name}.projector" for tower in self.towers if tower.projector == "own"}
-        own_modules |= set() if self.language_model else {LANGUAGE_MODEL}
-        for kind, needed, objects in (("callbacks", own_callbacks, callbacks), ("modules", own_modules, modules)):
-            if missing := sorted(needed - objects.keys()):
-                raise ValueError(
-                    f"the model was saved with its own {kind}, which a folder does not hold: pass "
-                    f"{kind}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
-                )
-            if unneeded := sorted(objects.keys() - needed):
-                raise ValueError(f"{kind} has {', '.join(unneeded)}, and the model was saved without; leave them out")
+
+def _check(
+    folder: Path,
+    record: ModelRecord,
+    modules: Mapping[str, nn.Module],
+    callbacks: Mapping[str, Callable[..., Any]],
+) -> None:
+    """Raises ValueError if a module or callback that the folder does not hold is missing, or one is unneeded."""
+    for kind, needed, objects in zip(
+        ("modules", "callbacks"), _needed(folder, record), (modules, callbacks), strict=True
+    ):
+        if missing := sorted(needed - objects.keys()):
+            raise ValueError(
+                f"the model was saved with its own {kind}, which a folder does not hold: pass "
+                f"{kind}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+            )
+        if unneeded := sorted(objects.keys() - needed):
+            raise ValueError(f"{kind} has {', '.join(unneeded)}, and the model was saved without; leave them out")
+
+
+def _needed(folder: Path, record: ModelRecord) -> tuple[set[str], set[str]]:
+    """Returns the names of the modules and of the callbacks that a folder does not hold."""
+    modules = set() if record.language_model else {LANGUAGE_MODEL}
+    callbacks = {"before"} if record.has_before else set()
+    for tower in record.towers:
+        callbacks |= {f"{tower.name}.{callback}" for callback in tower.callbacks}
+        modules |= {f"{tower.name}.model"} if not tower.model else set()
+        modules |= {f"{tower.name}.projector"} if tower.projector == "own" else set()
+        if tower.model == NESTED:
+            inner = folder / tower.name
+            for own, names in zip((modules, callbacks), _needed(inner, load(ModelRecord, inner / RECORD)), strict=True):
+                own |= {f"{tower.name}.model.{name}" for name in names}
+    return modules, callbacks
 
 
 def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, Tower], **about: Any) -> None:
@@ -118,23 +138,34 @@ def _save(model: Any, kind: str, folder: Path) -> None:
 
 
 def load_folder(
-    folder: Path, modules: Mapping[str, nn.Module], callbacks: Mapping[str, Callable[..., Any]]
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    callbacks: Mapping[str, Callable[..., Any]],
+    nested: Callable[..., nn.Module],
 ) -> tuple[ModelRecord, nn.Module, dict[str, Tower]]:
-    """Reads the record, and the models without their projectors; see ``from_pretrained``."""
+    """Reads the record, and the models without their projectors; see ``from_pretrained``, as ``nested`` is, too."""
     record: ModelRecord = load(ModelRecord, folder / RECORD)
-    record.check(modules, callbacks)
+    _check(folder, record, modules, callbacks)
     language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, modules)
     towers = {}
     for entry in record.towers:
         name, projectors = entry.name, {"none": None, "own": modules.get(f"{entry.name}.projector")}
         towers[name] = Tower(
-            _load(f"{name}.model", entry.model, folder / name, modules),
+            nested(folder / name, modules=_inside(name, modules), callbacks=_inside(name, callbacks))
+            if entry.model == NESTED
+            else _load(f"{name}.model", entry.model, folder / name, modules),
             projector=projectors.get(entry.projector, entry.projector),
             token=entry.token,
             width=entry.width,
             **{callback: callbacks[f"{name}.{callback}"] for callback in entry.callbacks},  # type: ignore[arg-type]
         )
     return record, language_model, towers
+
+
+def _inside(tower: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the objects for a tower's nested model, by their names in it."""
+    prefix = f"{tower}.model."
+    return {name.removeprefix(prefix): own for name, own in objects.items() if name.startswith(prefix)}
 
 
 def load_projector(folder: Path, name: str, tower: Tower) -> None:
@@ -154,7 +185,7 @@ def load_projector(folder: Path, name: str, tower: Tower) -> None:
 
 
 def _class_of(name: str, model: nn.Module) -> str:
-    """Returns a class of transformers as ``module:name``; empty for others."""
+    """Returns a class of transformers as ``module:name``, ``NESTED``, or an empty text for others."""
     from transformers import PreTrainedModel
 
     own = type(model)
@@ -169,6 +200,8 @@ def _class_of(name: str, model: nn.Module) -> str:
             f"{name} has adapters of peft ({adapted or own.__name__}); call merge_and_unload() first, or save the "
             "adapters with peft and the model before adding them"
         )
+    if any(f"{kind.__module__}:{kind.__name__}" == NESTED for kind in own.__mro__):
+        return NESTED
     from_transformers = isinstance(model, PreTrainedModel) and own.__module__.startswith("transformers.")
     return f"{own.__module__}:{own.__qualname__}" if from_transformers else ""
 

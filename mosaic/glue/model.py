@@ -241,7 +241,7 @@ class MultimodalModel(nn.Module):
             UnsupportedModelError: A class is not from transformers.
             ValueError: Modules or callbacks are missing, or the saved model has no such ones.
         """
-        record, language_model, towers = load_folder(Path(folder), modules, callbacks)
+        record, language_model, towers = load_folder(Path(folder), modules, callbacks, MultimodalModel.from_pretrained)
         model = cls(language_model=language_model, before=callbacks.get("before"), **towers)
         for name, tower in towers.items():
             load_projector(Path(folder), name, tower)

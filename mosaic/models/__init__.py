@@ -5,7 +5,8 @@
     model = models.build("imagebind", size="tiny")
     loss = models.loss_of(model(**models.make_batch("imagebind", size="tiny")))
 
-``rows`` has the table: the main paper's six models, Spindle's three workloads, and LLaVA. ``multimodal`` has the model.
+``rows`` has the table: the main paper's six models, Spindle's three workloads, PipeWeaver's T2V, and LLaVA.
+``multimodal`` has the model.
 Weights and samples are random.
 """
 

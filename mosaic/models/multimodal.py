@@ -1,4 +1,4 @@
-"""One parametric multimodal model: towers for each modality, and one of three ways to fuse what they make.
+"""One parametric multimodal model: towers for each modality, and one of four ways to fuse what they make.
 
 ================  ========================================================================  =====================
 fusion            what it does                                                              loss
@@ -6,6 +6,7 @@ fusion            what it does                                                  
 `Contrast`        pooled vectors of pairs of modalities are pulled together (CLIP)          InfoNCE
 `Decode`          tokens take placeholders' places in one language model (LLaVA)            next token
 `Translate`       all tokens go into an encoder, from which a decoder writes targets (T5)   a mean over targets
+`Denoise`         a transformer takes noise out of a tower's latents, beside a text (DiT)   squared velocity
 ================  ========================================================================  =====================
 
 A batch is a mapping of keywords. `Contrast` and `Translate` also take several tasks at once, each with a batch of its
@@ -78,6 +79,16 @@ class Translate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Denoise:
+    """A diffusion transformer over the latents of ``video``, which attends to ``text``: generation of videos."""
+
+    blocks: Blocks
+    """Of the transformer."""
+    channels: int
+    """Features of a latent token, which the tower of ``video`` makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Inputs and outputs of one task of a multi-task model."""
 
@@ -93,7 +104,7 @@ class Config:
 
     encoders: Mapping[str, Encoder]
     """Towers by modality."""
-    fusion: Contrast | Decode | Translate
+    fusion: Contrast | Decode | Translate | Denoise
     """Fusion of the towers."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     """Tasks that a batch may be made of; none: a batch has everything."""
@@ -104,6 +115,8 @@ class Config:
         fusion = self.fusion
         if isinstance(fusion, Contrast):
             return replace(self, encoders=encoders, fusion=replace(fusion, width=16))
+        if isinstance(fusion, Denoise):
+            return replace(self, encoders=encoders, fusion=replace(fusion, blocks=fusion.blocks.tiny(), channels=4))
         if isinstance(fusion, Decode):
             tokens = 8 + sum(encoder.out_tokens for encoder in encoders.values())
             small = replace(fusion, blocks=fusion.blocks.tiny(), vocabulary=64, tokens=tokens)
@@ -131,6 +144,8 @@ class Config:
         fusion = self.fusion
         if isinstance(fusion, Decode):
             fusion = replace(fusion, blocks=shorter(fusion.blocks), vocabulary=fewer(fusion.vocabulary))
+        elif isinstance(fusion, Denoise):
+            fusion = replace(fusion, blocks=shorter(fusion.blocks))
         elif isinstance(fusion, Translate):
             targets = {
                 name: replace(target, ids=(fewer(target.ids[0]), fewer(target.ids[1])))
@@ -146,6 +161,8 @@ class Config:
             return ContrastiveModel(self, self.fusion)
         if isinstance(self.fusion, Decode):
             return DecoderModel(self, self.fusion)
+        if isinstance(self.fusion, Denoise):
+            return DiffusionModel(self, self.fusion)
         return TranslatingModel(self, self.fusion)
 
     def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
@@ -167,8 +184,11 @@ class Config:
         return {task: self._drawn(draw, self.tasks[task].reads, self.tasks[task].writes) for task in chosen}
 
     def _drawn(self, draw: Draw, reads: Sequence[str], writes: Sequence[str]) -> dict[str, Tensor]:
-        words = 0 if isinstance(self.fusion, Contrast) else self.fusion.vocabulary
+        words = self.fusion.vocabulary if isinstance(self.fusion, Decode | Translate) else 0
         sample = {name: draw.sample(self.encoders[name], words) for name in reads}
+        if isinstance(self.fusion, Denoise):
+            noise = draw.normal(self.encoders["video"].out_tokens, self.fusion.channels)
+            sample |= {"noise": noise, "level": draw.normal(1).sigmoid()}
         for name in writes:
             assert isinstance(self.fusion, Translate)
             target = self.fusion.targets[name]
@@ -326,6 +346,44 @@ class DecoderModel(nn.Module):
             logits = output["logits"][:, :-1].flatten(0, 1).float()
             output["loss"] = F.cross_entropy(logits, labels[:, 1:].flatten())
         return output
+
+
+class DiffusionModel(nn.Module):
+    """A video's latents, noised; a transformer over them that attends to a text; and the velocity back to the video.
+
+    The level of the noise is one more token before the latents, as in DiT's in-context conditioning; the goal is the
+    straight line of rectified flow. A batch brings its noise, so a step has no random numbers of its own.
+    """
+
+    def __init__(self, config: Config, fusion: Denoise) -> None:
+        super().__init__()
+        width = fusion.blocks.width
+        out_widths = {"video": fusion.channels, "text": width}
+        self.encoders = nn.ModuleDict(
+            {name: Tower(encoder, out_widths[name]) for name, encoder in config.encoders.items()}
+        )
+        self.enter = nn.Linear(fusion.channels, width)
+        self.levels = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width))
+        self.transformer = Stack(fusion.blocks, context_width=width)
+        self.leave = nn.Linear(width, fusion.channels)
+
+    def forward(self, video: Tensor, text: Tensor, noise: Tensor, level: Tensor) -> dict[str, Tensor]:
+        """Predicts the velocity from a video's noised latents to its latents.
+
+        Args:
+            video: As the tower reads it.
+            text: Ids, (batch, tokens).
+            noise: (batch, latent tokens, channels).
+            level: Share of noise in the latents, (batch, 1).
+
+        Returns:
+            ``velocity`` (batch, latent tokens, channels), and ``loss``.
+        """
+        latents, context = self.encoders["video"](video), self.encoders["text"](text)
+        share = level.unsqueeze(-1)
+        hidden = torch.cat((self.levels(share), self.enter((1 - share) * latents + share * noise)), dim=1)
+        velocity = self.leave(self.transformer(hidden, context)[:, 1:])
+        return {"velocity": velocity, "loss": F.mse_loss(velocity.float(), (latents - noise).float())}
 
 
 def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from mosaic.models.layers import Blocks, Encoder
-from mosaic.models.multimodal import Config, Contrast, Decode, Mutual, Target, Task, Translate
+from mosaic.models.multimodal import Config, Contrast, Decode, Denoise, Mutual, Target, Task, Translate
 from mosaic.models.published import Published
 
 Size = Config | Mutual | Published
@@ -36,8 +36,8 @@ class Row:
     """Its dimensions by size."""
     source: str
     """Source of its sizes."""
-    workload: Literal["mosaic", "spindle"] | None = None
-    """The paper that measures it: Mosaic's Table 1 and Table 2, or Spindle's section 5."""
+    workload: Literal["mosaic", "spindle", "pipeweaver"] | None = None
+    """The paper that measures it: Mosaic's Table 1 and Table 2, Spindle's section 5, or PipeWeaver's Table 4."""
     frozen: tuple[str, ...] = ()
     """Modules that its original training does not change, for ``build(..., freeze=)``."""
     gpu_batch: int = 8
@@ -58,7 +58,12 @@ class Row:
     @property
     def backbone(self) -> tuple[str, ...]:
         """Paths of what reads the towers' tokens; none where vectors are compared."""
-        kinds = {Contrast: (), Decode: ("language_model",), Translate: ("encoder", "decoder")}
+        kinds = {
+            Contrast: (),
+            Decode: ("language_model",),
+            Translate: ("encoder", "decoder"),
+            Denoise: ("transformer",),
+        }
         return tuple(f"{path}{name}" for path, config in self._parts for name in kinds[type(config.fusion)])
 
     @cached_property
@@ -182,6 +187,17 @@ def _qwen_val(language: Blocks, image_px: int, image_patch: int, frames: int) ->
 
 
 _QWEN_VAL = _qwen_val(_llama(32, 4096, 32, 11_008), 448, 14, 3000)
+
+# Denoise: PipeWeaver's T2V-S, a DiT of 5 billion parameters behind Llama 3 8B, on two seconds of 512 px. The papers do
+# not say which encoder makes the latents: ours cuts 4 x 32 x 32 pixels, and its blocks are our choice.
+
+_T2V = Config(
+    encoders={
+        "video": Encoder(sample=(3, 16, 512, 512), patch=(4, 32, 32), blocks=Blocks(layers=4, width=512, heads=8)),
+        "text": Encoder(sample=(256,), vocabulary=128_256, blocks=_llama(32, 4096, 32, 14_336, kv_heads=8)),
+    },
+    fusion=Denoise(blocks=Blocks(layers=28, width=3584, heads=28, mlp=10_240), channels=64),
+)
 
 # Translate: Unified-IO 2, OFASys and Spindle's multitask OFASys.
 
@@ -347,6 +363,14 @@ _ROWS = (
         ),
         source="Spindle, appendix C",
         workload="spindle",
+    ),
+    Row(
+        name="t2v",
+        sizes=MappingProxyType({"tiny": _T2V.tiny(), "gpu": _T2V.cut(1 / 8), "paper": _T2V}),
+        source="PipeWeaver, Tables 3 and 4",
+        workload="pipeweaver",
+        frozen=("encoders.video",),
+        modules=("encoders.video", "encoders.text", "transformer"),
     ),
     Row(
         name="llava",

@@ -19,9 +19,8 @@ from mosaic.ranks.choosing.plans import Candidates, plans_of_first, rank_plans_t
 from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.running.handle import RankHandle
 from mosaic.ranks.running.place import open_executor, place
-from mosaic.ranks.running.prepare import backend_for
 from mosaic.ranks.session import RankSession
-from mosaic.ranks.world.groups import device_of
+from mosaic.ranks.world.groups import backend_of, device_of
 from mosaic.ranks.world.world import World
 from mosaic.take_turns import TrialReport
 
@@ -69,7 +68,7 @@ def colocate_ranks(
     device = backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        here = world.run_on_all(lambda: options.with_sms(backend_for(model, backend, device)))
+        here = world.run_on_all(lambda: options.with_sms(backend or backend_of(device)))
         request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=here, options=options)
         prepare = partial(_prepare, model, world, ProfileCache())
         return RankHandle(prepare(request), prepare, world=world)
@@ -90,9 +89,9 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("open"):
         world.max_ctas = plan.communication_sms or None
         executor = open_executor(session, plan, is_warm=session.report.has_steps)
-        with world.groups.lending() as session.loan:
+        with world.lending() as session.loan:
             session.placed = place(session, plan, executor)
-        world.groups.destroy_spare()
+        world.destroy_spare()
         session.plans = (plan,)
         session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
         session.finding.forget_run()

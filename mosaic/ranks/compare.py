@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options
 from mosaic.engine.session import Request
 from mosaic.errors import InfeasibleError, UndecidedError
@@ -27,8 +26,9 @@ from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.ranks.choosing.plans import cost_of_ranks, measure_links, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.running.prepare import cores_of_rank
 from mosaic.ranks.session import RankSession
+from mosaic.ranks.world.groups import backend_of
+from mosaic.ranks.world.rendezvous import CPU
 from mosaic.ranks.world.world import World
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
@@ -93,10 +93,11 @@ def compare_plans(
         settings: Settings of rank 0's profiler.
         backend: The backend of this rank; by default its share of the host's cores.
     """
-    backend = backend or HostBackend(cores=cores_of_rank())
+    backend = backend or backend_of(CPU)
     world = World.join(backend.torch_device)
-    plans: dict[str, Plan | str]
-    plans = {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
+    plans: Mapping[str, Plan | str] = (
+        {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
+    )
     baseline = _data_parallel(make())
     measured: dict[str, MeasuredMethod] = {}
     layouts: dict[Any, str] = {}
@@ -122,7 +123,7 @@ def leave() -> bool:
 
 def _plans(
     world: World, workload: Any, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
-) -> dict[str, Plan | str]:
+) -> Mapping[str, Plan | str]:
     """Has rank 0 plan by each method; returns plans, or why there is none."""
     ring, route = measure_links(world)
     request = Request(sample=workload.sample, backend=backend, options=Options(profiling=settings))
@@ -184,10 +185,7 @@ def _measured(
 
 def slowest(world: World, times_ms: list[float]) -> list[float]:
     """Returns for each step the time of the rank that took longest; every rank calls it."""
-    slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
-    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX, group=world.carrier_of(slowest_ms))
-    times: list[float] = slowest_ms.tolist()
-    return times
+    return [max(step) for step in zip(*world.all_gather(times_ms), strict=True)]
 
 
 class Steps:

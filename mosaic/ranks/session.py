@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
-from mosaic.engine.calls.signature import Signature
+from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session, refuse_graphs_of_compiler
-from mosaic.profiler import ProfileCache
+from mosaic.errors import UnsupportedModelError
+from mosaic.find.restore import preserved
+from mosaic.find.structure import map_tensors
+from mosaic.profiler import ProfileCache, Subject
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.parameters.tied import Holdings
+from mosaic.ranks.rows.batched import rows_of, with_batch
 from mosaic.ranks.rows.sampler import Feed
-from mosaic.ranks.running.prepare import find_with_rows, learn_call
 from mosaic.ranks.world.groups import GroupLoan, check_place
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World, facts_of
@@ -65,18 +73,27 @@ class RankSession(Session):
         Raises:
             MosaicError: A rank cannot run the model, or ranks are not alike; on all ranks.
         """
-        world, model, request = self.world, self.model, self.request
-        backend = request.backend
-        world.run_on_all(lambda: check_place(model, backend.torch_device))
-        self.finding, self.batched = world.run_on_all(
-            lambda: find_with_rows(model, request.sample, request.modules, request.exclude)
-        )
-        world.run_on_all(lambda: refuse_graphs_of_compiler(self.finding, backend))
-        self.learned = world.run_on_all(lambda: {s.name: learn_call(model, s) for s in self.finding.subjects})
-        world.check_alike(facts_of(backend.device, self.finding.graph))
+        world, model = self.world, self.model
+        world.run_on_all(self._find_here)
+        world.check_alike(facts_of(self.request.backend.device, self.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
+
+    def _find_here(self) -> None:
+        request, backend = self.request, self.request.backend
+        check_place(self.model, backend.torch_device)
+        self.finding, self.batched = find_with_rows(self.model, request.sample, request.modules, request.exclude)
+        refuse_graphs_of_compiler(self.finding, backend)
+        self.learned = {subject.name: self._learn(subject) for subject in self.finding.subjects}
+
+    def _learn(self, subject: Subject) -> tuple[Template, Signature]:
+        """Calls a module as in the sample's step."""
+        settings = subject.settings if subject.settings is not None else nullcontext
+        with preserved(self.model, alone=(subject,)), torch.enable_grad(), settings():
+            arguments = Arguments.take(subject.args, subject.kwargs)
+            call = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
+        return Template.of(call[0]), call[2]
 
     @property
     def trial_settings(self) -> TrialSettings | None:
@@ -85,3 +102,46 @@ class RankSession(Session):
         if trial != "auto":
             return trial
         return RANK_TRIAL if self.request.plan is None and options.method == "auto" else None
+
+
+def find_with_rows(
+    model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
+) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
+    """Returns the modules, and for each which of its arguments have a row for each sample.
+
+    Modules that share something with others are no obstacle here.
+
+    Raises:
+        UnsupportedModelError: A module cannot be split over ranks.
+    """
+    finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
+    subjects, batched = [], {}
+    for subject in map(_cut, finding.subjects):
+        _refuse(subject, (finding.local | finding.aside).get(subject.name))
+        batched[subject.name] = rows_of(subject)
+        subjects.append(with_batch(subject, batched[subject.name]))
+    return replace(finding, subjects=tuple(subjects)), batched
+
+
+def _cut(subject: Subject) -> Subject:
+    """Cuts a module's inputs from the graph of the sample's step, which holds on to the parameters of others."""
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
+
+
+def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{subject.name!r} cannot run on another rank than the one that calls it: {obstacle}; {obstacle.todo}. "
+            f"colocate(..., exclude=[{subject.name!r}]) leaves it where it is called"
+        )
+    for path, part in subject.module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            raise UnsupportedModelError(
+                f"{subject.name}{'.' if path else ''}{path} is a {type(part).__name__}: its statistics would be those "
+                "of another batch than without Mosaic; use GroupNorm or LayerNorm, or leave the module where it is "
+                f"called: colocate(..., exclude=[{subject.name!r}])"
+            )

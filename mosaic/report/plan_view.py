@@ -95,17 +95,11 @@ def _caption(plan: Plan) -> str:
     if plan.sequential_ms > 0:
         lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
         lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
-    lines.append(f"slot time in use: {slot_time_in_use(plan):.0%}, modelled from predicted times")
+    lines.append(f"slot time in use: {plan.utilisation:.0%}, modelled from predicted times")
     lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         lines.append(f"while its modules were measured, {note}")
     return "\n".join(lines)
-
-
-def slot_time_in_use(plan: Plan) -> float:
-    """Returns the modelled utilisation of a predicted step: slots held, over time, of all slots of all devices."""
-    used = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in plan.placements)
-    return used / (plan.predicted_ms * plan.device.num_slots * plan.num_devices)
 
 
 def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitle: str = "") -> None:
@@ -163,7 +157,7 @@ def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
     names = [f"{'cores' if is_host else 'GPU'} {device}" for device in range(plan.num_devices)]
     fact = "no times are predicted; lengths are nominal"
     if plan.predicted_ms > 0:
-        fact = f"{ms_text(plan.predicted_ms)} ms a step, {slot_time_in_use(plan):.0%} of slot time in use (modelled)"
+        fact = f"{ms_text(plan.predicted_ms)} ms a step, {plan.utilisation:.0%} of slot time in use (modelled)"
         if plan.is_colocated and plan.sequential_ms > 0:
             fact += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return Panel(

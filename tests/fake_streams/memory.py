@@ -16,6 +16,7 @@ class RaceError(AssertionError):
 
 @dataclass
 class _Block:
+    key: int
     alive: StorageWeakRef
     home: int
     """Stream on which it was allocated."""
@@ -37,6 +38,8 @@ class Memory:
     def __init__(self) -> None:
         self.noted: list[str] | None = None
         self._blocks: dict[int, _Block] = {}
+        self._shared: dict[int, _Block] = {}
+        """Blocks that a stream other than their home has used: of others nothing is left to wait for."""
         self._free: dict[int, list[Launch]] = {}
 
     def read(self, tensor: torch.Tensor, launch: Launch) -> None:
@@ -46,6 +49,7 @@ class Memory:
         if block.write is not None and not _ordered(launch, block.write):
             self._race(f"{launch} reads what {block.write} writes, and nothing orders them")
         block.reads.append(launch)
+        self._note_use(block, launch)
 
     def write(self, tensor: torch.Tensor, launch: Launch) -> None:
         block = self._block(tensor)
@@ -54,6 +58,7 @@ class Memory:
                 self._race(f"{launch} writes what {earlier} uses, and nothing orders them")
         block.write = launch
         block.reads.clear()
+        self._note_use(block, launch)
 
     def allocate(self, tensors: list[torch.Tensor], home: int, *, private: bool) -> None:
         """Takes memory for tensors from a stream's own: it may be any that was let go there.
@@ -65,8 +70,9 @@ class Memory:
         """
         for tensor in tensors:
             block = self._block(tensor, home)
-            if not private:
-                block.reads += self._free.pop(home, [])
+            if not private and (uses := self._free.pop(home, [])):
+                block.reads += uses
+                self._shared[block.key] = block
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Makes a tensor one of the host's memory."""
@@ -98,11 +104,10 @@ class Memory:
         ``stream`` at the time of deallocation is complete"; without it, "memory will only be reused with the same
         creation stream", and that is all. What a declared stream was given waits for others, too.
         """
-        expired = (
-            torch.UntypedStorage._expired
-        )  # as StorageWeakRef asks by a longer way, at each operator for all memory
-        for key in [key for key, block in self._blocks.items() if expired(block.alive.cdata)]:
-            block = self._blocks.pop(key)
+        expired = torch.UntypedStorage._expired  # as StorageWeakRef asks by a longer way, at each operator
+        for key in [key for key, block in self._shared.items() if expired(block.alive.cdata)]:
+            block = self._shared.pop(key)
+            self._blocks.pop(key)
             if block.is_host:
                 continue  # its allocator waits for the streams that copied
             known: Clock = {}
@@ -113,6 +118,10 @@ class Memory:
                 for use in [*block.reads, *([block.write] if block.write is not None else [])]
                 if use.stream != block.home and known.get(use.stream, 0) < use.number
             )
+
+    def _note_use(self, block: _Block, launch: Launch) -> None:
+        if launch.stream != block.home:
+            self._shared[block.key] = block
 
     def _race(self, what: str) -> None:
         if self.noted is None:
@@ -125,7 +134,7 @@ class Memory:
         key = storage._cdata
         block = self._blocks.get(key)
         if block is None or block.alive.expired():
-            block = self._blocks[key] = _Block(StorageWeakRef(storage), home)
+            block = self._blocks[key] = _Block(key, StorageWeakRef(storage), home)
         return block
 
 

@@ -14,7 +14,7 @@ from oracles.context_shares import share_exactly
 from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks, Tiles
-from mosaic.context.words import MaskWords
+from mosaic.context.words import MaskWords, causal
 from mosaic.search_extension import load_search
 
 WORKS = st.lists(st.integers(0, 10_000), min_size=8, max_size=60)
@@ -38,6 +38,26 @@ def check_blocks(mask: MaskWords, block: int) -> None:
     assert np.array_equal(matrix_of(tiles.turned(blocks.num_blocks), len(rows)), expected[rows].T)
     assert np.array_equal(blocks.tile_pairs(at_once=3), (counted > 0).sum(axis=1) * block**2)
     assert np.array_equal(blocks.seen(rows[:3], at_once=2), (counted[rows[:3]] > 0).any(axis=0))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    num_tokens=st.integers(1, 180),
+    block=st.sampled_from([1, 3, 16, 64]),
+    window=st.integers(1, 90),
+)
+def test_tiles_of_a_window_have_all_that_it_sees(seed: int, num_tokens: int, block: int, window: int):
+    mask = odd_mask(seed, num_tokens)
+    counted = blocked(mask, block, window)
+    blocks = MaskBlocks(mask=mask, block=block, window=window)
+    found = matrix_of(blocks.tiles(np.arange(blocks.num_blocks)), blocks.num_blocks)
+    assert np.all(found[counted > 0])
+    assert np.all(counted[found == 2] == block * block)
+    plain = MaskBlocks(mask=causal(num_tokens), block=block, window=window)
+    expected = blocked(plain.mask, block, window)
+    found = matrix_of(plain.tiles(np.arange(plain.num_blocks)), plain.num_blocks)
+    assert np.array_equal(found, (expected > 0).astype(int) + (expected == block * block))
 
 
 @settings(deadline=None, max_examples=60)

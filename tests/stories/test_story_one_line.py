@@ -136,7 +136,7 @@ TRIAL = mosaic.TrialSettings(max_steps=40, max_lost_steps=60.0)
 
 
 def test_the_trial_decides_by_what_it_measured():
-    model = make_asking(0.06, 0.06)  # side by side they wait at the same time
+    model = make_asking(0.03, 0.03)  # side by side they wait at the same time
     plain = copy.deepcopy(model)
     handle = mosaic.colocate(model, sample=make_batch(0), options=mosaic.Options(cache=None, trial=TRIAL))
     losses = train(model, range(44))

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,7 @@ from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import SM_TARGET_PAYS, CudaBackend
 from mosaic.backends.cuda.environment import describe_nvml
 from mosaic.backends.cuda.pool import CDP_SMS, StreamLoan
-from mosaic.backends.streams.libraries import (
-    LibrarySettings,
-    carveout_calls,
-    carveout_for,
-    cublas_calls,
-    current_cublas_handle,
-    loaded_cublas,
-)
+from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import half_type
 from mosaic.microbench.settings import time_alone
@@ -168,6 +161,10 @@ def products(bench: Bench) -> Iterator[Figure]:
     bench.verdict = judge_products(speedups, sorted({figure.reason for figure in result if figure.reason}))
 
 
+def _sm_target(device: torch.device, num_sms: int) -> AbstractContextManager[None]:
+    return LibrarySettings(device, sm_target=True).during(num_sms)
+
+
 def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
     device, dtype, settings = backend.torch_device, half_type(backend.torch_device), bench.settings(grid=4)
     size = 32 if bench.dry_run else 4096
@@ -182,37 +179,15 @@ def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
         for slots, (product, call) in itertools.product(partitions, products.items()):
             lane = lanes.lane(slots)
             call()
-            for target in ("none", "torch", "cublas", "both"):
+            for target in ("none", "both"):
                 labels = {"product": product, "quota": str(len(slots)), "target": target}
                 if bench.budget.allows(f"{product} at {len(slots)} slots, target {target}"):
                     try:
-                        with _told(target, lane.num_sms or 0, device):
+                        with _sm_target(device, lane.num_sms or 0) if target == "both" else nullcontext():
                             times = time_alone(lane, call, settings).all_ms
                         yield median_figure("time_ms", times, labels=labels)
                     except Exception as error:  # what one library refuses, the others may do
                         yield missing_figure("time_ms", error, labels)
-
-
-@contextmanager
-def _told(target: str, num_sms: int, device: torch.device) -> Iterator[None]:
-    """Tells torch (cuBLASLt's products), cuBLAS, or both how many SMs they have; both is what the product does."""
-    if target == "both":
-        with LibrarySettings(device, sm_target=True).during(num_sms):
-            yield
-        return
-    if target == "none":
-        yield
-        return
-    if target == "torch":
-        (get, put), value = carveout_calls(), carveout_for(num_sms, device)
-    else:
-        (get, put), value = cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms
-    before = get()
-    put(value)
-    try:
-        yield
-    finally:
-        put(before)
 
 
 def speedups_of(figures: Sequence[Figure]) -> dict[str, float]:

@@ -13,14 +13,15 @@ At most two fetched groups are alive. Between forward and backward only local te
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mosaic.context.attention.exchange import Pending, make_exchange
-from mosaic.context.attention.kernels import BlockRows, FlexKernel, make_kernel
+from mosaic.context.attention.exchange import Alone, Pending, make_exchange
+from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores, make_kernel
 from mosaic.context.plan import ContextPlan
 from mosaic.errors import RankFailedError
 
@@ -56,16 +57,28 @@ class Attend:
         agreed: bool = False,
     ) -> None:
         self.plan, self.heads, self.device = plan, heads, torch.device(device)
-        self.group, self.rank, self.num_calls = group, 0, 0
+        self.group, self.rank = group, 0
+        self.calls: dict[int | None, int] = {}
+        """Number of calls by their window."""
         if heads < 1:
             raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
-        self._exchange = make_exchange(exchange, plan, group, self.rank, self.device)
-        self.kernel: BlockRows | FlexKernel = make_kernel(plan, self.rank, self._exchange, self.device)
+        self._exchange = exchange
+        self.layers: dict[int | None, AttendLayer] = {}
+        for window in {None, *plan.windows}:  # here, because torch.compile would trace numpy's code in a call
+            self.layer(window)
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the output of this rank's tokens: shape (batch, query heads, local tokens, value width).
 
@@ -76,6 +89,10 @@ class Attend:
             k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
             v: Values: (batch, heads, local tokens, value width).
             scale: Scale of the scores; None: one over the square root of the width.
+            window: Sliding window of the layer, in tokens; see ``MaskWords.sees``. Only the keys in it are fetched.
+            softcap: Scores become ``softcap * tanh(score / softcap)``.
+            sinks: Shape (query heads,): scores that take a share of each head's softmax and add no value. A rank's
+                gradient is of its own queries.
 
         Meta and fake tensors return one of their kind.
 
@@ -86,13 +103,24 @@ class Attend:
         if torch.is_autocast_enabled(kind):
             to = torch.get_autocast_dtype(kind)
             with torch.autocast(kind, enabled=False):  # or the forward pass alone would use that dtype inside
-                return self(*(each if each.dtype == torch.float64 else each.to(to) for each in (q, k, v)), scale=scale)
-        self._check(q, k, v)
+                cast = (each if each.dtype == torch.float64 else each.to(to) for each in (q, k, v))
+                return self(*cast, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        self._check(q, k, v, sinks)
         if isinstance(q, FakeTensor):  # shape inference, maybe on this rank alone: no communication
             return q.new_empty(*q.shape[:-1], v.shape[-1])
-        self.num_calls += 1
-        out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
+        self.calls[window] = self.calls.get(window, 0) + 1
+        scores = Scores(q.shape[-1] ** -0.5 if scale is None else scale, softcap)
+        out: torch.Tensor = _Attention.apply(q, k, v, sinks, self, self.layer(window), scores)
         return out
+
+    def layer(self, window: int | None) -> AttendLayer:
+        """Returns the exchange and kernel of layers with a window, which are made once."""
+        if window not in self.layers:
+            plan = self.plan.windowed(window)
+            name = self._exchange if plan is self.plan else "needed"
+            exchange = make_exchange(name, plan, self.group, self.rank, self.device)
+            self.layers[window] = AttendLayer(exchange, make_kernel(plan, self.rank, exchange, self.device))
+        return self.layers[window]
 
     def __repr__(self) -> str:
         """Shows the plan's sizes, equal for all sequences of one length."""
@@ -104,16 +132,7 @@ class Attend:
         starts = range(0, k.shape[1], heads)
         return [(slice(start * share, (start + heads) * share), slice(start, start + heads)) for start in starts]
 
-    def fetch(self, heads: slice, k: torch.Tensor, v: torch.Tensor) -> Pending:
-        """Starts to fetch the blocks that this rank reads, for some heads."""
-        both = torch.cat([k[:, heads], v[:, heads]], -1).unflatten(2, (-1, self.plan.blocks.block))
-        return self._exchange.fetch(both.permute(2, 0, 1, 3, 4).contiguous())
-
-    def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Starts to sum the gradients of fetched blocks at their owners."""
-        return self._exchange.return_gradient(gradient)
-
-    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
         tokens = self.plan.local_tokens
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         if any(each.ndim != 4 or each.shape[2] != tokens for each in (q, k, v)):
@@ -128,8 +147,23 @@ class Attend:
         if k.shape[1] % self.heads != 0:
             fit = [heads for heads in range(1, k.shape[1] + 1) if k.shape[1] % heads == 0]
             raise ValueError(f"heads={self.heads} does not divide {k.shape[1]} heads of keys; use one of {fit}")
+        if sinks is not None and sinks.shape != (q.shape[1],):
+            raise ValueError(f"sinks have shape {tuple(sinks.shape)}; give one for each of {q.shape[1]} query heads")
         if not q.dtype == k.dtype == v.dtype:
             raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one type")
+
+
+@dataclass(frozen=True, slots=True)
+class AttendLayer:
+    """The exchange and kernel of layers with one window."""
+
+    exchange: Alone
+    kernel: BlockRows | FlexKernel
+
+    def fetch(self, heads: slice, k: torch.Tensor, v: torch.Tensor, block: int) -> Pending:
+        """Starts to fetch the blocks that this rank reads, for some heads."""
+        both = torch.cat([k[:, heads], v[:, heads]], -1).unflatten(2, (-1, block))
+        return self.exchange.fetch(both.permute(2, 0, 1, 3, 4).contiguous())
 
 
 def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int:
@@ -164,8 +198,10 @@ def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int
 class _Prefetch:
     """Prefetches the blocks of the groups of heads: the next group travels while one is in use."""
 
-    def __init__(self, attend: Attend, groups: list[tuple[slice, slice]], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._start = lambda heads: attend.fetch(heads, k, v)
+    def __init__(
+        self, layer: AttendLayer, groups: list[tuple[slice, slice]], k: torch.Tensor, v: torch.Tensor, block: int
+    ) -> None:
+        self._start = lambda heads: layer.fetch(heads, k, v, block)
         self._left = [heads for _, heads in groups]
         self._pending = self._start(self._left.pop(0))
 
@@ -184,37 +220,50 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attend: Attend, scale: float
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        attend: Attend,
+        layer: AttendLayer,
+        scores: Scores,
     ) -> torch.Tensor:
         groups = attend.groups(q, k)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ahead, ctx.saved_by_group = _Prefetch(attend, groups, k, v), []
+        ahead, ctx.saved_by_group = _Prefetch(layer, groups, k, v, attend.plan.blocks.block), []
         for own, _ in groups:
             kv = ahead.take()
-            out[:, own], saved = attend.kernel.forward(q[:, own], kv, scale)
+            out[:, own], saved = layer.kernel.forward(q[:, own], kv, scores, None if sinks is None else sinks[own])
             ctx.saved_by_group.append(saved)
             del kv
-        ctx.save_for_backward(q, k, v, out)
-        ctx.attend, ctx.scale = attend, scale
+        ctx.save_for_backward(q, k, v, sinks, out)
+        ctx.call = attend, layer, scores
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out = ctx.saved_tensors
-        attend: Attend = ctx.attend
+        q, k, v, sinks, out = ctx.saved_tensors
+        attend, layer, scores = ctx.call
+        dsinks = None if sinks is None else torch.empty_like(sinks)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         groups = attend.groups(q, k)
-        ahead, back = _Prefetch(attend, groups, k, v), None
+        ahead, back = _Prefetch(layer, groups, k, v, attend.plan.blocks.block), None
         for (own, keys), saved in zip(groups, ctx.saved_by_group, strict=True):
             kv = ahead.take()
-            dq[:, own], dkv = attend.kernel.backward(saved, q[:, own], kv, out[:, own], gradient[:, own], ctx.scale)
+            cut = [each[:, own] for each in (q, out, gradient)]
+            dq[:, own], dkv, *more = layer.kernel.backward(
+                saved, cut[0], kv, *cut[1:], scores, None if sinks is None else sinks[own]
+            )
+            if dsinks is not None:
+                dsinks[own] = more[0]
             del kv
             _store(back, dk, dv)  # the last group's gradients travelled during this one's computation
-            back = keys, attend.return_gradient(dkv)
+            back = keys, layer.exchange.return_gradient(dkv)
             del dkv
         _store(back, dk, dv)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, dsinks, None, None, None
 
 
 def _store(back: tuple[slice, Pending] | None, dk: torch.Tensor, dv: torch.Tensor) -> None:

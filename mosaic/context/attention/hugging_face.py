@@ -1,14 +1,17 @@
 """Hugging Face's language models under context parallelism, without code for any family.
 
-A registered attention function replaces theirs; ``ContextBatch.inputs`` makes the model's keywords. Models that would
-silently compute other numbers are rejected: by their configuration before they run, or in the layer.
+A registered attention function replaces theirs; ``ContextBatch.inputs`` makes the model's keywords. Scale, sliding
+window, soft cap and sinks are those that each layer passes to the function. Models that would silently compute other
+numbers are rejected: by their configuration before they run, or in the layer.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,8 +22,10 @@ from mosaic.errors import UnsupportedModelError
 
 NAME = "mosaic_context"
 """Name of the attention function."""
-_BIASES = ("softcap", "s_aux", "sinks", "position_bias", "sliding_window", "indices", "block_indices")
-"""Keywords of layers that alter scores or leave keys out."""
+_BIASES = ("sinks", "position_bias", "indices", "block_indices")
+"""Keywords of layers that alter scores or leave keys out in ways that attention over ranks does not have."""
+_ENCLOSING: ContextVar[tuple[Attend | None, ...]] = ContextVar("mosaic_context", default=())
+"""The ``context`` of the calls in progress, for attention that receives none: some layers drop their keywords."""
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary positions that depend on the greatest position of a call."""
 _SECOND_MASK = "attention_mask is given beside context; the plan has the mask already: leave it out"
@@ -30,18 +35,26 @@ def attach(model: nn.Module) -> Attached:
     """Makes a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
 
     Args:
-        model: A ``PreTrainedModel`` of transformers whose layers all see the whole sequence.
+        model: A ``PreTrainedModel`` of transformers whose layers see the whole sequence or a sliding window.
 
     Raises:
-        UnsupportedModelError: Some layers have windows, chunks or no attention, or attention has dropout; or the model
-            is attached already.
+        UnsupportedModelError: Some layers have chunks or no attention, or attention has dropout; or the model is
+            attached already.
     """
     check_config(model)
     return Attached(model)
 
 
-def use_attention(model: Any) -> str:
-    """Makes a model's layers call ``attention``; returns the name of their previous function.
+def layer_windows(model: Any) -> tuple[int | None, ...]:
+    """Returns the sliding window of each layer by a model's configuration, None for layers without one."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def use_attention(model: Any) -> Callable[[], None]:
+    """Makes a model's layers call ``attention``; returns a function that restores their own.
 
     Raises:
         UnsupportedModelError: They call it already.
@@ -56,14 +69,50 @@ def use_attention(model: Any) -> str:
             "the handle before you attach it again"
         )
     model.set_attn_implementation(NAME)
-    return before
+    hooks = (
+        model.register_forward_pre_hook(_enter_call, with_kwargs=True),
+        model.register_forward_hook(_leave_call, always_call=True),
+    )
+
+    def restore() -> None:
+        for hook in hooks:
+            hook.remove()
+        model.set_attn_implementation(before)
+
+    return restore
+
+
+def _enter_call(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    _ENCLOSING.set((*_ENCLOSING.get(), keywords.get("context")))
+
+
+def _leave_call(module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+    _ENCLOSING.set(_ENCLOSING.get()[:-1])
+
+
+def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) -> None:
+    """Checks that all layers of a model attended since ``before``, a copy of ``attend.calls``, with their windows.
+
+    Raises:
+        UnsupportedModelError: Some did not, or passed another window.
+    """
+    calls, windows = Counter(attend.calls) - Counter(before), Counter(layer_windows(model))
+    if calls != windows:
+        total, layers = calls.total(), windows.total()
+        reason = "others saw this rank's tokens alone"
+        if total == layers:
+            reason = f"their windows are {dict(windows)} by the configuration, and they passed {dict(calls)}"
+        raise UnsupportedModelError(
+            f"{total} of {layers} layers of {type(model).__name__} attended over context ranks; {reason}: train it "
+            "without context parallelism"
+        )
 
 
 class Attached:
     """A model that attends over context ranks."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._before, self._calls = model, use_attention(model), 0
+        self._restore, self._calls = use_attention(model), Counter[int | None]()
         self._hooks = (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, with_kwargs=True),
@@ -73,23 +122,18 @@ class Attached:
         """Restores the model's own attention."""
         for hook in self._hooks:
             hook.remove()
-        self._model.set_attn_implementation(self._before)
+        self._restore()
 
     def _enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         _check_call(model, arguments, keywords)
-        self._calls = keywords["context"].num_calls
+        self._calls = Counter(keywords["context"].calls)
 
     def _leave(self, model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], out: object) -> None:
-        layers, called = model.config.get_text_config().num_hidden_layers, keywords["context"].num_calls - self._calls
-        if called != layers:
-            raise UnsupportedModelError(
-                f"{called} of {layers} layers of {type(model).__name__} attended over context ranks; others saw this "
-                "rank's tokens alone: train it without context parallelism"
-            )
+        check_calls(model, keywords["context"], self._calls)
 
 
 def check_config(model: Any) -> None:
-    """Checks that all layers of a model attend to the whole sequence, at the positions in ``position_ids``.
+    """Checks that all layers of a model attend to the whole sequence or a window, at ``position_ids``.
 
     Raises:
         UnsupportedModelError: A layer does not, or attention has dropout.
@@ -103,19 +147,20 @@ def check_config(model: Any) -> None:
         )
     inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
     get = functools.partial(getattr, model.config.get_text_config())
-    layer_types = get("layer_types", None)
-    strange = sorted({kind for kind in layer_types or () if kind != "full_attention"})
-    window = get("sliding_window", None) if layer_types is None and get("use_sliding_window", True) else None
-    layers = f"layers of {', '.join(strange)}" if strange else f"sliding_window={window}"
+    strange = sorted({*(get("layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     rope = get("rope_parameters", None) or {}
     rope_kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
     stretched = sorted(_STRETCHED & rope_kinds)
     refusals: tuple[tuple[Any, str], ...] = (
         (get("is_encoder_decoder", False), "has an encoder and a decoder; mask words are for decoders: attach that"),
         (
-            strange or window is not None,
-            f"has {layers}; mask words cannot express such layers: build it from a configuration with "
-            "layer_types=['full_attention', ...] and sliding_window=None if it may see everything",
+            strange,
+            f"has layers of {', '.join(strange)}; mask words and windows cannot express them: build it from a "
+            "configuration with layer_types=['full_attention', ...] if it may see everything",
+        ),
+        (
+            get("use_bidirectional_attention", None) in (True, "all") and any(layer_windows(model)),
+            "has windows in both directions; mask words express windows that look back: use another model",
         ),
         (
             get("output_router_logits", False),
@@ -155,19 +200,23 @@ def attention(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     context: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of transformers' layers; ``context`` comes from the model's own call.
+    """Attention function of transformers' layers; ``context`` comes from the layer, or from the model's own call.
 
     Raises:
-        UnsupportedModelError: The layer has dropout, a window, or a bias of its scores.
+        UnsupportedModelError: The layer has dropout, or a bias of its scores.
         ValueError: ``context`` is missing, or a mask is given beside it.
     """
+    context = context or next(reversed(_ENCLOSING.get()), None)
     if context is None:
         raise ValueError(
-            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). A "
-            "model that does not hand context= to its layers is trained without context parallelism"
+            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "
+            "Layers that drop their keywords, as StableLM's do, cannot be recomputed: use no gradient checkpointing"
         )
     biases = {name: options[name] for name in _BIASES if options.get(name) is not None}
     if dropout or biases:
@@ -181,7 +230,7 @@ def attention(
         )
     if attention_mask is not None:
         raise ValueError(_SECOND_MASK)
-    out = context(query, key, value, scale=scaling)
+    out = context(query, key, value, scale=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     return out.transpose(1, 2).contiguous(), None
 
 

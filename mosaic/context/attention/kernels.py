@@ -19,6 +19,15 @@ from mosaic.context.words import BOTH, PADDING, STREAM_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of one call: products of queries and keys, scaled and maybe capped (Gemma 2's soft cap)."""
+
+    scale: float
+    softcap: float | None = None
+    """Scores become ``softcap * tanh(score / softcap)``."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Row:
     """One block of queries with visible keys."""
 
@@ -54,24 +63,30 @@ class BlockRows:
             places = torch.from_numpy(column_of[columns].astype(np.int64)).to(device)
             self._rows.append(_Row(slot, places, hidden))
 
-    def forward(self, q: torch.Tensor, kv: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, q: torch.Tensor, kv: torch.Tensor, scores: Scores, sinks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the output of one group of heads, and the logarithms of its sums for the backward pass.
 
         Args:
             q: Shape (batch, query heads, local tokens, width).
             kv: Fetched blocks of keys and values, shape (blocks, batch, heads, block, width + value width).
-            scale: Scale of the scores.
+            scores: Scale and cap of the scores.
+            sinks: Shape (query heads,): a score of each head that takes a share and adds no value (GPT-OSS).
         """
         width = q.shape[-1]
         folded = self._folded(q, kv)
         out = folded.new_zeros(*folded.shape[:-1], kv.shape[-1] - width)
         weight = folded.new_zeros(folded.shape[:-1])  # logarithm of the sum of exponentials
+        sink = self._folded_sinks(sinks, folded)
         for row in self._rows:
             k, v = self._keys(kv, row, width)
-            scores = self._scores(folded[row.slot], k, row, scale)
-            most = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)  # finite if all are hidden
-            shares = (scores - most).exp()
+            seen, _ = self._scores(folded[row.slot], k, row, scores)
+            most = seen.amax(-1, keepdim=True).clamp_min(torch.finfo(seen.dtype).min)  # finite if all are hidden
+            most = most if sink is None else torch.maximum(most, sink)
+            shares = (seen - most).exp()
             total = shares.sum(-1, keepdim=True)
+            total = total if sink is None else total + (sink - most).exp()
             out[row.slot] = torch.where(total > 0, (shares @ v) / total, 0)
             weight[row.slot] = torch.where(total > 0, most + total.log(), 0).squeeze(-1)
         return self._unfolded(out, q), weight
@@ -83,23 +98,36 @@ class BlockRows:
         kv: torch.Tensor,
         out: torch.Tensor,
         gradient: torch.Tensor,
-        scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradients of queries, and of fetched blocks, to be summed over ranks."""
+        scores: Scores,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns the gradients of queries, and of fetched blocks and sinks, to be summed over ranks."""
         width = q.shape[-1]
         folded, folded_gradient = self._folded(q, kv), self._folded(gradient, kv)
         inner = (folded_gradient * self._folded(out, kv)).sum(-1, keepdim=True)
         dq = torch.zeros_like(folded)
         dkv = kv.new_zeros(kv.shape, dtype=folded.dtype)
+        sink = self._folded_sinks(sinks, folded)
+        dsinks = [] if sink is None else [torch.zeros_like(sink)]
         for row in self._rows:
             k, v = self._keys(kv, row, width)
             own, do = folded[row.slot], folded_gradient[row.slot]
-            shares = (self._scores(own, k, row, scale) - weight[row.slot].unsqueeze(-1)).exp()
-            slope = shares * (do @ v.transpose(-1, -2) - inner[row.slot]) * scale
+            own_weight = weight[row.slot].unsqueeze(-1)
+            seen, steepness = self._scores(own, k, row, scores)
+            shares = (seen - own_weight).exp()
+            slope = shares * (do @ v.transpose(-1, -2) - inner[row.slot]) * steepness
+            if sink is not None:
+                dsinks[0] -= ((sink - own_weight).exp() * inner[row.slot]).sum(0)
             dq[row.slot] = slope @ k
             both = torch.cat([slope.transpose(-1, -2) @ own, shares.transpose(-1, -2) @ do], -1)
             dkv[row.columns] += both.unflatten(2, (len(row.columns), self._block)).permute(2, 0, 1, 3, 4)
-        return self._unfolded(dq, q), dkv
+        return self._unfolded(dq, q), dkv, *(each.view(-1, self._block).sum(-1) for each in dsinks)
+
+    def _folded_sinks(self, sinks: torch.Tensor | None, folded: torch.Tensor) -> torch.Tensor | None:
+        """Returns (heads, queries of all heads that share keys, 1)."""
+        if sinks is None:
+            return None
+        return sinks.to(folded.dtype).repeat_interleave(self._block).view(folded.shape[2], -1, 1)
 
     def _folded(self, values: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Returns (blocks, batch, heads, queries of all heads that share keys, width), in at least 32 bits."""
@@ -118,18 +146,25 @@ class BlockRows:
         seen = kv.index_select(0, row.columns).to(exact).permute(1, 2, 0, 3, 4).flatten(2, 3)
         return seen[..., :width], seen[..., width:]
 
-    def _scores(self, own: torch.Tensor, k: torch.Tensor, row: _Row, scale: float) -> torch.Tensor:
-        scores = (own @ k.transpose(-1, -2)) * scale
-        tiles = scores.unflatten(2, (-1, self._block)).unflatten(4, (-1, self._block))
+    def _scores(
+        self, own: torch.Tensor, k: torch.Tensor, row: _Row, scores: Scores
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Returns scores, and their derivatives by the products of queries and keys."""
+        steepness: torch.Tensor | float = scores.scale
+        seen = (own @ k.transpose(-1, -2)) * scores.scale
+        if scores.softcap is not None:
+            bent = torch.tanh(seen / scores.softcap)
+            seen, steepness = scores.softcap * bent, scores.scale * (1 - bent.square())
+        tiles = seen.unflatten(2, (-1, self._block)).unflatten(4, (-1, self._block))
         for place, hidden in row.hidden:
             tiles[..., place, :].masked_fill_(hidden, -torch.inf)
-        return scores
+        return seen, steepness
 
 
 def _hidden(plan: ContextPlan, row: int, column: int) -> npt.NDArray[np.bool_]:
     block, most = plan.blocks.block, plan.mask.num_tokens
     queries, keys = row * block + np.arange(block)[:, None], column * block + np.arange(block)[None, :]
-    seen = plan.mask.sees(np.minimum(queries, most - 1), np.minimum(keys, most - 1))
+    seen = plan.mask.sees(np.minimum(queries, most - 1), np.minimum(keys, most - 1), plan.blocks.window)
     return ~(seen & (queries < most) & (keys < most))
 
 
@@ -151,18 +186,48 @@ class FlexKernel:
         self._mask = block_mask(plan, rank, column_of, num_columns, device)
         self._attention = attention or _compiled()
 
-    def forward(self, q: torch.Tensor, kv: torch.Tensor, scale: float) -> tuple[torch.Tensor, Any]:
+    def forward(
+        self, q: torch.Tensor, kv: torch.Tensor, scores: Scores, sinks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Any]:
         """Returns the output and its graph."""
-        tape = _Tape(functools.partial(self._attention, block_mask=self._mask, scale=scale, enable_gqa=True))
-        return tape.run(q, *_halves(kv, q.shape[-1])), tape
+        cap = {} if scores.softcap is None else {"score_mod": _capped(scores.softcap)}
+        attention = functools.partial(
+            self._attention, block_mask=self._mask, scale=scores.scale, enable_gqa=True, **cap
+        )
+        tape = _Tape(attention if sinks is None else functools.partial(_beside_sinks, attention))
+        return tape.run(q, *_halves(kv, q.shape[-1]), *([] if sinks is None else [sinks])), tape
 
     def backward(
-        self, saved: Any, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, gradient: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradients of queries and of fetched blocks, these in 32 bits for the sum over ranks."""
-        dq, dk, dv = saved.gradients(*_halves(kv, q.shape[-1]), gradient)
+        self,
+        saved: Any,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        gradient: torch.Tensor,
+        scores: Scores,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns the gradients of queries, of fetched blocks in 32 bits for the sum over ranks, and of sinks."""
+        dq, dk, dv, *dsinks = saved.gradients(*_halves(kv, q.shape[-1]), gradient)
         both = torch.cat([dk, dv], -1).to(torch.promote_types(kv.dtype, torch.float32))
-        return dq, both.unflatten(2, (kv.shape[0], -1)).permute(2, 0, 1, 3, 4).contiguous()
+        return dq, both.unflatten(2, (kv.shape[0], -1)).permute(2, 0, 1, 3, 4).contiguous(), *dsinks
+
+
+@functools.cache
+def _capped(softcap: float) -> Callable[..., torch.Tensor]:
+    def capped(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def _beside_sinks(
+    attention: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor
+) -> torch.Tensor:
+    """Computes attention, of whose softmax each head's sink takes a share."""
+    out, weight = attention(q, k, v, return_lse=True)
+    scaled: torch.Tensor = out * torch.sigmoid(weight - sinks[:, None].to(weight.dtype)).unsqueeze(-1).to(out.dtype)
+    return scaled
 
 
 class _Tape:
@@ -174,12 +239,12 @@ class _Tape:
         self._out: torch.Tensor | None = None
         self._refetched: tuple[torch.Tensor, ...] = ()
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         """Computes the output; the tape owns ``k`` and ``v`` and empties them."""
-        self._leaves = tuple(each.detach().requires_grad_() for each in (q, k, v))
+        self._leaves = tuple(each.detach().requires_grad_() for each in (q, k, v, *more))
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             self._out = self._attention(*self._leaves)
-        for each in self._leaves[1:]:
+        for each in self._leaves[1:3]:
             each.untyped_storage().resize_(0)
         return self._out.detach()
 
@@ -193,7 +258,7 @@ class _Tape:
             self._refetched = ()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        for index, leaf in enumerate(self._leaves[1:]):
+        for index, leaf in enumerate(self._leaves[1:3]):
             if tensor.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
                 return index, tensor.shape, tensor.stride(), tensor.storage_offset()
         return tensor
@@ -278,13 +343,16 @@ def _rule(plan: ContextPlan, queries: npt.NDArray[np.int64], keys: npt.NDArray[n
     q_word, q_document, q_position = of(queries)
     k_word, k_document, k_position = of(keys)
     q_stream, k_stream = (word >> STREAM_SHIFT & 63 for word in (q_word, k_word))
-    q_both = q_word & BOTH != 0
+    q_both, window = q_word & BOTH != 0, plan.blocks.window
 
     def sees(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         same = (q_document[q] == k_document[k]) & (q_document[q] >= 0)  # or padding would see padding
         attends = (q_word[q] >> k_stream[k]) & 1 != 0
         ahead = q_both[q] & (q_stream[q] == k_stream[k])
-        return same & attends & ((k_position[k] <= q_position[q]) | ahead)
+        behind = k_position[k] <= q_position[q]
+        if window is not None:
+            behind = behind & (k_position[k] > q_position[q] - window)
+        return same & attends & (behind | ahead)
 
     return sees
 

@@ -89,7 +89,7 @@ class Call:
         except BaseException as error:
             if _is_out_of_memory(error) and not self.is_glue:
                 raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
-            _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
+            add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
         outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if len(outputs) > 1:
@@ -281,7 +281,7 @@ class Call:
             elif roots:
                 torch.autograd.backward(roots, grads, retain_graph=keep)
         except BaseException as error:
-            _add_place(error, "in the backward of module", self)
+            add_place(error, "in the backward of module", self)
             raise
         by_input = asked or self._arrived
         gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
@@ -318,7 +318,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR)
 
 
-def _add_place(error: BaseException, where: str, call: Call) -> None:
+def add_place(error: BaseException, where: str, call: Call) -> None:
     """Adds to an error where it comes from, since it surfaces where the result is needed."""
     if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
         error.add_note(f"raised {where} {call.site.name!r}, called at {call.origin}")

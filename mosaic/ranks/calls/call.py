@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -12,109 +13,153 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.host.lane_tensor import to_plain
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import flatten, unflatten
 from mosaic.ranks.calls.exchange import exchange, move
-from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import CallRequest
+from mosaic.ranks.calls.routed import Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting
 
 
 class RoutedCall:
-    """One call, from its forward to its backward.
+    """This rank's part of one call, from its forward to its backward.
 
-    The module's own graph is apart from the caller's, in which the whole call is one node (``_Node``): its backward
-    moves gradients to the members, runs the module's backward where its forward ran, and moves gradients home.
+    The module's graph begins at the call's inputs and ends at its results. ``backward`` moves gradients to the members,
+    runs the module's backward where its forward ran, and moves gradients home. A host lane calls it itself; elsewhere
+    a node of the caller's graph does (``forward``).
 
     Attributes:
+        executor: The ``RankExecutor``.
+        is_there: True if this rank calls the module, rather than taking part without rows.
+        waits: True to wait for its forward, so that its errors are raised here.
+        obstacle: The reason why it has to run where it is made, or None.
+        run: Makes the module's own call; None once it was made.
+        attributes: The attributes that were set in the module since it was colocated.
+        added: Describes keyword arguments that the sample's step had not; the same text on all ranks.
+        error: The reason why it cannot be routed: all ranks raise.
+        inputs: The leaves of its arguments that take a gradient on any rank.
+        wanted: The leaves of its result that take a gradient.
         token: An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no
             result takes a gradient.
     """
 
-    def __init__(self, executor: RankExecutor, request: CallRequest, spec: pytree.TreeSpec) -> None:
-        self._executor = executor
+    def __init__(
+        self,
+        executor: Any,
+        routed: RoutedModule,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool = True,
+        waits: bool = False,
+        obstacle: str | None = None,
+    ) -> None:
+        self.executor, self.routed = executor, routed
+        self.is_there, self.waits, self.obstacle = is_there, waits, obstacle
+        self.attributes = routed.set_since()
+        added = {key: value for key, value in kwargs.items() if key not in routed.keywords and _holds_no_rows(value)}
+        self.added = ""
+        if added:  # shape and type of tensors: reading a value would make the host wait for a GPU
+            values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]
+            self.added = f"{sorted(added)} {values}"
+        self.run: Callable[..., Any] | None = partial(run, **added) if added else run
+        self.args, self.kwargs = args, {key: value for key, value in kwargs.items() if key not in added}
+        self.error: ModuleContractError | None = None
+        self.inputs: list[int] = []
+        self.wanted: list[int] = []
         self.token: torch.Tensor | None = None
-        self.routed = routed = request.routed
-        self._request: CallRequest | None = request
         self._routes = routed.routes  # otherwise each rank runs its own rows, and nothing is agreed
-        # The nesting of arguments that are not the sample's, which are right where nothing is routed.
-        self._spec = spec if request.error is not None and not routed.routes else None
+        self._own_spec: pytree.TreeSpec | None = None  # of arguments unlike the sample's, right if nothing is routed
         self._result_spec: pytree.TreeSpec = routed.template.spec
         self._routing: RowRouting | None = None
-        self._inputs: list[torch.Tensor] = []  # leaves of the module's own graph
+        self._leaves: list[torch.Tensor] = []  # of the module's graph, for ``inputs``
         self._roots: list[torch.Tensor] | None = None  # its results; None where this rank has no rows
-        self._travels: list[bool] = []  # for each input, whether its rows do
+        self._is_over = False
+
+    def validate(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
+        """Notes the reason why a call with these arguments cannot be routed, if there is one."""
+        routed, self.args, self.kwargs = self.routed, (), {}
+        cut = list(compress(leaves, routed.batched)) if spec == routed.spec else []
+        if spec != routed.spec:
+            reason = "other arguments than in the sample's step"
+        elif not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
+            kinds = ", ".join(type(leaf).__name__ for leaf in cut)
+            reason = f"{kinds} where the sample's step had tensors"
+        elif len({len(leaf) for leaf in cut}) > 1:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in cut)
+            reason = f"{shapes}, which had one leading dimension in the sample's step"
+        else:
+            return
+        self.error = ModuleContractError(
+            f"{routed.name!r} is called with {reason}; on several ranks all calls have to be alike: "
+            f"colocate(..., exclude=[{routed.name!r}])"
+        )
+        self._own_spec = None if self._routes else spec
+
+    # Forward.
 
     def forward(self, leaves: list[Any], anchor: torch.Tensor | None = None) -> list[Any]:
-        """Returns the leaves of the result, each tensor one that nobody else has.
+        """Makes the call as one node of the caller's graph; returns the leaves of its result.
 
         A backward reaches ``anchor``, an empty tensor, after the call.
         """
-        routed, request = self.routed, self._request
-        assert request is not None, "a call ran twice"
-        self._request = None
-        batched = routed.batched if self._spec is None else (False,) * len(leaves)
-        own, wants, rows = self._exchange(request, leaves)
-        outside = [leaves[index] for index, wanted in enumerate(wants) if wanted]
-        self._travels = [batched[index] for index, wanted in enumerate(wants) if wanted]
-        for index, wanted in enumerate(wants):
-            if wanted:
-                own[index] = own[index].detach().requires_grad_()
-                self._inputs.append(own[index])
-        if rows:
-            outputs = self._compute(request.run, own)
-            if self._spec is None:
-                self._check(outputs, rows)
+        home = self.compute(leaves)
+        if self.wanted:
+            anchor = self.routed.anchor if anchor is None else anchor
+            inputs = (leaves[index] for index in self.inputs)
+            *results, self.token = _Node.apply(self, [home[index] for index in self.wanted], anchor, *inputs)
+            for index, result in zip(self.wanted, results, strict=True):
+                home[index] = result
+        return home
+
+    def compute(self, leaves: list[Any]) -> list[Any]:
+        """Makes the call; returns the leaves of its result for this rank's rows, outside of any graph."""
+        routed, run, self.run = self.routed, self.run, None
+        assert run is not None, "a call ran twice"
+        own, wants, rows = self._exchange(leaves)
+        for index in compress(range(len(leaves)), wants):
+            own[index] = own[index].detach().requires_grad_()
+            self.inputs.append(index)
+            self._leaves.append(own[index])
+        outputs = self._run_module(run, own) if rows else routed.template.of_rows(0)
+        if self._own_spec is not None:
+            self.wanted = [index for index, leaf in enumerate(outputs) if _is_tensor(leaf) and leaf.requires_grad]
         else:
-            outputs = routed.template.of_rows(0)
-        return self._home(outputs, routed.anchor if anchor is None else anchor, outside)
+            self.wanted = routed.template.wanted()
+            if rows:
+                self._check(outputs, rows)
+        if rows:
+            self._roots = [outputs[index] for index in self.wanted]
+        tensors = iter(move(routed, self._routing, list(filter(_is_tensor, outputs)), "forward", is_back=True))
+        return [next(tensors).detach() if _is_tensor(leaf) else leaf for leaf in outputs]
 
     def nested(self, leaves: Sequence[Any]) -> Any:
         return unflatten(list(leaves), self._result_spec)
 
-    def backward(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Returns the gradients of the inputs, from those of the results."""
-        routed = self.routed
-        self._executor.backward_reached(routed)
-        grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
-        if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
-            routed.reduce()
-        if self._roots is not None:
-            roots, keep = self._roots, torch._C._autograd._get_current_graph_task_keep_graph()
-            work = partial(torch.autograd.backward, roots, grads, retain_graph=keep)
-            self._executor.compute(routed, work, "backward")
-        routed.start_reduction()
-        self._executor.backward_done(routed)
-        input_grads: list[torch.Tensor | None] = []
-        for tensor in self._inputs:
-            grad, tensor.grad = tensor.grad, None
-            input_grads.append(_scaled(torch.zeros_like(tensor) if grad is None else grad, 1 / routed.scale))
-        places = [place for place, travels in enumerate(self._travels) if travels]
-        moving = [grad for place, grad in enumerate(input_grads) if self._travels[place] and grad is not None]
-        for place, grad in zip(places, move(routed, self._routing, moving, "backward", is_back=True), strict=True):
-            input_grads[place] = grad
-        return input_grads
-
-    # Parts.
-
-    def _exchange(self, request: CallRequest, leaves: list[Any]) -> tuple[list[Any], list[bool], int]:
-        """Returns this rank's part of the arguments, which of them take a gradient, and how many rows it has.
-
-        Exchanges how many rows each rank holds, who calls and which arguments want a gradient, and the rows.
-        """
+    def _exchange(self, leaves: list[Any]) -> tuple[list[Any], list[bool], int]:
+        """Returns this rank's part of the arguments, which of them take a gradient, and how many rows it has."""
         routed, grad = self.routed, torch.is_grad_enabled()
-        wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        if self._spec is not None:
+        wants = [_is_tensor(leaf) and leaf.requires_grad and grad for leaf in leaves]
+        if self._own_spec is not None:
             return list(leaves), wants, 1
         if self._routes:
-            agreed, own = exchange(request, leaves, wants)
-            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], agreed.wanted
-            if any(agreed.there) and not all(agreed.there):
-                self._share(own, leaves, agreed.there.index(True))
+            agreed, own = exchange(routed, self._facts(leaves, wants), leaves, self.error)
+            self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], list(agreed.wants)
+            if agreed.source is not None:
+                self._share(own, leaves, agreed.source)
         else:
             own, rows = list(leaves), routed.rows_of(leaves)
         # What wanted one in the sample's step counts as wanting one: the results' kind was learned there.
         return own, [a or (grad and b) for a, b in zip(wants, routed.sample_wants, strict=True)], rows
+
+    def _facts(self, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
+        if self.error is not None:
+            return Facts(0, False, str(self.error), "", "", "", "", ())
+        cut = list(compress(leaves, self.routed.batched))
+        values = repr([leaf for leaf in leaves if not _is_tensor(leaf)])
+        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
+        return Facts(len(cut[0]), self.is_there, "", self.added, values, shapes, self.attributes, tuple(wants))
 
     def _share(self, own: list[Any], leaves: list[Any], source: int) -> None:
         """Broadcasts the arguments that are not part of the batch to ranks that do not call the module."""
@@ -129,9 +174,8 @@ class RoutedCall:
                 if routed.rank != source and not leaf.requires_grad:
                     own[index] = value
 
-    def _compute(self, run: Callable[..., Any], own: list[Any]) -> list[Any]:
-        """Runs the module on this rank's part, in a graph of its own."""
-        routed, spec = self.routed, self._spec or self.routed.spec
+    def _run_module(self, run: Callable[..., Any], own: list[Any]) -> list[Any]:
+        routed, spec = self.routed, self._own_spec or self.routed.spec
         state, context = ThreadState.capture(), copy_context()
 
         def forward() -> tuple[list[Any], pytree.TreeSpec]:
@@ -140,43 +184,19 @@ class RoutedCall:
                 return flatten(context.run(run, *args, **kwargs))
 
         outputs: list[Any]
-        outputs, made_spec = self._executor.compute(routed, forward, "forward")
-        if self._spec is not None:
-            self._result_spec = made_spec
-        self._roots = []
+        outputs, result_spec = self.executor.compute(routed, forward, "forward")
+        if self._own_spec is not None:
+            self._result_spec = result_spec
         return outputs
-
-    def _home(self, outputs: list[Any], anchor: torch.Tensor, outside: list[torch.Tensor]) -> list[Any]:
-        """Moves results to the ranks whose rows they are, and makes the call a node of the caller's graph."""
-        routed = self.routed
-        tensors = {index: leaf for index, leaf in enumerate(outputs) if isinstance(leaf, torch.Tensor)}
-        wanted = (
-            routed.template.wanted()
-            if self._spec is None
-            else [index for index, tensor in tensors.items() if tensor.requires_grad]
-        )
-        if self._roots is not None:
-            self._roots = [outputs[index] for index in wanted]
-        moved = move(routed, self._routing, list(tensors.values()), "forward", is_back=True)
-        home = dict(zip(tensors, moved, strict=True))
-        if wanted:
-            *results, self.token = _Node.apply(self, [home[index] for index in wanted], anchor, *outside)
-            home.update(zip(wanted, results, strict=True))
-        return [
-            leaf if index not in home else home[index] if index in wanted else home[index].detach()
-            for index, leaf in enumerate(outputs)
-        ]
 
     def _check(self, outputs: list[Any], rows: int) -> None:
         """Holds the module to its template, on which ranks that do not run it rely."""
         routed, template = self.routed, self.routed.template
         returned = [
-            (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in outputs
+            (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if _is_tensor(leaf) else leaf for leaf in outputs
         ]
-        now = template.wanted()
         expected = [
-            ((rows, *leaf.shape[1:]), leaf.dtype, index in now) if isinstance(leaf, torch.Tensor) else leaf
+            ((rows, *leaf.shape[1:]), leaf.dtype, index in self.wanted) if _is_tensor(leaf) else leaf
             for index, leaf in enumerate(template.leaves)
         ]
         if returned != expected:
@@ -187,6 +207,41 @@ class RoutedCall:
                 f"where it is: colocate(..., exclude=[{routed.name!r}])"
             )
 
+    # Backward.
+
+    def backward(self, grads: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
+        """Returns the gradients of ``inputs``, from those of the ``wanted`` results.
+
+        Raises:
+            RuntimeError: A backward went through the call before, and did not keep the graph.
+        """
+        routed = self.routed
+        if self._is_over:
+            raise RuntimeError(
+                f"Trying to backward through the graph of {routed.name!r} a second time; its saved values were freed. "
+                "Specify retain_graph=True in the first backward."
+            )
+        self._is_over = not keep
+        grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
+        if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
+            routed.reduce()
+        if self._roots is not None:
+            work = partial(torch.autograd.backward, self._roots, grads, retain_graph=keep)
+            self.executor.compute(routed, work, "backward")
+        routed.start_reduction()
+        input_grads = []
+        for leaf in self._leaves:
+            grad, leaf.grad = leaf.grad, None
+            input_grads.append(_scaled(torch.zeros_like(leaf) if grad is None else grad, 1 / routed.scale))
+        if not keep:
+            self._roots, self._leaves = None, []
+        if self._own_spec is not None:
+            return input_grads
+        travels = [routed.batched[index] for index in self.inputs]
+        home = move(routed, self._routing, list(compress(input_grads, travels)), "backward", is_back=True)
+        moved = iter(home)
+        return [next(moved) if there else grad for grad, there in zip(input_grads, travels, strict=True)]
+
 
 class _Node(torch.autograd.Function):
     """A call in the caller's graph; returns its results, and its token."""
@@ -194,11 +249,25 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: RoutedCall, results: list[torch.Tensor], anchor: torch.Tensor, *_: Any) -> Any:
         ctx.call = call
-        return *(result.detach() for result in results), anchor.new_empty(0)
+        return *results, anchor.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, None, *ctx.call.backward(grads[:-1])
+        call: RoutedCall = ctx.call
+        executor, keep = call.executor, torch._C._autograd._get_current_graph_task_keep_graph()
+        executor.backward_reached(call.routed)
+        with executor.in_step():
+            input_grads = call.backward(list(map(to_plain, grads[:-1])), keep=keep)
+            executor.backward_done(call.routed)
+        return None, None, None, *input_grads
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _holds_no_rows(value: Any) -> bool:
+    return all(not _is_tensor(leaf) or (not leaf.dim() and not leaf.requires_grad) for leaf in flatten(value)[0])
 
 
 def _scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,62 +1,104 @@
 """The messages of a routed call: rows of its arguments to the module's ranks, rows of its results back.
 
-With the rows go the facts on which all ranks have to agree: how many rows each holds, and whether calls are alike. Each
-rank cuts the first message as the ranks last agreed for this module. Where the facts that arrive are those, so are the
-rows, and nothing else has to be compared. Otherwise a second message brings the rows. A rank whose call cannot be
-routed sends that instead of rows, so all ranks raise and none waits.
+Ranks agree on a call once for each new kind of it: they gather its facts (how many rows each rank holds, shapes, types,
+flags), check that these fit together, and number them. From then on each message with rows carries the number of its
+rank's facts. Each rank cuts the message as in the call before. Where all numbers are those of that call, the rows are
+right. Where they are of another known kind, a second message brings the rows. A rank whose call cannot be routed sends
+the number of no facts, so all ranks gather facts and raise, and none waits.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.routed import ADDED, Agreement, CallRequest, Facts, RoutedModule
+from mosaic.ranks.calls.routed import Agreement, Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting, routing_of
 from mosaic.ranks.world.progress import SentPhase
 
+_NEW = -1
+"""The number of facts on which ranks have not agreed yet."""
+_MAX_AGREEMENTS = 256
+"""Agreements that are remembered: numbers of rows, or values of arguments, may never repeat."""
 
-def exchange(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> tuple[Agreement, list[Any]]:
+
+def exchange(
+    routed: RoutedModule, facts: Facts, leaves: Sequence[Any], error: ModuleContractError | None
+) -> tuple[Agreement, list[Any]]:
     """Agrees on a call with all ranks; returns the agreement, and the arguments with this rank's part of the rows.
 
     Raises:
-        ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
+        ModuleContractError: A rank's call cannot be routed (``error`` is this rank's reason), or calls differ in what
+            has to be the same; on all ranks.
     """
-    routed, batched = request.routed, request.routed.batched if request.error is None else ()
-    facts = Facts.of(request, leaves, wants)
-    with_rows = [index for index, has_rows in enumerate(batched) if has_rows]
+    with_rows = [] if error is not None else list(compress(range(len(leaves)), routed.batched))
     riding = [index for index in with_rows if routed.carrier_of(leaves[index]) is routed.control]
     tensors, carried = [leaves[index] for index in riding], list[torch.Tensor]()
-    before, sends, receives = routed.agreement, (0,) * routed.size, (0,) * routed.size
-    if before is not None and before.routing.num_moved and before.row_bytes:  # rows on a GPU travel by themselves
-        sends, receives = before.routing.sends(routed.rank), before.routing.receives(routed.rank)
+    last, sends, receives = routed.agreement, (0,) * routed.size, (0,) * routed.size
+    if last is not None and last.routing.num_moved and last.row_bytes:  # rows on a GPU travel by themselves
+        sends, receives = last.routing.sends(routed.rank), last.routing.receives(routed.rank)
         carried = tensors
-        if facts != before.facts[routed.rank]:  # the others expect as many bytes as before
-            carried = [torch.zeros(sum(sends), before.row_bytes, dtype=torch.uint8)]
-    heads, rows = _all_to_all(routed, routed.control, carried, sends, receives, "forward", 0, facts.numbers)
-    table = tuple(map(Facts.of_numbers, heads))
-    if before is not None and table == before.facts:
-        agreement, rows = before, rows or tensors
+        if facts != last.facts[routed.rank]:  # the others expect as many bytes as before
+            carried = [torch.zeros(sum(sends), last.row_bytes, dtype=torch.uint8)]
+    number = routed.numbers.get(facts, _NEW)
+    numbers, rows = _all_to_all(routed, routed.control, carried, sends, receives, "forward", 0, number)
+    agreement = routed.agreements.get(numbers)
+    if agreement is None:
+        agreement = _agree(routed, facts, error, sum(map(_row_bytes, tensors)))
+    if agreement is last:
+        rows = rows or tensors
         _count(routed, carried, sends, "forward")
     else:
-        if request.error is not None:
-            raise request.error
-        _check(routed, table, request.attributes)
-        agreement = routed.agreement = Agreement(
-            facts=table,
-            routing=routing_of(tuple(each.rows for each in table), routed.members),
-            row_bytes=sum(map(_row_bytes, tensors)),
-        )
         rows = move(routed, agreement.routing, tensors, "forward")
+    routed.agreement = agreement
     moved = dict(zip(riding, rows, strict=True))
     rest = [index for index in with_rows if index not in moved]
     moved.update(zip(rest, move(routed, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True))
     return agreement, [moved.get(index, leaf) for index, leaf in enumerate(leaves)]
+
+
+def _agree(routed: RoutedModule, facts: Facts, error: ModuleContractError | None, row_bytes: int) -> Agreement:
+    """Gathers the facts of all ranks, checks and numbers them."""
+    if len(routed.agreements) == _MAX_AGREEMENTS:  # on all ranks alike
+        routed.agreements.clear()
+        routed.numbers.clear()
+    number = routed.numbers.setdefault(facts, len(routed.numbers))
+    numbers, table = _gather(routed, number, facts)
+    if error is not None:
+        raise error
+    _check(routed, table, facts.attributes)
+    there = [each.is_there for each in table]
+    agreement = routed.agreements[numbers] = Agreement(
+        facts=table,
+        routing=routing_of(tuple(each.rows for each in table), routed.members),
+        row_bytes=row_bytes,
+        wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
+        source=there.index(True) if any(there) and not all(there) else None,
+    )
+    return agreement
+
+
+def _gather(routed: RoutedModule, number: int, facts: Facts) -> tuple[tuple[int, ...], tuple[Facts, ...]]:
+    """Returns the numbers of all ranks' facts, and the facts."""
+    own, nothing = torch.tensor(list(json.dumps([number, *facts]).encode()), dtype=torch.uint8), [0] * routed.size
+    lengths, _ = _all_to_all(routed, routed.control, [], nothing, nothing, "forward", 0, len(own))
+    is_other = [rank != routed.rank for rank in range(routed.size)]
+    counts = [length * other for length, other in zip(lengths, is_other, strict=True)]
+    with routed.waiting("forward"):
+        pieces = _swap(routed.control, [[own] * other for other in is_other], counts, 0)
+    pieces[routed.rank] = own
+    numbers, table = [], []
+    for piece in pieces:
+        other_number, *values, wants = json.loads(bytes(piece.tolist()))
+        numbers.append(other_number)
+        table.append(Facts._make([*values, tuple(wants)]))
+    return tuple(numbers), tuple(table)
 
 
 def move(
@@ -94,15 +136,12 @@ def _all_to_all(
     receives: Sequence[int],
     phase: SentPhase,
     tag: int,
-    facts: tuple[int, ...] = (),
-) -> tuple[list[tuple[int, ...]], list[torch.Tensor]]:
-    """Sends facts and rows of some tensors to each rank, as bytes; returns the facts of all ranks and the rows.
-
-    Messages in host memory have tags, so those of ranks in different places of a step never meet.
-    """
+    number: int | None = None,
+) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Sends a number and rows of some tensors to each rank, as bytes; returns the numbers of all ranks and the rows."""
     rank, ranks = routed.rank, range(routed.size)
-    header = [torch.tensor(facts, dtype=torch.int64).view(torch.uint8)] if facts else []
-    ahead, each = 8 * len(facts), sum(map(_row_bytes, tensors))
+    header = [] if number is None else [torch.tensor([number]).view(torch.uint8)]
+    ahead, each = 8 * len(header), sum(map(_row_bytes, tensors))
     starts = list(accumulate(sends, initial=0))
     own = [tensor.detach() for tensor in tensors]
     outgoing = [
@@ -112,13 +151,7 @@ def _all_to_all(
     counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
     with routed.waiting(phase):
         if group is routed.control:
-            pieces = [torch.empty(count, dtype=torch.uint8) for count in counts]
-            works = [group.recv([piece], source, tag) for source, piece in enumerate(pieces) if counts[source]]
-            for to, parts in enumerate(outgoing):
-                if sum(part.numel() for part in parts):
-                    works.append(group.send([parts[0] if len(parts) == 1 else torch.cat(parts)], to, tag))
-            for work in works:
-                work.wait()
+            pieces = _swap(group, outgoing, counts, tag)
         else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
             sent = torch.cat([part for parts in outgoing for part in parts])
             sizes = [sum(part.numel() for part in parts) for parts in outgoing]
@@ -136,8 +169,26 @@ def _all_to_all(
                 parts.append(pieces[source][offsets[source] : end])
                 offsets[source] = end
         rows.append(torch.cat(parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:]))
-    heads = [facts if at == rank else tuple(pieces[at][:ahead].view(torch.int64).tolist()) for at in ranks]
-    return heads, rows
+    if number is None:
+        return (), rows
+    return tuple(number if at == rank else pieces[at][:ahead].view(torch.int64).tolist()[0] for at in ranks), rows
+
+
+def _swap(
+    control: dist.ProcessGroup, outgoing: Sequence[Sequence[torch.Tensor]], counts: Sequence[int], tag: int
+) -> list[torch.Tensor]:
+    """Sends bytes in host memory to each rank, and returns those that come from each.
+
+    Messages in host memory have tags, so those of ranks in different places of a step never meet.
+    """
+    pieces = [torch.empty(count, dtype=torch.uint8) for count in counts]
+    works = [control.recv([piece], source, tag) for source, piece in enumerate(pieces) if counts[source]]
+    for to, parts in enumerate(outgoing):
+        if sum(part.numel() for part in parts):
+            works.append(control.send([parts[0] if len(parts) == 1 else torch.cat(list(parts))], to, tag))
+    for work in works:
+        work.wait()
+    return pieces
 
 
 def _count(routed: RoutedModule, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
@@ -155,29 +206,34 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _check(routed: RoutedModule, table: Sequence[Facts], attributes: str) -> None:
     """Raises ModuleContractError, on all ranks, where calls differ in what has to be the same."""
-    name, calling = routed.name, [facts for facts in table if facts.is_there]
-    failed = [str(rank) for rank, facts in enumerate(table) if facts.has_failed]
-    if failed:
-        raise ModuleContractError(f"{name!r} could not be called on rank {', '.join(failed)}, which says why")
-    if any(facts.is_there == ADDED for facts in table) and len(calling) < len(table):
-        raise ModuleContractError(
-            f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "
-            "may have to run it for others; colocate with a sample whose step has these arguments"
-        )
+    for rank, facts in enumerate(table):
+        if facts.error:
+            raise ModuleContractError(f"{routed.name!r} could not be called on rank {rank}: {facts.error}")
+    calling = [facts for facts in table if facts.is_there]
     running = [facts for rank, facts in enumerate(table) if facts.is_there or rank in routed.members]
-    if len({facts.values for facts in calling}) > 1:
-        raise ModuleContractError(
-            f"{name!r} is called on different ranks with other arguments that are no tensors (numbers, flags, "
-            "strings), which have to be the same"
-        )
-    if calling and len({facts.shapes for facts in running}) > 1:
-        raise ModuleContractError(
-            f"{name!r} is called on different ranks with other shapes (but for the number of rows) or types; pad to "
-            "one length on all ranks"
-        )
-    if len({facts.attributes for facts in running}) > 1:
-        raise ModuleContractError(
-            f"attributes of {name!r} were set to other values on some of the ranks (on rank {routed.rank}: "
+    rules = (
+        (
+            len(calling) == len(table) or not any(facts.added for facts in table),
+            "is called with arguments that the sample's step had not, and some ranks do not call it, which may have to "
+            "run it for others; colocate with a sample whose step has these arguments",
+        ),
+        (
+            len({(facts.values, facts.added) for facts in calling}) < 2,
+            "is called on different ranks with other arguments that are no tensors (numbers, flags, strings), which "
+            "have to be the same",
+        ),
+        (
+            not calling or len({facts.shapes for facts in running}) < 2,
+            "is called on different ranks with other shapes (but for the number of rows) or types; pad to one length "
+            "on all ranks",
+        ),
+        (
+            len({facts.attributes for facts in running}) < 2,
+            f"has attributes that were set to other values on some of the ranks (on rank {routed.rank}: "
             f"{attributes or 'to none'}), and it runs on rows of all of them; pass what differs as an argument, or "
-            f"leave it where it is called: colocate(..., exclude=[{name!r}])"
-        )
+            f"leave it where it is called: colocate(..., exclude=[{routed.name!r}])",
+        ),
+    )
+    for is_kept, problem in rules:
+        if not is_kept:
+            raise ModuleContractError(f"{routed.name!r} {problem}")

@@ -11,7 +11,7 @@ Every backward goes through all of these calls, whatever a rank's loss is made o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,8 @@ from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import Executor
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in
-from mosaic.ranks.calls.routed import CallRequest, RoutedModule
+from mosaic.ranks.calls.call import RoutedCall
+from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import running
 from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
@@ -45,6 +46,7 @@ class RankExecutor(Executor):
         engine: The executor of one rank.
         traffic: The bytes that this rank sent to others.
         progress: The place of this rank.
+        routed: The modules by name, in the order of the sample's step; none where nothing is routed.
         calls_again: A call of the whole model is never made again, which would take all ranks.
     """
 
@@ -58,36 +60,43 @@ class RankExecutor(Executor):
         self.routed: dict[str, RoutedModule] = {}
         self._sites: dict[str, PlacedModule] = {}  # of routed modules
         self._order: dict[str, int] = {}
-        self._shared: tuple[GradientReducer, ...] = ()
+        self._shared: tuple[GradientReducer, ...] = ()  # of what modules share
         self._hooks: list[RemovableHandle] = []
         self._called: set[str] | None = None
         self._passed_over: set[str] = set()
         self._tokens: list[torch.Tensor] = []
-        self._reduced: dict[str, int] = {}
+        self._unrouted_bytes: dict[str, int] = {}
         self._pending = PendingBackwards()
         self._task = -1
         self._failure: BaseException | None = None
         self.progress.step = 0
 
     def begin(
-        self, routed: Mapping[str, RoutedModule], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle]
+        self,
+        routed: Mapping[str, RoutedModule],
+        shared: Iterable[GradientReducer],
+        hooks: Iterable[RemovableHandle] = (),
+        *,
+        unrouted_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes modules in the order of the sample's step, reducers of what they share, and hooks to remove."""
+        """Takes the modules in the order of the sample's step.
+
+        Args:
+            routed: The modules; none where each runs on all ranks, in turn: then nothing is routed.
+            shared: The reducers of what modules share.
+            hooks: Hooks to remove at the end.
+            unrouted_bytes: For each module that is not routed, the bytes of its gradients.
+        """
         self._hooks.extend(hooks)
-        self.routed = dict(routed)
+        self.routed, self._unrouted_bytes = dict(routed), dict(unrouted_bytes or {})
         self._order = {name: index for index, name in enumerate(routed)}
         self._shared = tuple(shared)
-        for reducer in shared:
+        for reducer in self._shared:
             reducer.watch(self._arrived)
         for module in routed.values():
             self._prepare(module)
 
-    def begin_alike(self, reducer: GradientReducer, reduced: Mapping[str, int]) -> None:
-        """Takes modules that all run on all ranks, one after the other: data-parallel training, without any routing."""
-        self._reduced = dict(reduced)
-        self.begin({}, [reducer], ())
-
-    # What host lanes and streams do in different ways.
+    # The differences between host lanes and streams.
 
     @abstractmethod
     def compute(self, routed: RoutedModule, work: Callable[[], Any], phase: SentPhase) -> Any:
@@ -97,29 +106,30 @@ class RankExecutor(Executor):
         """Returns where a module's gradients are summed."""
         return SumPlace()
 
-    def backward_reached(self, routed: RoutedModule) -> None:  # optional
-        """Called in the backward of each call of a module, before its own work."""
+    @abstractmethod
+    def backward_reached(self, routed: RoutedModule) -> None:
+        """Called in the backward of a call that is a node of the caller's graph, before its own work."""
 
     def backward_done(self, routed: RoutedModule) -> None:  # optional
-        """Called when a backward of a module has started all of its reduction."""
+        """Called when a backward of a call that is a node of the caller's graph has started its reduction."""
 
     @abstractmethod
     def _prepare(self, routed: RoutedModule) -> None:
         """Readies a module's routes before the first step."""
 
     @abstractmethod
-    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call; returns its result and the token of its backward."""
+    def _launch(self, call: RoutedCall) -> Any:
+        """Makes a call; returns its result."""
 
-    def _reason(self, request: CallRequest, *obstacles: str | None) -> str | None:
+    def _reason(self, call: RoutedCall, *obstacles: str | None) -> str | None:
         """Returns why a call has to run where it is made, or None."""
-        if request.error is not None:
-            return str(request.error)
+        if call.error is not None:
+            return str(call.error)
         closed = "its lanes are closed" if self.engine.closed else None
-        return next(filter(None, (request.obstacle, *obstacles, closed)), None)
+        return next(filter(None, (call.obstacle, *obstacles, closed)), None)
 
-    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:  # optional
-        """Called when a backward begins, with the reducers of what modules share."""
+    def _begin_backward(self) -> None:  # optional
+        """Called when a backward begins."""
 
     def _end_backward(self) -> None:  # optional
         """Called when a backward has ended, before shared gradients are reduced."""
@@ -143,13 +153,12 @@ class RankExecutor(Executor):
                 "told that this one has no rows for it; call the modules in one order on all ranks and in all steps"
             )
         self._take_part(self._order[site.name])
+        # Outside of the model's own call there is no end of it at which errors are raised.
+        waits = self._called is None
         if self._called is not None:
             self._called.add(site.name)
-        # Outside of the model's own call there is no end of it at which errors are raised.
-        waits, routed = self._called is None, self.routed[site.name]
-        return self._noted(
-            CallRequest(routed=routed, run=run, args=args, kwargs=kwargs, waits=waits, obstacle=site.obstacle)
-        )
+        call = RoutedCall(self, self.routed[site.name], run, args, kwargs, waits=waits, obstacle=site.obstacle)
+        return self._made(call)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call, and takes part in the calls of modules that this rank had nothing for."""
@@ -177,14 +186,14 @@ class RankExecutor(Executor):
                 self._called.add(name)
                 self._passed_over.add(name)
                 routed = self.routed[name]
-                args, kwargs = routed.without_rows()
-                self._noted(CallRequest(routed=routed, run=routed.plain, args=args, kwargs=kwargs, is_there=False))
+                self._made(RoutedCall(self, routed, routed.plain, *routed.without_rows(), is_there=False))
 
-    def _noted(self, request: CallRequest) -> Any:
+    def _made(self, call: RoutedCall) -> Any:
         """Makes a call, and notes the token of its backward."""
-        result, token = self._launch(request)
-        if token is not None and self._called is not None:
-            self._tokens.append(token)
+        result = self._launch(call)
+        if call.token is not None and self._called is not None:
+            self._tokens.append(call.token)
+        call.token = None  # which refers to the call
         return result
 
     def _with_all_backwards(self, result: Any) -> Any:
@@ -217,12 +226,14 @@ class RankExecutor(Executor):
                 self.progress.fail(error, [group for routed in self.routed.values() for group in routed.groups])
             raise
 
+    # Backwards.
+
     def backward_begins(self) -> None:
         """Called within a backward; shared gradients are reduced at its end, when lanes have come to rest."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            self._begin_backward(self._shared if self.routed else ())
+            self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self) -> None:
@@ -233,7 +244,7 @@ class RankExecutor(Executor):
         self._end_backward()
         for reducer in self._shared:
             reducer.finish()
-        for name, num_bytes in self._reduced.items():
+        for name, num_bytes in self._unrouted_bytes.items():
             self.traffic.add(name, "reduce", num_bytes)
         self.progress.step += 1
 
@@ -281,7 +292,7 @@ class RankExecutor(Executor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        here = [name for name, routed in self.routed.items() if routed.is_member] or list(self._reduced)
+        here = [name for name, routed in self.routed.items() if routed.is_member] or list(self._unrouted_bytes)
         return (f"this rank runs {', '.join(here) or 'no placed module'}", *self.engine.notes)
 
 
@@ -289,14 +300,14 @@ class Tied(torch.autograd.Function):
     """The model's results, whose backward also goes through every call that was made."""
 
     @staticmethod
-    def forward(ctx: Any, runs: RankExecutor, num_tokens: int, *tensors: torch.Tensor) -> Any:
-        ctx.runs = runs
+    def forward(ctx: Any, executor: RankExecutor, num_tokens: int, *tensors: torch.Tensor) -> Any:
+        ctx.executor = executor
         ctx.tokens = [(tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors[num_tokens:])  # views could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.runs.backward_begins()
+        ctx.executor.backward_begins()
         empty = (torch.zeros(0, dtype=dtype, device=device) for dtype, device in ctx.tokens)
         return None, None, *empty, *grads

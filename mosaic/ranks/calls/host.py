@@ -7,8 +7,8 @@ kind is known beforehand from its template and its rows, so no shapes have to be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
-from mosaic.engine.host.call import Call
+from mosaic.engine.host.call import Call, add_place
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.errors import UnsupportedModelError
@@ -28,8 +28,7 @@ from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.structure import flatten, map_tensors
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import CallRequest, RoutedModule
-from mosaic.ranks.parameters.gradients import GradientReducer
+from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
@@ -77,25 +76,24 @@ class HostRankExecutor(RankExecutor):
         finally:
             self.engine.log.note(name, phase, routed.slots, self.progress.step, start)
 
-    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
-        routed, arguments = request.routed, Arguments.take(request.args, request.kwargs, join_joined)
-        request.check(arguments.spec, arguments.leaves)
-        site, call = self._sites[routed.name], RoutedCall(self, request, arguments.spec)
+    def _launch(self, call: RoutedCall) -> Any:
+        routed, arguments = call.routed, Arguments.take(call.args, call.kwargs, join_joined)
+        call.validate(arguments.spec, arguments.leaves)
+        site = self._sites[routed.name]
         opaque = f"it takes a {arguments.opaque}, which may hide tensors" if arguments.opaque is not None else None
-        reason = self._reason(request, interception(), site.obstacle, opaque)
+        reason = self._reason(call, interception(), site.obstacle, opaque)
         if reason is not None:
-            return self._run_here(call, arguments.leaves, site, reason)
+            note_in_place(self.engine, site.name, reason)
+            self.engine.drain()  # nothing else of this rank is running
+            with self.in_step():
+                return call.nested(call.forward(map_tensors(joined, arguments.leaves)))
         state = ModuleState.take(site.module)
         # What was set is likely to be set back right after the call; it cannot while the loop's thread waits.
-        waits = (
-            self.engine.awaits(site, state)
-            or request.waits
-            or bool(request.attributes)
-            or routed.is_new
-            or routed.writes
-        )
+        waits = self.engine.awaits(site, state) or call.waits or bool(call.attributes)
+        waits = waits or routed.is_new or routed.writes
         if routed.draws():
-            request.run = _drawing_anew(request.run)
+            assert call.run is not None
+            call.run = _drawing_anew(call.run)
         kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.grad)
         if kind not in self._signatures:
             if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
@@ -106,37 +104,22 @@ class HostRankExecutor(RankExecutor):
         results = self.engine.launch(site, lane_call, arguments)
         if waits and site.last_forward is not None:
             self.engine.wait(site.last_forward)
-        token = results.pop() if len(results) > len(routed.template.leaves) else None
-        return call.nested(results), token
+        if len(results) > len(routed.template.leaves):
+            call.token = results.pop()
+        return call.nested(results)
 
-    def _run_here(
-        self, call: RoutedCall, leaves: list[Any], site: PlacedModule, reason: str
-    ) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
-        note_in_place(self.engine, site.name, reason)
+    def backward_reached(self, routed: RoutedModule) -> None:
+        self.backward_begins()
         self.engine.drain()
-        with self.in_step():
-            results = call.forward(map_tensors(joined, leaves))
-
-        def arrived(grad: torch.Tensor) -> torch.Tensor:
-            self.backward_begins()
-            self.engine.drain()
-            return grad.value() if isinstance(grad, LaneTensor) else grad
-
-        for tensor in [*results, call.token]:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(arrived)
-        return call.nested(results), call.token
 
     def backward_done(self, routed: RoutedModule) -> None:
-        if not on_lane():  # on a lane it is a piece of work of its own behind the backward
-            routed.reduce()
+        routed.reduce()
 
-    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+    def _begin_backward(self) -> None:
         """Makes the end of this backward wait for its work on lanes, before anything is reduced there."""
         self.engine.backwards.current()
-        for reducer in shared:  # what comes from now on is added up before it is added to what was there
-            for parameter in reducer.parameters:
+        for reducer in self._shared if self.routed else ():
+            for parameter in reducer.parameters:  # what comes is added up before it is added to what was there
                 self.engine.backwards.set_aside(parameter)
 
     def reach(self, site: PlacedModule) -> None:
@@ -151,7 +134,10 @@ class HostRankExecutor(RankExecutor):
 
 
 class _LaneCall(Call):
-    """A routed call on its module's lane, from its launch to the end of its backward."""
+    """A routed call on its module's lane, from its launch to the end of its backward.
+
+    The lane has no graph of it: the call's own backward gives the gradients of its inputs.
+    """
 
     def __init__(
         self,
@@ -162,35 +148,62 @@ class _LaneCall(Call):
         signature: Signature,
         state: ModuleState | None,
     ) -> None:
-        context = copy_context()
-
-        def forward(*args: Any, **kwargs: Any) -> list[Any]:
-            results = context.run(call.forward, flatten((args, kwargs))[0])
-            results = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in results]
-            return results if call.token is None else [*results, call.token]
-
-        super().__init__(executor.engine, site, forward, arguments, signature, None, origin=caller(), state=state)
+        super().__init__(executor.engine, site, None, arguments, signature, None, origin=caller(), state=state)
         self.parameters = []
         self._on_ranks = executor
-        self._routed = call.routed
+        self._call = call
+        self._edges: list[int | None] = []  # for each of the call's inputs, its place among the differentiable ones
 
     def forward(self) -> list[torch.Tensor | None]:
-        with self._on_ranks.in_step():
-            return super().forward()
+        """Runs on the module's lane; returns the tensors of the result, and the token behind them."""
+        arguments, self.arguments = self.arguments, None
+        assert arguments is not None, "a call ran twice"
+        call = self._call
+        with self._on_ranks.in_step(), self._placing("in module"):
+            leaves = [leaf.value() if isinstance(leaf, LaneTensor) else leaf for leaf in arguments.leaves]
+            try:
+                with arguments.state.applied():
+                    results = arguments.context.run(call.compute, leaves)
+            finally:  # an error, too, may come of what is another than it was
+                self._check_hidden(arguments)
+        places = {id(tensor): place for place, tensor in enumerate(arguments.differentiable)}
+        self._edges = [places.get(id(arguments.leaves[index])) for index in call.inputs]
+        tensors = [leaf.contiguous() for leaf in results if isinstance(leaf, torch.Tensor)]
+        return [*tensors, torch.empty(0)] if call.wanted else list(tensors)
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
     ) -> list[torch.Tensor | None]:
-        """Runs on the module's lane.
+        """Runs on the module's lane; returns the gradients of all differentiable inputs.
 
-        All ranks return every gradient: this one may have none of the rows, and no rank waits for another here.
+        Each result has one, as on the other ranks, which do not know where this rank's loss comes from.
         """
-        with self._on_ranks.in_step():
-            computed = super().backward(grads, keep=keep, by_caller=by_caller)
-        return [
-            torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
-            for grad, (size, dtype) in zip(computed, self._likes, strict=True)
+        wanted = [
+            (grad, info.like)
+            for grad, info in zip(grads[:-1], self.signature.new_outputs[:-1], strict=True)
+            if info.differentiable
         ]
+        with self._on_ranks.in_step(), self._placing("in the backward of module"):
+            plain = [grad.value() if isinstance(grad, LaneTensor) else grad for grad, _ in wanted]
+            values = [
+                torch.zeros(like.shape, dtype=like.dtype) if grad is None else grad
+                for grad, (_, like) in zip(plain, wanted, strict=True)
+            ]
+            input_grads = self._call.backward(values, keep=keep)
+        results: list[torch.Tensor | None] = [None] * len(self._likes)
+        for edge, grad in zip(self._edges, input_grads, strict=True):
+            if edge is not None:
+                earlier = results[edge]
+                results[edge] = grad.contiguous() if earlier is None else earlier + grad
+        return results
+
+    @contextmanager
+    def _placing(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            add_place(error, where, self)
+            raise
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
@@ -202,13 +215,13 @@ class _LaneCall(Call):
         self._on_ranks.backward_begins()
         engine = self._on_ranks.engine
         pending = super().launch_backward(grads)
-        if self._routed.reducer is not None:
+        if self._call.routed.reducer is not None:
             engine.backwards.current().launched.append(engine.submit(self.site, "reduction", self._reduce, ()))
         return pending
 
     def _reduce(self) -> None:
         with self._on_ranks.in_step():
-            self._routed.reduce()
+            self._call.routed.reduce()
 
 
 def _drawing_anew(run: Callable[..., Any]) -> Callable[..., Any]:

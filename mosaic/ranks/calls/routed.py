@@ -20,22 +20,18 @@ same place, and its slots become free: it ends. Calls on streams have one launch
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
-from mosaic.errors import ModuleContractError
 from mosaic.find.restore import same
 from mosaic.find.structure import flatten, unflatten
 from mosaic.ranks.parameters.gradients import GradientReducer
@@ -46,9 +42,6 @@ from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 _OF_TORCH = frozenset(vars(nn.Module()))
 _COMPARED = (bool, int, float, str, type(None), torch.dtype)
 """Types of values with the same text in all processes."""
-
-ADDED = 2
-"""Marks a call with arguments that the sample's step had not."""
 
 _Reading = list[dict[str, Any]]
 """The attributes of each part."""
@@ -90,13 +83,50 @@ class Template:
         return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
 
 
+class Facts(NamedTuple):
+    """One rank's part of the kind of a call."""
+
+    rows: int
+    is_there: bool
+    """True if the rank calls the module."""
+    error: str
+    """The reason why its call cannot be routed; empty for none."""
+    added: str
+    """Arguments that the sample's step had not."""
+    values: str
+    """Arguments that are no tensors."""
+    shapes: str
+    """Of the arguments that have rows, without the number of rows, and their types."""
+    attributes: str
+    """The attributes that were set in the module since it was colocated."""
+    wants: tuple[bool, ...]
+    """For each argument, whether it takes a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The facts of a call on which all ranks agree."""
+
+    facts: tuple[Facts, ...]
+    """Of each rank's call."""
+    routing: RowRouting
+    row_bytes: int
+    """Bytes of one row of all arguments that go with the number of the facts."""
+    wants: tuple[bool, ...]
+    """For each argument, whether it takes a gradient on any rank."""
+    source: int | None
+    """A rank that has the arguments without rows for ranks that do not call the module; None where all call it."""
+
+
 @dataclass(kw_only=True, eq=False)
 class RoutedModule:
     """A module on ``members`` of the ranks.
 
     Attributes:
         routes: Whether rows travel to its ranks; otherwise all ranks run it, each its own rows.
-        agreement: The last one of all ranks on a call.
+        agreement: That of all ranks on the call before.
+        agreements: Those on all kinds of calls, by the numbers of the ranks' facts.
+        numbers: The numbers of this rank's facts.
         writes: Whether a forward wrote attributes, globals, or variables that it encloses.
         sample_wants: For each argument, whether it took a gradient in the sample's step.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
@@ -136,6 +166,8 @@ class RoutedModule:
         self.is_member = self.rank in self.members
         self.routes = len(self.members) < self.size
         self.agreement: Agreement | None = None
+        self.agreements: dict[tuple[int, ...], Agreement] = {}
+        self.numbers: dict[Facts, int] = {}
         self.writes = False
         self.plain = partial(nn.Module.__call__, self.module)
         self.keywords = frozenset(sample[1])
@@ -219,134 +251,6 @@ class RoutedModule:
     def scale(self) -> float:
         """The factor of gradients on members that makes their mean over the members that over all ranks."""
         return len(self.members) / self.size
-
-
-@dataclass(slots=True, kw_only=True)
-class CallRequest:
-    """This rank's part in a call of a routed module."""
-
-    routed: RoutedModule
-    run: Callable[..., Any]
-    """Makes the module's own call."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    is_there: bool = True
-    """True if this rank calls it, rather than taking part without rows."""
-    waits: bool = False
-    """True to wait for its forward, so that its errors are raised here."""
-    obstacle: str | None = None
-    """The reason why it has to run where it is made, or None."""
-    added: str = ""
-    """Digest of keyword arguments that the sample's step had not; has to be the same on all ranks."""
-    attributes: str = ""
-    """The attributes that were set in the module since it was colocated."""
-    error: ModuleContractError | None = None
-    """The reason why it cannot be routed: all ranks raise."""
-
-    def __post_init__(self) -> None:
-        """Takes out keyword arguments that hold no rows and go to the call as they are.
-
-        Their digest has shape and type of tensors: reading a value would make the host wait for a GPU.
-        """
-        self.attributes = self.routed.set_since()
-        routed = self.routed.keywords
-        added = {name: value for name, value in self.kwargs.items() if name not in routed and _holds_no_rows(value)}
-        if added:
-            values = [
-                (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf
-                for leaf in flatten(added)[0]
-            ]
-            self.run = partial(self.run, **added)
-            self.kwargs = {name: value for name, value in self.kwargs.items() if name not in added}
-            self.added = f"{sorted(added)} {values}"
-
-    def check(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
-        """Notes why a call with these arguments cannot be routed, if so."""
-        name = self.routed.name
-        remedy = f"on several ranks all calls have to be alike: colocate(..., exclude=[{name!r}])"
-        if spec != self.routed.spec:
-            self.error = ModuleContractError(
-                f"{name!r} is called with other arguments than in the sample's step; {remedy}"
-            )
-            return
-        cut = list(compress(leaves, self.routed.batched))
-        if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
-            kinds = ", ".join(type(leaf).__name__ for leaf in cut)
-            self.error = ModuleContractError(
-                f"{name!r} is called with {kinds} where the sample's step had tensors; {remedy}"
-            )
-        elif len({len(leaf) for leaf in cut}) > 1:
-            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in cut)
-            self.error = ModuleContractError(
-                f"{name!r} is called with {shapes}, which had one leading dimension in the sample's step; {remedy}"
-            )
-
-
-def _holds_no_rows(value: Any) -> bool:
-    return all(
-        not isinstance(leaf, torch.Tensor) or (not leaf.dim() and not leaf.requires_grad) for leaf in flatten(value)[0]
-    )
-
-
-class Facts(NamedTuple):
-    """The facts of one rank's call."""
-
-    rows: int
-    is_there: int
-    """0, 1, or ``ADDED``."""
-    has_failed: int
-    values: int
-    """Digest of arguments that are no tensors."""
-    shapes: int
-    """Digest of shapes, without rows, and types of the arguments that have rows."""
-    attributes: int
-    """Digest of attributes that were set in the module since it was colocated."""
-    wants: tuple[int, ...]
-    """For each argument, whether it takes a gradient."""
-
-    @staticmethod
-    def of(request: CallRequest, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
-        routed = request.routed
-        if request.error is not None:
-            return Facts(0, 0, 1, 0, 0, 0, (0,) * len(routed.batched))
-        cut = list(compress(leaves, routed.batched))
-        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + request.added
-        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
-        value_digest, shape_digest, attribute_digest = (
-            zlib.crc32(text.encode()) for text in (values, shapes, request.attributes)
-        )
-        is_there = ADDED if request.added else int(request.is_there)
-        return Facts(len(cut[0]), is_there, 0, value_digest, shape_digest, attribute_digest, tuple(map(int, wants)))
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return (*self[:-1], *self.wants)
-
-    @staticmethod
-    def of_numbers(numbers: Sequence[int]) -> Facts:
-        rows, is_there, has_failed, values, shapes, attributes, *wants = numbers
-        return Facts(rows, is_there, has_failed, values, shapes, attributes, tuple(wants))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The facts of a call on which all ranks agree."""
-
-    facts: tuple[Facts, ...]
-    """Of each rank's call."""
-    routing: RowRouting
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the facts."""
-
-    @property
-    def there(self) -> list[bool]:
-        """The ranks that call the module; the others take part in the exchange."""
-        return [bool(facts.is_there) for facts in self.facts]
-
-    @property
-    def wanted(self) -> list[bool]:
-        """For each argument, whether it takes a gradient on any rank."""
-        return list(map(any, zip(*(facts.wants for facts in self.facts), strict=True)))
 
 
 class _Attributes:

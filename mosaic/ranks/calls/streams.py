@@ -51,7 +51,7 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.find.structure import flatten, map_tensors
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import CallRequest, RoutedModule
+from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import SumPlace
 from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
@@ -86,7 +86,7 @@ class StreamRankExecutor(RankExecutor):
         """Launches a module's own work where it is requested: the call is on its lane already."""
         name, site, timeline = routed.name, self._sites[routed.name], self.engine.timeline
         settings = self.lanes.lane(routed.slots).under_settings()
-        with self.in_step(), as_lane(), settings, self.progress.computing(name, phase), marked(name):
+        with as_lane(), settings, self.progress.computing(name, phase), marked(name):
             start = timeline.mark()
             with ProfilerRange(name, phase):
                 result = work()
@@ -99,26 +99,24 @@ class StreamRankExecutor(RankExecutor):
     def place(self, slots: tuple[int, ...]) -> LanePlace:
         return LanePlace(self.lanes.lane(slots), self.lanes.api.current_stream())
 
-    def _launch(self, request: CallRequest) -> tuple[Any, torch.Tensor | None]:
-        leaves, spec = flatten((request.args, request.kwargs))
-        request.check(spec, leaves)
-        call, name = RoutedCall(self, request, spec), request.routed.name
-        anchor = self._tokens[-1] if self._tokens else self._anchor
+    def _launch(self, call: RoutedCall) -> Any:
+        leaves, spec = flatten((call.args, call.kwargs))
+        call.validate(spec, leaves)
+        name, anchor = call.routed.name, self._tokens[-1] if self._tokens else self._anchor
 
         def forward(*own: Any) -> list[Any]:
-            results = call.forward(list(own), anchor)
-            return [*results, call.token]
+            return [*call.forward(list(own), anchor), call.token]
 
-        reason = self._reason(request, _obstacle())
+        reason = self._reason(call, _obstacle())
         with self.in_step():
             if reason is not None:
                 note_in_place(self.engine, name, reason)
                 *results, token = forward(*map_tensors(join_tensor, leaves))
             else:
                 *results, token = self.engine.launch(self._sites[name], forward, tuple(leaves))
-        if isinstance(token, StreamTensor):
-            token = token.plain()  # it has no memory to wait for
-        return call.nested(results), token
+        # The token has no memory to wait for.
+        call.token = token.plain() if isinstance(token, StreamTensor) else token
+        return call.nested(results)
 
     def backward_reached(self, routed: RoutedModule) -> None:
         assert self._anchor is not None

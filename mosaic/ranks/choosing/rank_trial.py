@@ -24,7 +24,7 @@ from mosaic.find.restore import preserved
 from mosaic.plan import Plan
 from mosaic.ranks.running.place import open_executor, place
 from mosaic.ranks.session import RankPlan, RankSession
-from mosaic.ranks.world.cancel import CancelToken
+from mosaic.ranks.world.failures import CancelToken
 from mosaic.take_turns import StepClock, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
@@ -72,11 +72,11 @@ def _visit(
             executor.close()
         return failed
     world.max_ctas = plan.communication_sms or None
-    with world.groups.lending() as loan:
+    with world.lending() as loan:
         placed = place(session, plan, executor, gives_up=False)
     with world.cancel_token(f"trial/{number}", loan.groups) as token:
         failed = _steps(session, placed, num_steps, turns, clock, token)
-    (world.groups.give_back if failed is None else world.groups.destroy)(loan)
+    (world.give_back if failed is None else world.destroy)(loan)
     return failed
 
 

@@ -17,8 +17,7 @@ from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transport import LanePair
-from mosaic.ranks.running.prepare import cores_of_rank
-from mosaic.ranks.world.groups import own_gpu
+from mosaic.ranks.world.groups import cores_of_rank, own_gpu
 from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")

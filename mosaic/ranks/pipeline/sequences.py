@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 from mosaic.context.attention.attend import Attend
 from mosaic.context.attention.batch import ContextBatch, shifted_labels
 from mosaic.context.attention.exchange import gather_items
-from mosaic.context.attention.hugging_face import check_config, use_attention
+from mosaic.context.attention.hugging_face import check_calls, check_config, layer_windows, use_attention
 from mosaic.context.items import ItemShare, share_items
 from mosaic.context.plan import ContextPlan, ContextSettings
-from mosaic.errors import UnsplittableError, said_by
+from mosaic.errors import UnsplittableError, UnsupportedModelError, said_by
 from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import rows_of_units, take_units
@@ -68,7 +68,7 @@ class Sequences:
 
     Raises:
         UnsplittableError: The layers are in no such model.
-        UnsupportedModelError: They have windows, or something else that mask words cannot say.
+        UnsupportedModelError: They have chunks, or something else that mask words cannot say.
     """
 
     def __init__(
@@ -81,11 +81,12 @@ class Sequences:
         device: torch.device,
     ) -> None:
         self._settings, self._group, self._model, self._device = settings, group, model, device
-        self._num_layers = split.modules[-1].count
         self._text = _language_model(model, split)
         self._names = list(inspect.signature(self._text.forward).parameters)
         check_config(self._text)
-        self._before = use_attention(self._text)
+        if settings.windows is None:
+            self._settings = replace(settings, windows=layer_windows(self._text))
+        self._restore = use_attention(self._text)
         self._hooks = (
             self._text.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._text.register_forward_hook(self._leave),
@@ -132,7 +133,7 @@ class Sequences:
                 loss is not the mean over labels.
         """
         attend: Attend = own["context"]
-        before = attend.num_calls
+        before = dict(attend.calls)
         try:
             with torch.no_grad(), forked(self._device):
                 output = self._model(**own)
@@ -141,11 +142,10 @@ class Sequences:
                 f"{type(self._model).__name__} cannot be called with a rank's tokens alone, {said_by(error)}; use no "
                 "context="
             ) from error
-        if attend.num_calls - before != self._num_layers:
-            raise UnsplittableError(
-                f"{attend.num_calls - before} of {self._num_layers} layers of {type(self._text).__name__} attended "
-                "over context ranks; others saw this rank's tokens alone: use no context="
-            )
+        try:
+            check_calls(self._text, attend, before)
+        except UnsupportedModelError as error:
+            raise UnsplittableError(f"{error}, with no context=") from error
         logits, loss = getattr(output, "logits", None), getattr(output, "loss", None)
         if logits is None or loss is None or "shift_labels" not in own:
             return
@@ -173,7 +173,7 @@ class Sequences:
         """Restores the language model's own attention."""
         for hook in self._hooks:
             hook.remove()
-        self._text.set_attn_implementation(self._before)
+        self._restore()
         self._thread.shutdown(cancel_futures=True)
 
     def _enter(

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError, ModuleContractError, RankFailedError
-from mosaic.ranks.world.cancel import CancelledError
+from mosaic.ranks.world.failures import CancelledError
 from mosaic.ranks.world.groups import peers_share_a_communicator
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress, SentPhase
 from mosaic.ranks.world.world import World
@@ -137,7 +137,7 @@ class Transport:
         self.rank, self.size, self.progress = self.line.index(world.rank), len(self.line), world.progress
         self._world = world
         self._kind = world.device.type
-        with world.groups.lending() as self._loan:
+        with world.lending() as self._loan:
             self._everyone = world.group(range(world.size), backend="gloo")
             groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
         self._groups = {line: groups[line] for line in own if len(line) > 1}
@@ -159,7 +159,7 @@ class Transport:
     def open_lanes(self, pairs: Iterable[LanePair]) -> None:
         """Makes communicators for new pairs of lanes, unless tags tell them apart; all ranks pass the same pairs."""
         for pair in sorted(set(pairs) - self._of_lanes.keys()) if self._kind == "cuda" else ():
-            with self._world.groups.lending() as loan:
+            with self._world.lending() as loan:
                 groups = {line: self._directions(line) for line in self._lines if len(line) > 1}
             self._loan += loan
             self._covered += loan.groups
@@ -236,7 +236,7 @@ class Transport:
     def close(self) -> None:
         """Returns the communicators, unless a rank has failed; nothing of this rank may be under way."""
         self._token.__exit__(None, None, None)
-        (self._world.groups.destroy if self._is_aborted else self._world.groups.give_back)(self._loan)
+        (self._world.destroy if self._is_aborted else self._world.give_back)(self._loan)
 
     def _directions(self, line: Sequence[int]) -> _Directions:
         return self._peers(line), self._peers(line)

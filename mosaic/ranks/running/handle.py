@@ -93,7 +93,7 @@ class RankHandle(Handle):
                     self._settle()
                     self._attachment.end()
                     take_back(model, lambda name, tensor: self._whole(name, tensor, first[name][0]))
-                    world.groups.give_back(self._session.loan)
+                    world.give_back(self._session.loan)
                     self._is_whole = True
                 session = self._prepare(request)
                 with session.timed("move"):

@@ -97,11 +97,11 @@ def _begin_alike(session: RankSession, executor: RankExecutor) -> None:
     reducer = GradientReducer(
         model.parameters(), world.group(range(world.size)), waiting=waiting, sparse=sparse_in(model)
     )
-    reduced = {
+    unrouted_bytes = {
         subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
         for subject in session.finding.subjects
     }
-    executor.begin_alike(reducer, reduced)
+    executor.begin({}, [reducer], unrouted_bytes=unrouted_bytes)
 
 
 def _begin_routed(

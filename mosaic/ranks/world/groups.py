@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from mosaic.backends.base import Backend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError
+from mosaic.hardware.find import available_cores
 
 LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 """Variable of NCCL; 1 starts collectives of different communicators in the order in which they were launched."""
@@ -45,6 +48,25 @@ def device_of(model: nn.Module) -> torch.device:
     """Returns the device of the first of a model's tensors that is on a GPU; the CPU where none is."""
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def cores_of_rank(rank: int | None = None, ranks: int | None = None) -> tuple[int, ...]:
+    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
+    cores = available_cores()
+    rank = int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
+    each = max(1, len(cores) // ranks)
+    start = (rank * each) % len(cores)
+    return cores[start : start + each]
+
+
+def backend_of(device: torch.device) -> Backend:
+    """Returns the backend of this rank: its own GPU, or its share of the host's cores."""
+    if device.type != "cuda":
+        return HostBackend(cores=cores_of_rank())
+    backend = default_backend(torch.device("cuda", own_gpu()))
+    torch.cuda.set_device(backend.torch_device)
+    return backend
 
 
 def gpu_bytes(device: torch.device) -> int:
@@ -85,49 +107,6 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
-
-
-class GroupPool:
-    """Makes communicators, and keeps those that were given back. All ranks request the same in the same order."""
-
-    def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
-        self._make = make
-        self._forget = forget
-        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
-        self._loan: GroupLoan | None = None
-
-    def take(self, key: GroupKey) -> Any:
-        spare = self._spare[key]
-        group = spare.pop(0)[1] if spare else self._make(key)
-        if self._loan is not None:
-            self._loan.append((key, group))
-        return group
-
-    @contextmanager
-    def lending(self) -> Iterator[GroupLoan]:
-        """A block whose communicators are listed, to be given back or destroyed; the innermost block's list counts."""
-        before, self._loan = self._loan, (loan := GroupLoan())
-        try:
-            yield loan
-        finally:
-            self._loan = before
-
-    def give_back(self, loan: GroupLoan) -> None:
-        """Takes communicators back on which nothing is under way."""
-        for key, group in loan:
-            self._spare[key].append((key, group))
-        loan.clear()
-
-    def destroy(self, loan: GroupLoan) -> None:
-        """Ends communicators; those with aborted calls cannot be used again."""
-        for group in loan.groups:
-            self._forget(group)
-            dist.destroy_process_group(group)
-        loan.clear()
-
-    def destroy_spare(self) -> None:
-        for loan in self._spare.values():
-            self.destroy(loan)
 
 
 def group_options(backend: str, max_ctas: int | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +20,10 @@ from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.ranks.world.cancel import CancelToken
+from mosaic.ranks.world.failures import CancelToken, Heartbeats
 from mosaic.ranks.world.groups import (
     GroupKey,
-    GroupPool,
+    GroupLoan,
     carrier_of,
     connect,
     group_options,
@@ -30,7 +31,6 @@ from mosaic.ranks.world.groups import (
     num_nccl_collectives,
     set_launch_order,
 )
-from mosaic.ranks.world.heartbeat import Heartbeats
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 from mosaic.ranks.world.rendezvous import CPU, open_store, rendezvous
 
@@ -76,7 +76,6 @@ class World(Ranks):
         run: A text that all ranks have in common, and no other run has.
         progress: Where this rank is.
         store: Shared by all ranks of this world, and used by no other one.
-        groups: Communicators that were made and are free.
         max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
@@ -105,7 +104,8 @@ class World(Ranks):
         store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
         members, self.store = rendezvous(store, self.rank, self.size, timeout_s=timeout_s, device=device)
         self.me = members[self.rank]
-        self.groups = GroupPool(self._made, self._forget)
+        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
+        self._loan: GroupLoan | None = None
         self._grace_s = (watch or RankSettings()).grace_s
         self._heartbeats: Heartbeats | None = None
         if watch is not None and self.size > 1:
@@ -182,9 +182,39 @@ class World(Ranks):
 
         All ranks have to ask for the same ones in the same order.
         """
-        backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
-        group: dist.ProcessGroup = self.groups.take(GroupKey(tuple(ranks), backend, self.max_ctas))
-        return group
+        key = GroupKey(tuple(ranks), backend or ("nccl" if self.device.type == "cuda" else "gloo"), self.max_ctas)
+        spare = self._spare[key]
+        group = spare.pop(0)[1] if spare else self._connected(key)
+        if self._loan is not None:
+            self._loan.append((key, group))
+        return group  # type: ignore[no-any-return]
+
+    @contextmanager
+    def lending(self) -> Iterator[GroupLoan]:
+        """A block whose communicators are listed, to be given back or destroyed; the innermost block's list counts."""
+        before, self._loan = self._loan, (loan := GroupLoan())
+        try:
+            yield loan
+        finally:
+            self._loan = before
+
+    def give_back(self, loan: GroupLoan) -> None:
+        """Keeps communicators on which nothing is under way for later requests."""
+        for key, group in loan:
+            self._spare[key].append((key, group))
+        loan.clear()
+
+    def destroy(self, loan: GroupLoan) -> None:
+        """Ends communicators; those with aborted calls cannot be used again."""
+        for group in loan.groups:
+            if self._heartbeats is not None:
+                self._heartbeats.groups = [other for other in self._heartbeats.groups if other is not group]
+            dist.destroy_process_group(group)
+        loan.clear()
+
+    def destroy_spare(self) -> None:
+        for loan in self._spare.values():
+            self.destroy(loan)
 
     def background_group(self) -> dist.ProcessGroup:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to request it."""
@@ -199,9 +229,12 @@ class World(Ranks):
 
     def cancel_token(self, name: str, groups: list[dist.ProcessGroup]) -> CancelToken:
         """Returns what lets any rank cancel the work of a block; see ``CancelToken``."""
-        return CancelToken(self.store, self.rank, self.progress, grace_s=self._grace_s, name=name, groups=groups)
+        tokens = self._heartbeats.tokens if self._heartbeats is not None else []
+        return CancelToken(
+            self.store, self.rank, self.progress, tokens, grace_s=self._grace_s, name=name, groups=groups
+        )
 
-    def _made(self, key: GroupKey) -> Any:
+    def _connected(self, key: GroupKey) -> Any:
         """Makes a communicator and warms it up."""
         options = group_options(key.backend, key.max_ctas)
         with self.progress.waiting(THE_LOOP, "agreement"):
@@ -218,10 +251,6 @@ class World(Ranks):
         if self._heartbeats is not None and isinstance(group, dist.ProcessGroup):
             self._heartbeats.groups.append(group)
         return group
-
-    def _forget(self, group: dist.ProcessGroup) -> None:
-        if self._heartbeats is not None:
-            self._heartbeats.groups = [other for other in self._heartbeats.groups if other is not group]
 
     # Small values.
 

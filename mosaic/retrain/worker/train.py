@@ -28,7 +28,7 @@ from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.provenance import Provenance
-from mosaic.ranks.running.prepare import find_with_rows
+from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained, differences

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import torch
 from attention_cases import MASKS
 from torch import nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from mosaic.context.words import MaskWords
@@ -39,6 +51,8 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 FULL = ["full_attention"] * 2
+WINDOWS: dict[str, Any] = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+"""Shorter than an image of the mask and than a block."""
 
 
 def make(family: str) -> nn.Module:
@@ -59,20 +73,37 @@ def make(family: str) -> nn.Module:
     elif family == "minicpm3":  # latent attention: values are wider than keys
         ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 12}
         model = MiniCPM3ForCausalLM(MiniCPM3Config(**SIZES | ranks | {"num_key_value_heads": 4}))
+    elif family == "mistral":  # a window in each layer
+        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=24))
+    elif family == "gemma2":  # scores of random weights are small: a small cap bends them
+        caps = {"attn_logit_softcapping": 0.05, "query_pre_attn_scalar": 8}
+        model = Gemma2ForCausalLM(Gemma2Config(**SIZES, **WINDOWS, **caps, hidden_activation="gelu"))
+    elif family == "gpt_oss":  # a sink for each head
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+        model = GptOssForCausalLM(GptOssConfig(**SIZES, **WINDOWS, **experts))
+        model.set_experts_implementation("eager")
+    elif family in DROPPED:
+        kind, config = DROPPED[family]
+        model = kind(config(**{name: size for name, size in SIZES.items() if name != "head_dim"}))
     else:
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, layer_types=FULL, sliding_window=None))
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **WINDOWS))
     for module in model.modules():
-        if isinstance(module, Gemma3RMSNorm):
+        if isinstance(module, Gemma2RMSNorm | Gemma3RMSNorm):
             module.forward = functools.partial(norm_in_double, module)  # type: ignore[method-assign]
     return model.double()
 
 
-def norm_in_double(module: Gemma3RMSNorm, x: torch.Tensor) -> torch.Tensor:
+def norm_in_double(module: Gemma2RMSNorm | Gemma3RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """Gemma's norm, which sums its weights' gradients over tokens in 32 bits whatever the model's type is."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1 + module.weight)
 
 
-FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3")
+DROPPED: dict[str, Any] = {
+    "stablelm": (StableLmForCausalLM, StableLmConfig),
+    "nemotron": (NemotronForCausalLM, NemotronConfig),
+}
+"""Their layers drop keywords that they do not know."""
+FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3", "mistral", "gemma2", "gpt_oss", *DROPPED)
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -89,17 +120,33 @@ def plainly(model: nn.Module, given: dict[str, torch.Tensor]) -> float:
     labels = given["labels"].clone()
     first = torch.nonzero(documents[1:] != documents[:-1]).squeeze(1) + 1
     labels[:, first] = -100  # no token says the first one of another document
-    seen = torch.from_numpy(MASK.dense())
-    seen |= (documents < 0)[:, None] & torch.eye(len(documents), dtype=torch.bool)  # dense attention wants a key each
-    loss = model(
-        input_ids=given["input_ids"],
-        labels=labels,
-        attention_mask=seen[None, None],
-        position_ids=torch.from_numpy(MASK.positions())[None],
-        use_cache=False,
-    ).loss
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    masks = {"full_attention": dense_mask(None), "sliding_attention": dense_mask(window)}
+    is_mixed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    softmax, is_capped = torch.softmax, bool(getattr(config, "attn_logit_softcapping", None))
+    if is_capped:
+        model.set_attn_implementation("eager")  # which alone has caps, and a softmax in 32 bits
+    with mock.patch.object(
+        nn.functional, "softmax", lambda values, dim, dtype=None: softmax(values, dim, None if is_capped else dtype)
+    ):
+        loss = model(
+            input_ids=given["input_ids"],
+            labels=labels,
+            attention_mask=masks if is_mixed else masks["sliding_attention" if window else "full_attention"],
+            position_ids=torch.from_numpy(MASK.positions())[None],
+            use_cache=False,
+        ).loss
     loss.backward()
     return float(loss.detach())
+
+
+def dense_mask(window: int | None) -> torch.Tensor:
+    """What dense attention adds to the scores."""
+    padding = torch.tensor(MASK.documents) < 0
+    seen = torch.from_numpy(MASK.dense(window))
+    seen |= padding[:, None] & torch.eye(len(padding), dtype=torch.bool)  # dense attention wants a key each
+    return torch.zeros(seen.shape, dtype=torch.float64).masked_fill_(~seen, -1e300)[None, None]
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:

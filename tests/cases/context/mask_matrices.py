@@ -27,9 +27,9 @@ def odd_mask(seed: int, num_tokens: int) -> MaskWords:
     return MaskWords(words=words, documents=np.array(documents[cut], np.int32))
 
 
-def blocked(mask: MaskWords, block: int) -> np.ndarray:
+def blocked(mask: MaskWords, block: int, window: int | None = None) -> np.ndarray:
     """Visible pairs of every tile, counted in the matrix; shape (blocks, blocks)."""
     count = -(-mask.num_tokens // block)
     filled = np.zeros((count * block, count * block), np.int64)
-    filled[: mask.num_tokens, : mask.num_tokens] = mask.dense()
+    filled[: mask.num_tokens, : mask.num_tokens] = mask.dense(window)
     return filled.reshape(count, block, count, block).sum(axis=(1, 3))

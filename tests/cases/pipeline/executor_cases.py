@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -200,24 +200,6 @@ class NumberWork:
         self.made[name] = mix(name, *own(name, self.made), *values)
         edges = {target: Edge(name, target) for target in task.targets}
         return {target: (torch.tensor(carried(edge, self.made[name])),) for target, edge in edges.items()}
-
-
-@dataclass(kw_only=True)
-class FaultyWork(NumberWork):
-    """Does something else at one action."""
-
-    at: str
-    act: Callable[[], object]
-
-    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
-        if str(task.name) == self.at:
-            self.act()
-        return super().backward(task, gradients)
-
-    def reduce(self, chunk: int) -> None:
-        if f"REDUCE({chunk})" == self.at:
-            self.act()
-        super().reduce(chunk)
 
 
 def no_caption() -> None:

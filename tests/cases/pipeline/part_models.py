@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import nn
 
+from mosaic.graph import Part
+
 VOCABULARY, WIDTH = 48, 16
 IMAGE = 7
 """Token in whose place an image's features go."""
@@ -54,6 +56,11 @@ class PartedCase:
     """Of the model's output."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Pieces into which modules are cut, for partitions without mixed chunks."""
+
+
+def chunks_of(*texts: str) -> list[tuple[Part, ...]]:
+    """Reads chunks such as ``vision[1:2/2]+text[0:1/3]``."""
+    return [tuple(Part.parse(part) for part in text.split("+")) for text in texts]
 
 
 def tokens(rows: int = 2, length: int = 6) -> torch.Tensor:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from chained_chunks import ChunkChain, chunks_of
-from part_models import PartedCase
+from part_models import PartedCase, chunks_of
 from torch import nn
 
+from bench.sweep.parted import ChunkChain
 from mosaic.parts.chunk_call import STRATEGIES
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit, copied

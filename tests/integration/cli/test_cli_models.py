@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,79 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
 ):
     output = tmp_path / "plan.json"
     asked = ["--model", "zoo:clip-paper", "--device", "h100-80g", "--method", "exact"]
-    assert run(["plan", *asked, "--output", str(output)]) == 0
+    gain = tmp_path / "gain.json"
+    assert run(["plan", *asked, "--output", str(output), "--explain-gain", "--json", str(gain)]) == 0
     placed = {placement.module for placement in artifact.load(Plan, output).placements}
     assert placed == {"encoders.image", "encoders.text"}
     printed = " ".join(capsys.readouterr().out.split())
     assert "16 slots, in bfloat16" in printed
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
     assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
+    assert "modelled from predicted times" in printed
+    assert "expected step on h100-80g, predicted: one module at a time" in printed
+    explained = json.loads(gain.read_text())
+    assert explained["source"] == "predicted"
+    assert explained["bound_ms"] <= explained["plan_ms"] <= explained["sequential_ms"]
+    assert {module["bound_by"] for module in explained["modules"]} == {"SM-bound"}
+
+
+def test_a_text_to_video_model_is_planned_for_eight_described_gpus(tmp_path: Path):
+    asked = ["--model", "zoo:t2v-gpu", "--device", "h100-80g", "--gpus", "8", "--output", str(tmp_path / "plan.json")]
+    assert run(["plan", *asked]) == 0
+    placed = {placement.module for placement in artifact.load(Plan, tmp_path / "plan.json").placements}
+    assert placed == {"encoders.video", "encoders.text", "transformer"}
+
+
+_BOUNDS = """
+import torch
+from torch import nn
+
+TOWERS = {
+    "launch": (lambda: [nn.Linear(8, 8) for _ in range(8)], (4, 8)),
+    "sms": (lambda: [nn.Linear(8192, 8192)], (8192, 8192)),
+    "bandwidth": (lambda: [nn.LayerNorm(64), nn.GELU()], (1 << 22, 64)),
+}
+
+class Two(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.left, self.right = nn.Sequential(*layers()), nn.Sequential(*layers())
+
+    def forward(self, x, y):
+        return self.left(x).mean() + self.right(y).mean()
+
+def make(kind):
+    layers, shape = TOWERS[kind]
+    with torch.device("meta"):
+        return Two(layers).bfloat16(), [torch.zeros(shape).bfloat16() for _ in range(2)]
+
+launch, sms, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "words"),
+    [
+        ("launch", "launch-bound", "an eager step takes at least that"),
+        ("sms", "SM-bound", "launches do not bound it"),
+        ("bandwidth", "bandwidth-bound", "the others can compute beside it"),
+    ],
+)
+def test_each_kind_of_bound_is_named_for_a_gpu_that_is_not_there(
+    kind: str, bound: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "bounds.py").write_text(_BOUNDS)
+    arguments = ["--explain-gain", "--json", "-", "--output", str(tmp_path / "plan.json")]
+    assert run(["plan", "--model", f"{tmp_path}/bounds.py:{kind}", *arguments]) == 0
+    captured = capsys.readouterr()
+    explained = json.loads(captured.out)
+    assert explained["device"] == "h100-80g"
+    assert [module["bound_by"] for module in explained["modules"]] == [bound] * 2
+    for module in explained["modules"]:  # no module is faster than its bound
+        assert max(module["launch_ms"], module["sm_ms"], module["bandwidth_ms"]) <= module["whole_ms"] * (1 + 1e-9)
+    assert explained["launch_ms"] == pytest.approx(sum(module["launch_ms"] for module in explained["modules"]))
+    assert words in " ".join(captured.err.split())
+    assert "rule of thumb" in captured.err
 
 
 @pytest.mark.parametrize(

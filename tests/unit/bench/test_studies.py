@@ -16,8 +16,6 @@ import mosaic
 from bench import colocate, never_slower
 from bench.context import balance
 from bench.context.__main__ import packed_blocks
-from bench.cost import __main__ as cost
-from bench.cost.study import TINY
 from bench.harness import StudyPart
 from bench.loops import Workload
 from bench.papers import spindle
@@ -30,7 +28,6 @@ from bench.record import Figure, Study
 from bench.solver import study
 from bench.solver.__main__ import STUDY
 from mosaic.artifact import load
-from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.workload import load_workload
 from mosaic.profiler import ProfileSettings
 
@@ -62,15 +59,6 @@ def test_a_model_that_is_never_slower_has_all_its_figures_with_the_plan_and_the_
     assert labels["runs"] == "the plain loop" or "left" in labels["runs"]
     assert labels["decided"]
     assert all((figure.value is None) == bool(figure.reason) for figure in by_name.values())
-
-
-def test_predictions_are_judged_by_points_that_were_not_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "HostBackend", lambda: HostBackend(2))
-    result = cost.STUDY.run(cost.parts(TINY, 60.0), path=tmp_path / "study.json")
-    assert load(Study, tmp_path / "study.json") == result
-    assert len({figure.name for figure in result.figures}) == len(result.figures)
-    assert all(figure.samples if figure.value is not None else figure.reason for figure in result.figures)
-    assert sum(figure.value is not None for figure in result.figures) > 5
 
 
 def test_planners_are_compared_and_a_part_that_fails_ends_no_other(tmp_path: Path):

@@ -90,6 +90,23 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
         )
 
 
+def test_a_tower_that_is_a_multimodal_model_is_a_folder_in_the_folder(tmp_path: Path):
+    torch.manual_seed(0)
+    model = cases.nested().freeze("speech.model.audio.model")
+    model.speech.model.audio.after_projector = half
+    model.save_pretrained(tmp_path)
+    callbacks = {"speech.before": cases.with_states, "speech.after": cases.last_states}
+    found = MultimodalModel.from_pretrained(
+        tmp_path, callbacks=callbacks | {"speech.model.audio.after_projector": half}
+    )
+    assert_same_weights(model, found)
+    given = cases.nested_batch()
+    assert torch.equal(model.eval()(**given).logits, found(**given).logits)
+    assert found.frozen == ("speech.model.audio.model",)
+    with pytest.raises(ValueError, match=r"pass callbacks=\{'speech.model.audio.after_projector': ...\}"):
+        MultimodalModel.from_pretrained(tmp_path, callbacks=callbacks)
+
+
 @pytest.mark.parametrize(
     ("kind", "match"),
     [

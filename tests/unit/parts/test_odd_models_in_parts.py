@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from chained_chunks import chunks_of
-from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, WIDTH, PartedCase, text_batch
+from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, WIDTH, PartedCase, chunks_of, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from chained_chunks import chunks_of
-from part_models import SEVERAL_MODULES, PartedCase
+from part_models import SEVERAL_MODULES, PartedCase, chunks_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from chained_chunks import chunks_of
-from part_models import DECODERS, ENCODERS, IMAGE, SEVERAL_MODULES, PartedCase, tokens
+from part_models import DECODERS, ENCODERS, IMAGE, SEVERAL_MODULES, PartedCase, chunks_of, tokens
 from parted_equality import check_cut, check_equal
 from torch import nn
 

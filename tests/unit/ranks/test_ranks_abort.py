@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.world.cancel import abort_groups
+from mosaic.ranks.world.failures import abort_groups
 
 
 class Group:
@@ -51,13 +51,16 @@ def test_communicators_of_nccl_are_aborted_in_one_group(monkeypatch: pytest.Monk
 OPEN_TOKENS = """
 from datetime import timedelta
 import torch.distributed as dist
-from mosaic.ranks.world import cancel
+from mosaic import RankSettings
+from mosaic.ranks.world.failures import CancelToken, Heartbeats
 from mosaic.ranks.world.progress import RankProgress
+from mosaic.ranks.world.rendezvous import Member
 
-cancel._POLL_S = 0.0  # some thread is always inside of the store
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-for number in range(16):
-    cancel.CancelToken(store, 0, RankProgress(), grace_s=20.0, name=str(number), groups=[]).__enter__()
+for number in range(16):  # some thread is always inside of the store
+    settings, progress = RankSettings(beat_s=1e-6, grace_s=20.0), RankProgress()
+    heartbeats = Heartbeats([Member(0, "host", 7)], store, 0, progress, settings)
+    CancelToken(store, 0, progress, heartbeats.tokens, grace_s=20.0, name=str(number), groups=[]).__enter__()
 """
 
 

@@ -131,8 +131,9 @@ def own_rows(rank: int, size: int) -> None:
         (plain(*one).square().mean() / size).backward()
     held = [(own, other) for own, other in zip(model.parameters(), plain.parameters(), strict=True) if not own.is_meta]
     assert all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
-    # Of the third module: facts, rows, results and their gradients; then facts with rows, results, gradients.
-    assert len(sent) == 7
+    # Of the third module: a number, how long the facts are, rows, results and their gradients; then a number with rows,
+    # results and gradients.
+    assert len(sent) == 8
     handle.remove()
 
 

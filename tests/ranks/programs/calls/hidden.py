@@ -153,7 +153,7 @@ def everything(rank: int, size: int) -> None:
     model = Model(what_differs)
     handle = colocated(model, data(rank), SWAPPED, 2)
     said = told(lambda: model(data(rank)))
-    assert f"attributes of 'a' were set to other values on some of the ranks (on rank {rank}" in said
+    assert f"'a' has attributes that were set to other values on some of the ranks (on rank {rank}" in said
     assert f"scale = {2.0 + rank}" in said
     handle.remove()
     dist.barrier()

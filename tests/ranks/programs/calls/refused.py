@@ -43,7 +43,9 @@ def refusals(rank: int) -> None:
         ).item(),
         "other arguments than in the sample's step": lambda model: model.image(input=batch["image"]).sum().item(),
         "is called with str": lambda model: model.image("a photo"),
-        "could not be called on rank 0, which says why" if rank else "other arguments": lambda model: (
+        "could not be called on rank 0: 'image' is called with other arguments"
+        if rank
+        else "other arguments": lambda model: (
             model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item()
         ),
     }

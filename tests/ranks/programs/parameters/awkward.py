@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
+from mosaic.ranks.parameters.gradients import GradientReducer
 from ranks.clip import told
 from ranks.graphs import colocated, difference, twins
 
@@ -132,7 +134,32 @@ def reading(rank: int) -> None:
     assert whole.keys() == model.state_dict().keys()
 
 
+def reduced(rank: int) -> None:
+    """Gradients become the mean, accumulate over backwards, and are there where any rank has one."""
+    weight, other, unused = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    half = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    reducer = GradientReducer(
+        [weight, half, frozen, other, unused],
+        dist.group.WORLD,  # type: ignore[arg-type]
+        bucket_bytes=8,
+        waiting=lambda phase: nullcontext(),
+    )
+    for factor in (1.0, 2.0, 1.0):
+        loss = (weight * (rank + 1)).sum() + (half * (rank + 1)).sum().float()
+        if rank:  # rank 0 has no gradient of it
+            loss = loss + (other * 4).sum()
+        loss.backward()
+        reducer.finish()
+        gradients = [parameter.grad.tolist() for parameter in (weight, half, other)]  # type: ignore[union-attr]
+        assert gradients == [[1.5 * factor] * 2, [1.5 * factor] * 2, [2.0 * factor] * 2]
+        assert unused.grad is None
+        if factor == 2.0:
+            weight.grad = half.grad = other.grad = None
+    reducer.close()
+
+
 def everything(rank: int, size: int) -> None:
-    for check in (momentum, sparse, reading):
+    for check in (momentum, sparse, reading, reduced):
         check(rank)
     dist.barrier()

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
 import mosaic
+from mosaic import models
 from mosaic.backends.host import HostBackend
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
@@ -81,7 +82,7 @@ def check_equal(
         torch.manual_seed(11)
         expected = []
         for one in step:
-            loss = plain(**one).loss
+            loss = models.loss_of(plain(**one))
             (loss / len(step)).backward()
             expected.append(loss.item())
         assert torch.equal(drawn, torch.get_rng_state())
@@ -164,6 +165,19 @@ def with_dropout(rank: int, size: int, place: Path) -> None:
         assert "encoders take whole microbatches, since these draw" in pipe.describe()
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
+
+
+def text_to_video(rank: int, size: int, place: Path) -> None:
+    """The zoo's T2V: a frozen encoder of latents, a text encoder and a DiT that attends to it."""
+    model = models.build("t2v", freeze=models.find_model("t2v").frozen).double()
+    plain = copy.deepcopy(model)
+    drawn = [models.make_batch("t2v", batch=1, seed=seed) for seed in range(6)]
+    samples = [{k: v.double() if v.is_floating_point() else v for k, v in sample.items()} for sample in drawn]
+    pipe = mosaic.pipeline(model, samples[:3], loss=lambda output, _: output["loss"], options=options(), trial=False)
+    assert "transformer.blocks" in pipe.describe()
+    check_equal(pipe, model, plain, [samples[:3], samples[3:]])
+    assert len({parameter.is_meta for parameter in model.parameters()}) == 2  # each rank has a part of the model
+    pipe.remove()
 
 
 def with_a_scaler(rank: int, size: int, place: Path) -> None:
@@ -272,6 +286,7 @@ def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
 
 
 on_two_ranks = in_turn(
-    planned_by_default, in_one_chain, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes
+    *(planned_by_default, in_one_chain, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes),
+    text_to_video,
 )
 on_three_ranks = in_turn(with_a_scaler, resumed)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_cases import BLOCK, MASKS, attended, dense, inputs_of
 
-from mosaic.context.attention import Attend, attend
+from mosaic.context.attention import Attend, ContextBatch, attend
 from mosaic.context.attention.exchange import Alone, Pending
 from mosaic.context.plan import plan_context
 
@@ -25,12 +25,31 @@ def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: tor
     return [torch.randn(1, count, tokens, 8, generator=draw).to(dtype) for count in (q, heads, heads)]
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_windows_caps_and_sinks_are_dense_attention_with_them(heads: int):
+    given, sinks, scale = inputs_of(MASK, torch.float64), torch.linspace(-1, 2, 6, dtype=torch.float64), 0.3
+    q, k, v, own_sinks = (one.clone().requires_grad_() for one in (*given[:3], sinks))
+    scores = 0.7 * torch.tanh(q @ k.repeat_interleave(3, 1).transpose(-1, -2) * scale / 0.7)
+    scores = scores.masked_fill(~torch.from_numpy(MASK.dense(40)), -torch.inf)
+    shares = torch.cat([scores, own_sinks.view(1, 6, 1, 1).expand(*scores.shape[:3], 1)], -1).softmax(-1)
+    expected = shares[..., :-1] @ v.repeat_interleave(3, 1)
+    expected.backward(given[3])
+    attend, batch = (own := alone(heads=heads)), ContextBatch(attend=own)
+    mine = [one.clone().requires_grad_() for one in (*given[:3], sinks)]
+    cut = (batch.cut(one, dim=2) for one in mine[:3])
+    out = attend(*cut, scale=scale, window=40, softcap=0.7, sinks=mine[3])
+    out.backward(batch.cut(given[3], dim=2))
+    assert float((out[:, :, : MASK.num_tokens] - expected).detach().abs().max()) < 1e-13
+    for one, other in zip(mine, (q, k, v, own_sinks), strict=True):
+        assert float((one.grad - other.grad).abs().max()) < 1e-12
+
+
 @pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 0.03), (torch.float32, 1e-5)])
 def test_shorter_types_are_dense_attention_within_their_precision(
     dtype: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
 ):
-    given, summed, return_gradient = inputs_of(MASK, torch.float64), set(), Attend.return_gradient
-    monkeypatch.setattr(Attend, "return_gradient", lambda own, one: summed.add(one.dtype) or return_gradient(own, one))
+    given, summed, return_gradient = inputs_of(MASK, torch.float64), set(), Alone.return_gradient
+    monkeypatch.setattr(Alone, "return_gradient", lambda own, one: summed.add(one.dtype) or return_gradient(own, one))
     found = attended(alone(), tuple(one.to(dtype) for one in given))
     for own, other in zip(found, dense(MASK, tuple(one.to(dtype).double() for one in given)), strict=True):
         assert own.dtype == dtype

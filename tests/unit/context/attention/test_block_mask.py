@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,25 @@ def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: st
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", ["odd"])
-def test_flex_attention_with_it_is_block_rows(name: str):
-    plan = plan_context(MASKS[name], 1, block=BLOCK)
-    attend = Attend(plan)
-    batch = ContextBatch(attend=attend)
+@pytest.mark.filterwarnings("ignore:return_lse is deprecated")
+@pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 0.7, "sinks": True}], ids=str)
+def test_flex_attention_is_block_rows(options: dict[str, Any]):
+    plan, name = plan_context(MASKS["odd"], 1, block=BLOCK), "odd"
+    if "sinks" in options:
+        options = options | {"sinks": torch.linspace(-1, 2, 6, dtype=torch.float64)}
+    rows, flex = Attend(plan, heads=2), Attend(plan, heads=2)
+    batch = ContextBatch(attend=rows)
     q, k, v = (batch.cut(one, dim=2) for one in inputs_of(MASKS[name], torch.float64)[:3])
-    out = flex_attention(q, k, v, block_mask=made(plan, 0), enable_gqa=True)
-    assert float((out - attend(q, k, v)).abs().max()) < 1e-13
+    own = plan.windowed(options.get("window"))
+    columns, slots = own.column_of(), own.distribution.slots
+    kernel = FlexKernel(own, 0, columns, slots, torch.device("cpu"), forward_only)
+    flex.layers[options.get("window")] = replace(flex.layer(None), kernel=kernel)
+    assert float((flex(q, k, v, **options) - rows(q, k, v, **options)).abs().max()) < 1e-13
+
+
+def forward_only(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+    """FlexAttention, which refuses tensors with gradients on CPU cores."""
+    return flex_attention(q.detach(), k.detach(), v.detach(), **options)
 
 
 def dense(q: Any, k: Any, v: Any, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> torch.Tensor:
@@ -75,7 +87,8 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
     fetched, halves = [], kernels._halves
     monkeypatch.setattr(kernels, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
     columns = plan.column_of()
-    attend.kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
+    kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
+    attend.layers[None] = replace(attend.layer(None), kernel=kernel)
     found = attended(attend, given)
     assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
     handed_over = [one for one in packed if not isinstance(one, torch.Tensor)]

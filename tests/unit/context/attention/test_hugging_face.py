@@ -39,7 +39,8 @@ def qwen(**given: Any) -> nn.Module:
 
 
 MODELS = {
-    "windows by layers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES)),
+    "windows both ways": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, use_bidirectional_attention=True)),
+    "chunks": lambda: qwen(layer_types=["full_attention", "chunked_attention"]),
     "dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
     "a router's loss": lambda: MixtralForCausalLM(
         MixtralConfig(**SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True)
@@ -51,7 +52,8 @@ MODELS = {
     "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
 }
 SAYS = {
-    "windows by layers": "has layers of sliding_attention; mask words cannot express such layers: build it",
+    "windows both ways": "has windows in both directions; mask words express windows that look back",
+    "chunks": "has layers of chunked_attention; mask words and windows cannot express them: build it",
     "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
     "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
     "positions of its own": "BartForCausalLM takes no position_ids",
@@ -79,6 +81,22 @@ def test_layers_that_never_ask_for_attention_are_noticed():
         model(**inputs())
 
 
+def test_a_layer_whose_window_is_not_the_configurations_is_noticed():
+    model = make("gemma3")
+    model.model.layers[0].self_attn.sliding_window = 7
+    attach(model)
+    with pytest.raises(UnsupportedModelError, match=r"windows are {24: 1, None: 1} by .*, and they passed {7: 1, None"):
+        model(**inputs())
+
+
+def test_recomputed_layers_that_drop_their_keywords_are_refused():
+    model = make("stablelm")
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    attach(model)
+    with pytest.raises(ValueError, match="cannot be recomputed: use no gradient checkpointing"):
+        model(**inputs()).loss.backward()
+
+
 @pytest.mark.parametrize(
     ("altered", "says"),
     [
@@ -104,14 +122,13 @@ def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any]
     [
         ({}, ValueError, "Linear was called without context"),
         ({"dropout": 0.5}, UnsupportedModelError, "asks for dropout=0.5; .* set it to 0 or None in the configuration"),
-        ({"sliding_window": 7}, UnsupportedModelError, "asks for sliding_window=7"),
-        ({"softcap": 30.0}, UnsupportedModelError, "asks for softcap=30.0"),
-        ({"s_aux": torch.zeros(2)}, UnsupportedModelError, "asks for s_aux; attention over"),
+        ({"position_bias": torch.zeros(2)}, UnsupportedModelError, "asks for position_bias; attention over"),
+        ({"s_aux": torch.zeros(2)}, ValueError, r"sinks have shape \(2,\); give one for each of 1 query heads"),
         ({"attention_mask": torch.ones(1)}, ValueError, "attention_mask is given beside context"),
     ],
 )
 def test_layers_that_ask_for_more_are_refused(given: dict[str, Any], error: type[Exception], says: str):
-    q = torch.zeros(1, 1, 4, 2)
+    q = torch.zeros(1, 1, 288, 2)
     context = {} if not given else {"context": inputs()["context"]}
     with pytest.raises(error, match=says):
         attention(nn.Linear(1, 1), q, q, q, **{"attention_mask": None, **given}, **context)

@@ -1,33 +1,40 @@
-"""One line that names the rank that failed and says where each rank was, when a run of several ranks ends.
+"""Failures: one line that names the rank at fault and says where each rank was, and the end of waits for it.
 
 torchrun ends and restarts ranks, and torch's timeouts and closed connections end waits for a rank that is gone. Each
 rank writes a heartbeat with its place to torch.distributed's store. A rank whose wait ends in an error of communication
 reads all heartbeats and raises ``RankFailedError``. The fault that reaches the store first is that of all ranks.
+
+Work that any rank may cancel, such as the trial of a plan, has a ``CancelToken``: the thread of the heartbeats looks
+for a reason of another rank, and aborts the work's communicators.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mosaic.engine.options import RankSettings
-from mosaic.errors import RankFailedError
-from mosaic.ranks.world.cancel import abort_within, is_communication_error
+from mosaic.errors import MosaicError, RankFailedError
 from mosaic.ranks.world.progress import Place, RankProgress
 from mosaic.ranks.world.rendezvous import Member
 
 _T = TypeVar("_T")
+_COMMUNICATION = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
+_TAG = 0x6D6F73  # of messages that no rank sends
 
 
 class Heartbeat(NamedTuple):
@@ -53,12 +60,14 @@ class Heartbeats:
 
     Attributes:
         groups: Communicators that are aborted when this rank ends with an error.
+        tokens: Those of work that any rank may cancel.
     """
 
     def __init__(
         self, members: Sequence[Member], store: Store, rank: int, progress: RankProgress, settings: RankSettings
     ) -> None:
         self.groups: list[dist.ProcessGroup] = []
+        self.tokens: list[CancelToken] = []
         self._store = store
         self._members = members
         self._me = members[rank]
@@ -90,6 +99,8 @@ class Heartbeats:
     def _beat(self) -> None:
         while not self._stopped.wait(self._settings.beat_s):
             self._write()
+            for token in [*self.tokens]:
+                token.look()
 
     def _write(self, *, has_left: bool = False) -> None:
         beat = Heartbeat(time.time(), self._progress.now, self._progress.calls, has_left)
@@ -199,3 +210,155 @@ class Heartbeats:
         if self._me.rank == 0:  # which may hold the store that the others read the fault from
             time.sleep(3 * self._settings.beat_s)
         faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)  # teardown may wait for connections
+
+
+class CancelledError(MosaicError):
+    """Another rank has cancelled what all ranks do together."""
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CancelToken:
+    """A block of work that any rank may cancel: the others' calls in its groups then raise.
+
+    A rank that is killed cancels nothing; its heartbeats end. ``name`` is the same on all ranks, and used once. The
+    list of groups may grow. ``tokens`` are those that the heartbeats look at.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        progress: RankProgress,
+        tokens: list[CancelToken],
+        *,
+        grace_s: float,
+        name: str,
+        groups: list[dist.ProcessGroup],
+    ) -> None:
+        self._store, self._rank, self._progress, self._tokens = store, rank, progress, tokens
+        self._key, self._groups, self._grace_s = f"cancel/{name}", groups, grace_s
+        self._hooks = progress.explain, progress.fail
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def cancel(self, reason: str) -> bool:
+        """Cancels the work on all ranks; returns whether this rank was the first, whose reason counts."""
+        mark = f"{self._rank} {reason}"
+        is_first = self._store.compare_set(self._key, "", mark).decode() == mark
+        self.abort()
+        return is_first
+
+    def abort(self) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._is_over = True
+                abort_within(self._groups, self._grace_s)
+
+    def look(self) -> None:
+        """Aborts the work here if any rank has cancelled it."""
+        if self._reason():
+            self.abort()
+
+    def _reason(self) -> str:
+        try:
+            return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
+        except (RuntimeError, OSError):  # the process that holds the store is gone
+            return ""
+
+    def _explained(self, error: RuntimeError) -> BaseException:
+        reason = self._reason() if is_communication_error(error) else ""
+        if not reason:
+            return self._hooks[0](error)
+        return CancelledError(f"rank {reason}", rank=int(reason.partition(" ")[0]))
+
+    def __enter__(self) -> Self:
+        self._progress.explain = self._explained
+        self._progress.fail = lambda error, groups: None  # the rank that failed cancels
+        self._tokens.append(self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._tokens.remove(self)
+        with self._lock:
+            self._is_over = True
+        self._progress.explain, self._progress.fail = self._hooks
+
+
+def abort_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:
+    """Makes calls that are blocked in some groups raise.
+
+    The process ends, with exit code 1 and the tracebacks of its threads, if that takes longer than ``limit_s``.
+    """
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or 2)
+    # In a thread of its own, where torch modes of the caller do not apply.
+    thread = threading.Thread(target=abort_groups, args=(groups,), name="mosaic-abort", daemon=True)
+    thread.start()
+    thread.join()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def abort_groups(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Makes every call that is blocked in some groups raise an error; the groups are of no use afterwards.
+
+    NCCL's groups, and NCCL's part of mixed groups, are aborted in one NCCL group call: kernels of one communicator may
+    wait for another's, and aborts one by one then wait forever (pytorch#119797).
+    """
+    backends: list[tuple[dist.ProcessGroup, str]] = []
+    for group in groups:
+        with contextlib.suppress(RuntimeError, ValueError):  # destroyed by the loop
+            backends.append((group, dist.get_backend(group)))
+    nccl = [group for group, backend in backends if "nccl" in backend]
+    with _one_abort(nccl):
+        for group in nccl:
+            with contextlib.suppress(RuntimeError, ValueError):  # closed already
+                group.abort()
+    for group, backend in backends:
+        if "gloo" in backend or "nccl" not in backend:
+            with contextlib.suppress(RuntimeError, ValueError):
+                _close_connections(group)
+
+
+@contextlib.contextmanager
+def _one_abort(groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
+    """A block whose aborts NCCL begins together."""
+    backend: Any = None
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # this group has no NCCL communicator
+            backend = group._get_backend(torch.device("cuda"))
+            break
+    start = getattr(backend, "_group_start", None) or getattr(backend, "_start_coalescing", None)
+    if start is None:
+        yield
+        return
+    start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # nccl2 ends its group on a communicator that is aborted by then
+            (getattr(backend, "_group_end", None) or backend._end_coalescing)()
+
+
+def _close_connections(group: dist.ProcessGroup) -> None:
+    """Ends the calls of a gloo group, whose ``abort`` does not reach those that are blocked (torch 2.13).
+
+    A receive that times out closes all connections of its group at once.
+    """
+    for peer in range(group.size()):
+        if peer == group.rank():
+            continue
+        try:
+            group.recv([torch.zeros(1)], peer, _TAG).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                return
+            # This connection is closed already: nothing timed out, and others may still be open.
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Returns whether an error comes from torch.distributed's connections, rather than from a computation."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION)
