@@ -62,13 +62,13 @@ def install(wheels: Path = WHEELS, site: Path = SITE) -> None:
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     remedy = f"where there is a network, pack it for this Python: make gpu-bundle GPU_PYTHON={python}"
-    found = sorted(wheels.glob("*.whl"))
-    if not found:
+    archives = sorted(wheels.glob("*.whl"))
+    if not archives:
         raise BundleError(f"there is no bundle in {wheels}; {remedy}")
     shutil.rmtree(site, ignore_errors=True)
     command = ["install", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(site)]
     try:
-        _pip(*command, *map(str, found))
+        _pip(*command, *map(str, archives))
     except BundleError as error:
         raise BundleError(f"the bundle does not install here: {error}; {remedy}") from error
 

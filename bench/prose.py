@@ -55,7 +55,7 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"`[^`]*`", "code", text)
     for block in _BREAKS.split(text):
         for cell in block.strip().strip("|").split("|") if block.startswith("|") else [block]:
-            yield from (found for part in re.split(r"(?<=[.!?:;])\s+", cell) if (found := " ".join(part.split())))
+            yield from (sentence for part in re.split(r"(?<=[.!?:;])\s+", cell) if (sentence := " ".join(part.split())))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ COMPARED = tuple(CONTEXT_METHODS)
 
 
 def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
-    """Most over the mean of several drawn masks, in visible pairs and in tiles; and in tokens where counts are unequal.
+    """Most over the mean of several drawn masks, in visible pairs and in tiles.
 
     Ours shares out what ``plan_context`` would, the paper's method pairs, torch's tiles.
     """
@@ -34,9 +34,6 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
         for distribution in shared:
             values_of.setdefault((distribution.method, "pairs"), []).append(distribution.imbalance(pairs))
             values_of.setdefault((distribution.method, "tiles"), []).append(distribution.imbalance(tiles))
-            if distribution.method == "lpt-paper":
-                counts = np.bincount(distribution.rank_of, minlength=ranks)
-                values_of.setdefault((distribution.method, "tokens"), []).append(float(counts.max() / counts.mean()))
     for (method, what), values in values_of.items():
         yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {what} over mean", values)
 

@@ -85,8 +85,8 @@ def _tiny_clip(batch: torch.Generator) -> Workload:
     return Workload(build("clip", "tiny"), make_batch("clip", "tiny", batch=8, seed=batch.initial_seed()), loss_of)
 
 
-def _square(made: torch.Tensor) -> torch.Tensor:
-    return made.square().mean()
+def _square(results: torch.Tensor) -> torch.Tensor:
+    return results.square().mean()
 
 
 def _contrast(likeness: torch.Tensor) -> torch.Tensor:

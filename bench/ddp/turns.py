@@ -21,10 +21,11 @@ import mosaic
 from bench.ddp.models import make
 from bench.loops import Workload, ratios
 from bench.record import Figure
+from mosaic.engine.finding.find import runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing.plans import data_parallel_plan
-from mosaic.ranks.compare import called, slowest
+from mosaic.ranks.compare import slowest
 from mosaic.ranks.world.world import World
 from mosaic.take_turns import take_turns
 
@@ -77,7 +78,7 @@ class Loop:
         times_ms = []
         for _ in range(warm + steps):
             start = time.perf_counter()
-            loss = self._work.loss(called(self._model, self._work.batch))
+            loss = self._work.loss(runner_of(self._model, self._work.batch)())
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad()

@@ -23,8 +23,8 @@ def main() -> int:
     options = _arguments()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # with 8, lanes share queues and wait for each other
-    if told := preflight.bring_bundle():
-        print(told, flush=True)
+    if message := preflight.bring_bundle():
+        print(message, flush=True)
     missing = preflight.missing_packages()
     if missing:
         print(preflight.how_to_bring(missing), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
+
+if TYPE_CHECKING:
+    from bench.gpu.child import Order
 
 
 @dataclass
@@ -59,22 +63,13 @@ class Bench:
         return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
 
 
-def open_bench(
-    *,
-    seconds: float,
-    dry_run: bool,
-    on_host: bool = False,
-    ordinal: int = 0,
-    cudnn: bool = True,
-    known: tuple[Figure, ...] = (),
-) -> Bench:
-    """Opens a GPU's backend, or the host's, for a measurement of so many seconds."""
-    backend = HostBackend(num_slots=2) if on_host else CudaBackend(ordinal, cudnn=cudnn)
+def open_bench(order: Order) -> Bench:
+    """Opens a GPU's backend, or the host's, for a measurement."""
     return Bench(
-        backend=backend,
-        budget=Budget(seconds),
-        dry_run=dry_run,
-        known=known,
-        cudnn=cudnn,
-        notes=[] if cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
+        backend=HostBackend(num_slots=2) if order.on_host else CudaBackend(order.ordinal, cudnn=order.cudnn),
+        budget=Budget(order.seconds),
+        dry_run=order.dry_run,
+        known=order.known,
+        cudnn=order.cudnn,
+        notes=[] if order.cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
     )

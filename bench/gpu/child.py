@@ -60,14 +60,7 @@ class Order:
         from bench.gpu.bench import open_bench
 
         measure = self.measurement.resolve()
-        bench = open_bench(
-            seconds=self.seconds,
-            dry_run=self.dry_run,
-            on_host=self.on_host,
-            ordinal=self.ordinal,
-            cudnn=self.cudnn,
-            known=self.known,
-        )
+        bench = open_bench(self)
         yield {"device": asdict(bench.device)}
         try:
             for figure in measure(bench):

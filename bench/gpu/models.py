@@ -13,14 +13,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import mosaic
 from bench.gpu.bench import Bench
@@ -30,6 +27,8 @@ from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.cost import CostModel
+from mosaic.cost.counting import count_module
+from mosaic.cost.counts import OperatorKind
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.engine.finding.find import Finding
@@ -37,6 +36,7 @@ from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.microbench.kernels import half_type
 from mosaic.plan import Plan, plan_from_quotas
+from mosaic.profile import Phase
 from mosaic.profiler import ProfileSettings, profile_modules
 from mosaic.solver import solve
 
@@ -75,6 +75,7 @@ WORTH = MappingProxyType(
 """Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
 ADAMW_BYTES = 28
 """Least traffic of AdamW a parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
+ARITHMETIC = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 
 Step = Callable[[], torch.Tensor]
 Variant = AbstractContextManager[tuple[Step, Step]]
@@ -493,64 +494,28 @@ def _plan_text(plan: Plan) -> str:
     return " ; ".join(stages)
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """The needs of a training step on any device."""
+def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
+    """Yields what a step needs on any device, and the roofline's time: arithmetic or traffic at its ceiling.
 
-    flops: float
-    """Operations of matrix products, convolutions and attention, forward and backward."""
-    moved_bytes: float
-    """Least traffic with memory: weights and gradients of both passes, the optimizer, and kept activations."""
-    parameters: int
-
-    def bound_ms(self, tflops: float, gb_per_s: float) -> float:
-        """Returns the roofline's time: the greater of arithmetic at its ceiling and traffic at its ceiling."""
-        return max(self.flops / tflops / 1e9, self.moved_bytes / gb_per_s / 1e6)
-
-
-def count_step(model: nn.Module, loss_of: Callable[[], torch.Tensor]) -> Count:
-    """Counts one forward and backward; leaves no gradients.
-
-    Bytes are a lower bound: each weight is read in both passes, its gradient is written and read, the optimizer
+    Traffic is a lower bound: each weight is read in both passes, its gradient is written and read, the optimizer
     touches its state once, and what is kept for backward is written once and read once.
     """
-    weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
-    saved_bytes: dict[int, int] = {}
-
-    def note(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved_bytes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = loss_of()
-        activations = sum(saved_bytes.values())
-        loss.backward()
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    read = sum(2 * p.nbytes for p in model.parameters())
-    model.zero_grad(set_to_none=True)
-    moved = read + trained * (4 + ADAMW_BYTES) + 2 * activations
-    return Count(float(counter.get_total_flops()), float(moved), trained)
-
-
-def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
     try:
-        count = count_step(work.model, work.loss)
+        counts = count_module(work.model, (), work.inputs, target="cuda", autocast=torch.bfloat16)
     except Exception as error:  # of any kind: the reason of a figure
         yield missing_figure("bound_ms", error, source="predicted")
         return
+    operators = [operator for phase in Phase for operator in counts.phase(phase).of_kind(*ARITHMETIC)]
+    tflop = sum(operator.flops * operator.calls for operator in operators) / 1e12
+    trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
+    memory = counts.memory
+    moved_gb = (2 * memory.parameter_bytes + trained * (4 + ADAMW_BYTES) + 2 * memory.activation_bytes) / 1e9
+    values = {"step_tflop": tflop, "step_moved_gb": moved_gb, "parameters_billion": trained / 1e9}
     tflops, gb_per_s = (bench.value_of("ceilings", name) for name in ("bf16_tflops", "copy_gb_per_s"))
-    values = {
-        "step_tflop": count.flops / 1e12,
-        "step_moved_gb": count.moved_bytes / 1e9,
-        "parameters_billion": count.parameters / 1e9,
-    }
     if tflops is None or gb_per_s is None:
         yield missing_figure("bound_ms", "the ceilings were not measured", source="predicted")
     else:
-        values["bound_ms"] = count.bound_ms(tflops, gb_per_s)
+        values["bound_ms"] = 1e3 * max(tflop / tflops, moved_gb / gb_per_s)
     yield from (Figure(name=name, source="predicted", value=value, labels={}) for name, value in values.items())
 
 

@@ -21,7 +21,7 @@ from mosaic.microbench import QUESTIONS, Setup
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.result import ABSENT, Row
 from mosaic.microbench.settings import Spread
-from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, open_variant
 from mosaic.profiler import Counters, open_counters
 
 
@@ -89,8 +89,7 @@ def _seen_in_backward(bench: Bench) -> tuple[torch.Tensor, list[int]]:
 def measure_connections(bench: Bench) -> Iterator[Figure]:
     """Times a step of two modules on two partitions, under the CUDA_DEVICE_MAX_CONNECTIONS of this process."""
     settings = bench.settings()
-    first, second = default_subjects(settings.scale, bench.torch_device)
-    modules = TwoModules(first, second, backward=True)
+    modules = default_subjects(settings.scale, bench.torch_device)
     count = bench.device.num_slots
     split = (max(1, count // 2), max(1, count - count // 2))
     for kind in ("sequential", "plain", "partitions"):
@@ -102,11 +101,10 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
             try:
                 variant = open_variant(kind, bench.backend, split)
                 with variant.lanes:
-                    steps = steps_of(variant, modules)
+                    steps = steps_of(variant, modules, backward=True)
                     steps.run(2)
                     times = [ms for _ in range(settings.rounds) for ms in steps.run(settings.steps_per_round)]
-                    if isinstance(steps, CapturedSteps):
-                        steps.close()
+                    steps.close()
                 yield median_figure("step_ms", times, labels=labels)
             except Exception as error:  # of any kind: the reason of this figure; other variants go on
                 yield missing_figure("step_ms", error, labels)

@@ -13,7 +13,6 @@ from mosaic.pipelining.baselines import (
     B,
     Baseline,
     F,
-    Slot,
     by_groups,
     cut_by,
     interleaved,
@@ -23,6 +22,7 @@ from mosaic.pipelining.baselines import (
 )
 from mosaic.pipelining.cuts import separated
 from mosaic.pipelining.partition import Partition, Request, backbone_of, sources_of
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import Orders, TaskGraph
 
 
@@ -46,7 +46,7 @@ def encoders_before(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...
         own = {name: [index for index in chunks[name] if partition.chunks[index].rank == rank] for name in encoders}
         forward = [slot for name in encoders for slot in by_groups(own[name], F, count, num_ranks)]
         backward = [slot for name in reversed(encoders) for slot in by_groups(own[name][::-1], B, count, num_ranks)]
-        between = [Slot(chunks[backbone][slot.chunk], slot.kind, slot.microbatch) for slot in middle[rank]]
+        between = [TaskName(chunks[backbone][slot.chunk], slot.kind, slot.microbatch) for slot in middle[rank]]
         rows.append([*forward, *between, *backward])
     return (orders_of(graph, rows),)
 
@@ -67,13 +67,13 @@ def _cut_for_optimus(request: Request) -> Partition:
 
 def _ancestors(request: Request, name: str) -> set[str]:
     sources = sources_of(request.model, {module.name for module in request.model.modules})
-    found: set[str] = set()
+    ancestors: set[str] = set()
     todo = [name]
     while todo:
-        new = set(sources[todo.pop()]) - found
-        found |= new
+        new = set(sources[todo.pop()]) - ancestors
+        ancestors |= new
         todo += new
-    return found
+    return ancestors
 
 
 PAPER_BASELINES: Mapping[str, Baseline] = MappingProxyType(

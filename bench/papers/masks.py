@@ -39,13 +39,13 @@ def multimodal_packed(num_tokens: int, seed: int = 0, document_tokens: int | Non
     """
     draw = np.random.RandomState(seed)
     mean = document_tokens or min(DOCUMENT_TOKENS, max(64, num_tokens // 8))
-    made, left = [], num_tokens
+    documents, left = [], num_tokens
     while left:
         length = min(left, max(64, int(draw.exponential(mean))))
         length = left if left - length < 64 else length
-        made.append(_embedded(length, draw, 12))
+        documents.append(_embedded(length, draw, 12))
         left -= length
-    return packed(made)
+    return packed(documents)
 
 
 DRAWN: dict[str, Callable[[int, int], MaskWords]] = {

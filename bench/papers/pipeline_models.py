@@ -219,7 +219,9 @@ def _cornstarch() -> Iterator[KnownModel]:
             )
 
 
-KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({one.name: one for one in (*_pipeweaver(), *_cornstarch())})
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
+    {model.name: model for model in (*_pipeweaver(), *_cornstarch())}
+)
 """All of them by name."""
 
 

@@ -130,8 +130,8 @@ def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
     lines: list[Line] = []
     lacking: dict[tuple[str, str], list[str]] = {("", row.not_yet): []} if row.not_yet else {}
     for answer in row.ours:
-        found, reason = _answers(answer, newest.get(answer.study, ()))
-        lines += found
+        answered, reason = _answers(answer, newest.get(answer.study, ()))
+        lines += answered
         if reason:
             lacking.setdefault((f"`{answer.command}`", reason), []).append(answer.says)
     for (how, why), of in lacking.items():

@@ -109,7 +109,7 @@ def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
         for module in graph.modules:
             name = f"{task}/{module.name}"
             modules.append(replace(module, name=name))
-            counts[name] = {degree: _share(found, sharing[module.name]) for degree, found in own[module.name].items()}
+            counts[name] = {degree: _share(each, sharing[module.name]) for degree, each in own[module.name].items()}
             layers[name] = num_layers[module.name]
         edges += [
             Edge(source=f"{task}/{edge.source}", target=f"{task}/{edge.target}", num_bytes=edge.num_bytes)
@@ -141,13 +141,13 @@ def _count(model: str, tasks: tuple[str, ...], scale: Scale) -> Counted:
 @cache
 def _num_layers(model: str, size: str, task: str, batch: int) -> Mapping[str, int]:
     """Returns the length of each module's longest list of children of one class, which Spindle slices."""
-    made = load_workload(f"zoo:{model}-{size}:{batch}:{task}", device=torch.device("meta"))
+    loaded = load_workload(f"zoo:{model}-{size}:{batch}:{task}", device=torch.device("meta"))
 
     def longest(module: nn.Module) -> int:
         lists = [list(child) for child in module.modules() if isinstance(child, nn.ModuleList | nn.Sequential)]
         return max((len(own) for own in lists if len({type(child) for child in own}) == 1), default=1)
 
-    return {name: longest(module) for name, module in made.model.named_modules()}
+    return {name: longest(module) for name, module in loaded.model.named_modules()}
 
 
 def _share(counts: ModuleCounts, num_modules: int) -> ModuleCounts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -109,13 +109,16 @@ class InProcessTransport:
     def open_lanes(self, pairs: Iterable[LanePair]) -> None:
         """Does nothing: each channel has numbers of its own."""
 
-    def post_send(self, message: Message, tensors: Tensors) -> _Posted:
-        message.check(tensors)
-        copies = tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors)
-        return self._post(message, (self.rank, message.peer), copies, is_send=True)
-
-    def post_receive(self, message: Message) -> _Posted:
-        return self._post(message, (message.peer, self.rank), (), is_send=False)
+    def post(self, messages: Sequence[Message], tensors: Sequence[Tensors | None]) -> list[_Posted]:
+        posted = []
+        for message, own in zip(messages, tensors, strict=True):
+            if own is None:
+                posted.append(self._post(message, (message.peer, self.rank), (), is_send=False))
+                continue
+            message.check(own)
+            copies = tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in own)
+            posted.append(self._post(message, (self.rank, message.peer), copies, is_send=True))
+        return posted
 
     def _post(self, message: Message, ends: tuple[int, int], tensors: Tensors, *, is_send: bool) -> _Posted:
         self._ranks.check()

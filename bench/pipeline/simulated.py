@@ -66,7 +66,7 @@ class Job:
     @cached_property
     def request(self) -> Request:
         """Request for partitions, made for other steps than those that run."""
-        seen = [one for seed in range(STEPS_FOR_PARTITION) for one in self.step(10_000 + seed)]
+        seen = [each for seed in range(STEPS_FOR_PARTITION) for each in self.step(10_000 + seed)]
         return Request(model=self.model, num_ranks=self.known.degrees.pipeline, microbatches=seen)
 
     def plan(self, step: Sequence[Microbatch], options: PlannerOptions) -> PlannedStep:
@@ -80,10 +80,10 @@ class Job:
     def mfu(self, step: Sequence[Microbatch], step_ns: float) -> float:
         """Returns the model's operations over the peak of the pipeline's devices in that time: no recomputation."""
         flops = sum(
-            3 * module.forward_flops(one, units)
+            3 * module.forward_flops(microbatch, units)
             for module in self.model.modules
-            for one in step
-            if isinstance(module, LayerStack) and (units := module.units(one))
+            for microbatch in step
+            if isinstance(module, LayerStack) and (units := module.units(microbatch))
         )
         degrees = self.known.degrees
         devices = degrees.tensor * degrees.pipeline * degrees.context
@@ -138,7 +138,7 @@ def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Ite
         yield simulated(f"Fig. 9a: {name}: planned: MFU", [job.mfu(step, plan.makespan_ns) for step, plan in pairs])
         yield simulated(f"Fig. 9a: {name}: planned: above its bound, %", [100 * plan.gap for plan in plans])
         own = [job.plan(step, own_options(seconds)) for step in steps]
-        shares = [one.makespan_ns / plan.makespan_ns for one, plan in zip(own, plans, strict=True)]
+        shares = [other.makespan_ns / plan.makespan_ns for other, plan in zip(own, plans, strict=True)]
         yield simulated(f"Fig. 9a: {name}: {OWN}: step over the planned one's, ratio", shares)
         rivals = [job.contend(step, (*RIVALS, "1f1b", "zb-v")) for step in steps]
         yield from ratios(f"Fig. 9a: {name}", plans, rivals, what="step over the planned one's")
@@ -151,13 +151,15 @@ def figure_12(name: str, seeds: Sequence[int], seconds: Sequence[float], threads
     graphs = [task_graph(job.model, partition, job.step(seed), job.space) for seed in seeds]
     for method in ("tree", "shifts"):
         limits = OrderLimits(effort=max(seconds), threads=threads)
-        found = [search_orders(graph, method=method, limits=limits) for graph in graphs]
+        searches = [search_orders(graph, method=method, limits=limits) for graph in graphs]
         for limit in seconds:
             gaps = []
-            for one in found:
-                assert isinstance(one, Searched)
-                reached = min(time_ns for at, time_ns in one.progress if at <= limit or time_ns == one.progress[0][1])
-                gaps.append(100 * (reached / one.bound_ns - 1))
+            for search in searches:
+                assert isinstance(search, Searched)
+                reached = min(
+                    time_ns for at, time_ns in search.progress if at <= limit or time_ns == search.progress[0][1]
+                )
+                gaps.append(100 * (reached / search.bound_ns - 1))
             yield simulated(f"Fig. 12: {name}: {method}, {limit:g} s: above the bound, %", gaps)
 
 

@@ -2,7 +2,7 @@
 
 No barrier ends a stage: a module starts when its inputs are there and its slots are free. Rows travel to its ranks and
 back (``RankedCost``), and gradients are summed meanwhile on a network that all modules of a device share. Planners do
-not know that sharing; ``auto`` chooses its plan by this very step (``mosaic.solver.shared_network``). Spindle's slices,
+not know that sharing; ``auto`` chooses its plan by this very step (``mosaic.solver.runnable``). Spindle's slices,
 which cannot be run, may be faster. Papers' numbers stand in a label; they are of other hardware and details.
 """
 

@@ -16,7 +16,7 @@ from bench.papers.printed import printed
 from bench.record import Figure, Source, summary_figure
 from bench.solver.generate import SHAPES, Recipe, Shape, generate, ofasys
 from mosaic.plan import Plan
-from mosaic.solver import QuotaGrid, SearchLimits, SearchOptions, solve
+from mosaic.solver import SearchLimits, SearchOptions, solve
 from mosaic.solver.compare import compare
 from mosaic.solver.exact import search_exactly
 from mosaic.solver.instance import Instance, TableCost
@@ -157,8 +157,8 @@ def granularity(*, num_modules: int, seeds: int, seconds: float) -> Iterator[Fig
         for percent in (30, 20, 10, 5, 1):
             for method in ("exact", "gahc"):
                 began = time.perf_counter()
-                grid = QuotaGrid(percents=tuple(range(percent, 101, percent)))
-                plan = plan_of(drawn, method=method, seconds=seconds, grid=grid, use_spare_slots=False)
+                percents = tuple(range(percent, 101, percent))
+                plan = plan_of(drawn, method=method, seconds=seconds, percents=percents, use_spare_slots=False)
                 plans[percent, method].append((plan.predicted_ms, time.perf_counter() - began))
     paper = printed("mosaic", "Fig. 14b")
     best_ms = [min(rows[seed][0] for rows in plans.values()) for seed in range(seeds)]

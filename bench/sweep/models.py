@@ -158,12 +158,6 @@ class _Classifier(nn.Module):
         return self.head(self.layers(self.embed(ids)).mean(1))
 
 
-def encoder_of_torch() -> tuple[nn.Module, Draw]:
-    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-    layers = nn.TransformerEncoder(layer, 4, norm=nn.LayerNorm(32))
-    return _Classifier(layers), batch(ids=words)
-
-
 def transformer_of_torch() -> tuple[nn.Module, Draw]:
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -177,16 +171,6 @@ def transformer_of_torch() -> tuple[nn.Module, Draw]:
             return self.head(self.inner(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True))
 
     return Translator(), batch(source=words, target=partial(words, length=8))
-
-
-def sequential() -> tuple[nn.Module, Draw]:
-    blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
-    return nn.Sequential(nn.Linear(16, 32), *blocks, nn.Linear(32, 2)), batch(input=(8, 16))
-
-
-def sequential_that_writes_in_place() -> tuple[nn.Module, Draw]:
-    layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Dropout(0.0))]
-    return nn.Sequential(*layers), batch(input=(8, 16))
 
 
 class _Block(nn.Module):
@@ -221,10 +205,6 @@ class _Patches(nn.Module):
         x = self.patch_embed(image).flatten(2).transpose(1, 2)
         x = self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
         return self.norm(self.blocks(x))[:, 0]
-
-
-def blocks_of_timm() -> tuple[nn.Module, Draw]:
-    return nn.Sequential(_Patches(), nn.Linear(32, 3)), batch(input=IMAGES)
 
 
 def image_bind() -> tuple[nn.Module, Draw]:
@@ -706,11 +686,7 @@ LISTS = {
         qk_layer_norms=True, alpha_initializer="ones", vision_config={
             "embed_dim": 32, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 64}),
-    "encoder_of_torch": encoder_of_torch,
     "transformer_of_torch": transformer_of_torch,
-    "sequential": sequential,
-    "sequential_that_writes_in_place": sequential_that_writes_in_place,
-    "blocks_of_timm": blocks_of_timm,
     "image_bind": image_bind,
     "llava_next": row("LlavaNextForConditionalGeneration", tiles,
         vision_config=sub("CLIPVision", **VISION | {"image_size": 16}), text_config=sub("Llama", **LANGUAGE),

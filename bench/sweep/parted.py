@@ -25,7 +25,7 @@ from mosaic.hardware import find_cluster
 from mosaic.parts.chunk_call import STRATEGIES
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pieces import count_units, join_pieces, slice_piece
+from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
@@ -180,7 +180,7 @@ class ChunkChain:
             return
         units = count_units(self._split, kwargs, module)
         for first in range(0, units, sizes[module]):
-            yield slice_piece(self._split, kwargs, module, first, min(sizes[module], units - first))
+            yield take_units(self._split, kwargs, module, range(first, min(first + sizes[module], units)))
 
     def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:
         """Returns the generators' state that each rank sees behind a microbatch, from the present one on.
@@ -201,8 +201,8 @@ class ChunkChain:
     def gradients(self) -> dict[str, Tensor]:
         """Returns gradients by parameter, summed over ranks."""
         sums: dict[str, Tensor] = {}
-        for index, rank in enumerate(self._ranks):
-            for name, parameter in rank.own_parameters(index).items():
+        for rank in self._ranks:
+            for name, parameter in rank.model.named_parameters():
                 if parameter.grad is not None:
                     sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
         return sums
@@ -259,11 +259,11 @@ def _outcome(plain: _Plain) -> tuple[str, str, str]:
             return _compare(plain)
         except MosaicError as error:
             changes = _change_as_told(plain.model)
-            told = without_folders(f"{type(error).__name__}: {error}")
+            refusal = without_folders(f"{type(error).__name__}: {error}")
             if not changes:
-                return REFUSED, told, ""
+                return REFUSED, refusal, ""
             outcome, reason, modules = _compare(_in_precision(plain.model, plain.kwargs, plain.precision))
-            return (AS_TOLD if outcome == EQUAL else outcome), reason or f"{', '.join(changes)}: {told}", modules
+            return (AS_TOLD if outcome == EQUAL else outcome), reason or f"{', '.join(changes)}: {refusal}", modules
     except MosaicError as error:
         return REFUSED, f"{type(error).__name__}: {error}", ""
     except Exception as error:  # of any kind: the plain loop raises none

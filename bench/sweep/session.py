@@ -20,10 +20,10 @@ from bench.sweep.device import device
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
+from mosaic.demo.equality import one_slot_plan
 from mosaic.engine import Handle, Options, find_modules
 from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.plan import plan_from_quotas
 
 _TOP = Path(__file__).resolve().parent.parent.parent
 
@@ -70,8 +70,7 @@ class Session:
         try:
             graph = find_modules(model, sample).graph
             backend = _backend(graph)
-            stages = _stages(graph, num_slots=backend.device.num_slots)
-            plan = plan_from_quotas(stages, graph=graph, device=backend.device)
+            plan = one_slot_plan(graph, backend.device)
             options = Options(cache=None, cuda_graphs=self.graphs)
             handle = mosaic.colocate(model, sample, plan=plan, backend=backend, options=options)
         except MosaicError as error:
@@ -141,15 +140,6 @@ def _backend(graph: ModuleGraph) -> Backend:
     if device().type == "cuda":
         return CudaBackend(device().index or 0)
     return HostBackend(num_slots=max(2, len(graph.names)), num_threads=1)
-
-
-def _stages(graph: ModuleGraph, *, num_slots: int) -> list[dict[str, int]]:
-    """Returns for each stage its modules, as early as what they need allows; no module is alone on the device."""
-    stage: dict[str, int] = {}
-    for name in graph.topological_order():
-        stage[name] = max((stage[before] + 1 for before in graph.predecessors(name)), default=0)
-    levels = [[name for name in stage if stage[name] == index] for index in range(max(stage.values()) + 1)]
-    return [dict.fromkeys(level[at : at + num_slots], 1) for level in levels for at in range(0, len(level), num_slots)]
 
 
 def seed_all(seed: int) -> None:

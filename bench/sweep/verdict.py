@@ -93,5 +93,5 @@ def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
     return (ON_LANES if on_lanes else IN_PLACE), "; ".join(dict.fromkeys(in_place))
 
 
-def _overlap(one: Span, other: Span) -> bool:
-    return one.module != other.module and other.start_ms < one.end_ms
+def _overlap(first: Span, other: Span) -> bool:
+    return first.module != other.module and other.start_ms < first.end_ms

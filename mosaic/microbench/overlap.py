@@ -15,7 +15,8 @@ from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import ABSENT, Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import Spread
-from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, Variant, open_variant
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, Variant, open_variant
+from mosaic.profiler import Subject
 
 STEPS = tuple((passes, launching) for launching in ("eager", "captured") for passes in ("forward+backward", "forward"))
 """Kinds of steps, the most important first: the passes, launched operator by operator or as one CUDA graph."""
@@ -37,13 +38,9 @@ def measure_overlap(setup: Setup) -> Iterator[Row]:
     gains = []
     for passes, launching in STEPS:
         if setup.budget.allows(f"{passes}, {launching}"):
-            modules = TwoModules(subjects[0], subjects[1], backward=passes == "forward+backward")
-            rows = []
-            for row in _in_turn(setup, modules, passes, launching):
-                if row.of == ABSENT:
-                    yield row
-                else:
-                    rows.append(row)
+            measured = [*_in_turn(setup, subjects, passes, launching)]
+            yield from (row for row in measured if row.of == ABSENT)
+            rows = [row for row in measured if row.of != ABSENT]
             base_ms = _median_of(rows, "sequential")
             for row in rows:
                 speedup = {"speedup": _ratio(base_ms, row.number("step_ms"))}
@@ -52,7 +49,7 @@ def measure_overlap(setup: Setup) -> Iterator[Row]:
     yield from gains
 
 
-def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> Iterator[Row]:
+def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: str) -> Iterator[Row]:
     """Opens every variant, then runs rounds over all; a failing variant drops out alone."""
     count = setup.backend.device.num_slots
     half, splits = (max(1, count // 2), max(1, count - count // 2)), setup.settings.splits(count)
@@ -73,12 +70,9 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
                 name = f"{variant.name}, {passes}, {launching}"
                 if launching == "captured" and not variant.lanes.launches_inline:
                     name = "captured steps"
-                steps: EagerSteps | CapturedSteps
-                if launching == "eager":
-                    steps = EagerSteps(variant, modules)
-                else:
-                    steps = CapturedSteps(variant, modules)
-                    stack.callback(_close, f"the graph of {variant.name}", steps.close, failures)
+                steps_of = EagerSteps if launching == "eager" else CapturedSteps
+                steps = steps_of(variant, subjects, backward=passes == "forward+backward")
+                stack.callback(_close, f"the steps of {variant.name}", steps.close, failures)
                 steps.run(1)
             except Exception as error:  # whatever a variant cannot do here becomes its row
                 yield absent(name, error)
@@ -98,11 +92,8 @@ def _in_turn(setup: Setup, modules: TwoModules, passes: str, launching: str) -> 
         for name, (variant, _) in running.items():
             if samples[name]:
                 quotas = {} if variant.quotas is None else {"quotas": f"{variant.quotas[0]}+{variant.quotas[1]}"}
-                step = {
-                    "modules": f"{modules.first.name} and {modules.second.name}",
-                    "passes": passes,
-                    "launching": launching,
-                }
+                names = " and ".join(subject.name for subject in subjects)
+                step = {"modules": names, "passes": passes, "launching": launching}
                 labels = {"variant": name, "kind": variant.kind, **quotas, **step}
                 yield Row(of="times", labels=labels, values={"step_ms": Spread.of(samples[name])}, note=variant.note)
     yield from failures

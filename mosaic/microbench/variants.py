@@ -7,7 +7,7 @@ of sharing differs. A step is launched or captured, and timed from its beginning
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -129,63 +129,42 @@ UNAVAILABLE = (BackendUnavailableError, CudaError)
 """Errors of an unavailable variant."""
 
 
-@dataclass(frozen=True, slots=True)
-class TwoModules:
-    """Two independent modules."""
-
-    first: Subject
-    second: Subject
-    backward: bool
-    """A step includes backward."""
-
-    @property
-    def both(self) -> tuple[Subject, Subject]:
-        return self.first, self.second
-
-
 class EagerSteps:
-    """Steps that are launched operator by operator: both forwards, then both backwards."""
+    """Steps of two independent modules, launched operator by operator: both forwards, then both backwards."""
 
-    def __init__(self, variant: Variant, modules: TwoModules) -> None:
-        self._variant = variant
-        self._modules = modules
+    def __init__(self, variant: Variant, modules: Sequence[Subject], *, backward: bool) -> None:
+        self._pairs = list(zip(variant.both, modules, strict=True))
+        self._backward = backward
 
     def run(self, count: int) -> tuple[float, ...]:
         """Runs steps one after the other; returns the milliseconds of each."""
-        lane = self._variant.both[0]
+        lane = self._pairs[0][0]
         marks = [lane.submit(lane.mark)]
         tickets: list[Ticket[Any]] = []
         for _ in range(count):
-            ends = self._launch(marks[-1])
+            forwards = [lane.submit(module.forward, after=marks[-1:]) for lane, module in self._pairs]
+            ends: list[Ticket[Any]] = [
+                lane.submit(partial(_end_step, module, forward, backward=self._backward))
+                for (lane, module), forward in zip(self._pairs, forwards, strict=True)
+            ]
             marks.append(lane.submit(lane.mark, after=ends))
             tickets += ends  # tickets hold no outputs and no graphs
         for ticket in tickets:
             ticket.wait()
         return intervals([mark.wait() for mark in marks])
 
-    def _launch(self, start: Ticket[Any]) -> list[Ticket[Any]]:
-        pairs = list(zip(self._variant.both, self._modules.both, strict=True))
-        if not self._modules.backward:
-            return [lane.submit(partial(_run, module, backward=False), after=[start]) for lane, module in pairs]
-        forwards = [lane.submit(module.forward, after=[start]) for lane, module in pairs]
-        return [
-            lane.submit(partial(_run_backward, module, forward))
-            for (lane, module), forward in zip(pairs, forwards, strict=True)
-        ]
+    def close(self) -> None:
+        """Holds nothing."""
 
 
-def _run_backward(module: Subject, forward: Ticket[list[torch.Tensor]]) -> None:
-    module.backward(forward.wait())  # the forward ran on this lane before
-
-
-def _run(module: Subject, *, backward: bool) -> None:
-    outputs = module.forward()
+def _end_step(module: Subject, forward: Ticket[list[torch.Tensor]], *, backward: bool) -> None:
+    outputs = forward.wait()  # it ran on this lane before
     if backward:
         module.backward(outputs)
 
 
 class CapturedSteps:
-    """Steps that are one CUDA graph each: it forks to the second lane's stream and joins again.
+    """Steps of two modules that are one CUDA graph each: it forks to the second lane's stream and joins again.
 
     Kernels keep the partition of the stream on which they were captured, wherever the graph is launched.
 
@@ -193,17 +172,17 @@ class CapturedSteps:
         BackendUnavailableError: The lanes are not streams, or the modules cannot be captured.
     """
 
-    def __init__(self, variant: Variant, modules: TwoModules) -> None:
+    def __init__(self, variant: Variant, modules: Sequence[Subject], *, backward: bool) -> None:
         streams = variant.lanes.streams
         if streams is None:
             raise BackendUnavailableError(
                 "steps cannot be captured", found="lanes that are threads", needed="lanes on CUDA streams"
             )
-        first, second = (streams.lane(lane.slots) for lane in variant.both)
-        self._lane, self._other = first, second
+        self._lane, self._other = first, second = [streams.lane(lane.slots) for lane in variant.both]
+        works = [partial(_run, module, backward=backward) for module in modules]
         self._graph = first.api.new_graph()
         try:
-            self._capture(first, second, modules)
+            self._capture(first, second, works)
         except RuntimeError as error:
             raise BackendUnavailableError(
                 "the modules cannot be captured",
@@ -211,11 +190,11 @@ class CapturedSteps:
                 needed="modules that neither wait for the device nor change shapes",
             ) from error
 
-    def _capture(self, first: StreamLane, second: StreamLane, modules: TwoModules) -> None:
+    def _capture(self, first: StreamLane, second: StreamLane, works: Sequence[Callable[[], None]]) -> None:
         api = first.api
-        for lane, module in zip((first, second), modules.both, strict=True):  # libraries set themselves up here
+        for lane, work in zip((first, second), works, strict=True):  # libraries set themselves up here
             for _ in range(2):
-                lane.submit(partial(_run, module, backward=modules.backward)).wait()
+                lane.submit(work).wait()
         api.synchronize()
         api.release_workspaces()  # cuBLAS workspaces from outside may be freed while the graph uses them
         with api.capture(self._graph, stream=first.stream, pool=api.new_graph_pool()):
@@ -223,9 +202,9 @@ class CapturedSteps:
                 fork = api.new_event()
                 fork.record(first.stream)
                 fork.wait(second.stream)
-            _run(modules.first, backward=modules.backward)
+            works[0]()
             with api.use_stream(second.stream):
-                _run(modules.second, backward=modules.backward)
+                works[1]()
             if second is not first:
                 join = api.new_event()
                 join.record(second.stream)
@@ -250,6 +229,12 @@ class CapturedSteps:
         self._other.submit(lambda: None, after=[self._lane.submit(lambda: None)]).wait()
         self._lane.api.synchronize()
         self._graph.reset()
+
+
+def _run(module: Subject, *, backward: bool) -> None:
+    outputs = module.forward()
+    if backward:
+        module.backward(outputs)
 
 
 def intervals(marks: Sequence[Mark]) -> tuple[float, ...]:

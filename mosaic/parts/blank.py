@@ -83,7 +83,6 @@ class DrawsSeen(TorchDispatchMode):
         self.draws: list[tuple[Any, list[Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator, and records it if it draws."""
         if draws_random_numbers(func, args, kwargs or {}):
             leaves, tree = pytree.tree_flatten((args, kwargs or {}))
             self.draws.append((func, list(map(_without_data, leaves)), tree))
@@ -104,9 +103,7 @@ class BlankResult:
     """The result of a call, as a run without data foresees it."""
 
     leaves: tuple[Any, ...]
-    """Leaves; tensors have no data."""
     tree: Any
-    """Their tree."""
     draws: Sequence[tuple[Any, list[Any], Any]]
     """Random operators; see ``DrawsSeen``."""
     draws_in_python: bool
@@ -134,11 +131,9 @@ class BlankResults:
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def forget(self) -> None:
-        """Clears the results and draws of all calls."""
         self._results.clear()
 
     def of(self, call: ModuleCall) -> BlankResult:
-        """Returns the result of a call."""
         arguments, tree = call.flat()
         cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
         key = (id(call.module), call.module.training, cast, str(tree), *map(_key, arguments))

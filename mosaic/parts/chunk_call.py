@@ -25,7 +25,6 @@ none; several threads may then call at a time, because generators stay untouched
 
 
 STRATEGIES = ("keep", "recompute")
-"""Names of activation strategies."""
 
 
 class ChunkEnded(BaseException):
@@ -37,9 +36,7 @@ class ChunkCall:
     """State of one call."""
 
     split: ModelSplit
-    """The split of the model."""
     blank: BlankResults
-    """Results of other modules."""
     device: torch.device
     """Device whose generator is saved, beside the CPU's."""
     own: Collection[int]
@@ -47,14 +44,11 @@ class ChunkCall:
     last: int | None
     """Last site of the call; None: the model's end."""
     received: Mapping[Value, torch.Tensor]
-    """Values of other chunks."""
     sends: Collection[Value]
-    """Values to send."""
     present: Collection[str]
     """Modules that the microbatch calls."""
     draws: Draws = "own"
     strategies: Mapping[int, str] = field(default_factory=dict)
-    """Strategies of own layers, by site."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -115,13 +109,14 @@ class ChunkCall:
         site, call = self.split.sites[index], ModuleCall(patch.module, patch.forward, args, kwargs)
         if self.draws == "all":
             self.blank.draw(call)
-        if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
+        if site.is_layer and site.keeps_shape and index not in self.split.sites_with_further_values:
             leaves, tree = list(site.form[0]), site.form[1]
             leaves[0] = self.blank.in_precision_of(site.module, call)
         else:
             leaves, tree = self.blank.zeros(call)
         if self.added:
-            leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
+            added = self.added
+            leaves = pytree.tree_map_only(torch.Tensor, lambda t: t + added if t.is_floating_point() else t, leaves)
         for number in range(len(leaves)):
             tensor = self.received.get(Value(index, number))
             if tensor is not None:
@@ -160,10 +155,6 @@ class ChunkCall:
         return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
 
 
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-
-
 def _version(tensor: torch.Tensor) -> int:
     """Returns the number of in-place writes; 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
@@ -188,16 +179,13 @@ class ForwardPatch:
         self._current, self._in_use = current, in_use
 
     def save_forward(self) -> None:
-        """Saves the module's own ``forward`` before its replacement."""
         self.forward = self.module.forward
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module's own ``forward`` with its own weights."""
         with self._in_use.shared():
             return self.forward(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module, or its site in the current call."""
         call = self._current.chunk_call
         return self.run(*args, **kwargs) if call is None else call.enter(self, args, kwargs)
 

@@ -20,7 +20,7 @@ from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults, replaced_forwards
 from mosaic.parts.chunk_call import ChunkCall, ChunkEnded, CurrentCall, Draws, ForwardPatch
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, load_weights, meta_buffer
+from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, meta_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,7 @@ class ChunkPlan:
     """The common plan of all microbatches that call the same modules; by default no site runs."""
 
     present: frozenset[str]
-    """Modules that these microbatches call."""
     own: frozenset[int] = frozenset()
-    """Sites that run."""
     layers: tuple[int, ...] = ()
     """Its layers, in the order of the chunk's parts."""
     last: int | None = None
@@ -42,7 +40,6 @@ class ChunkPlan:
     leaves: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """Sent values, by the module whose part sends them."""
     sends: frozenset[Value] = frozenset()
-    """All sent values."""
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
@@ -129,7 +126,6 @@ class PartedModel:
         split: The split of the model.
         chunks: All chunks of the partition.
         own: Indices of the chunks on this rank; None: all.
-        device: Its device, if it is on the meta device.
         keeps_buffers: True if buffers of other ranks' layers stay, for chunks that may run here later.
 
     Raises:
@@ -143,7 +139,6 @@ class PartedModel:
         chunks: Sequence[tuple[Part, ...]],
         own: Collection[int] | None = None,
         *,
-        device: torch.device | None = None,
         keeps_buffers: bool = False,
     ) -> None:
         self.model = model
@@ -151,7 +146,7 @@ class PartedModel:
         self.chunks = tuple(map(tuple, chunks))
         self.own = frozenset(range(len(self.chunks)) if own is None else own)
         split.check_chunks(self.chunks)
-        self.device = device or device_of(model, {})
+        self.device = device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
         self._patches = self._make_patches()
         mine = [self.chunks[index] for index in sorted(self.own)]
@@ -252,26 +247,6 @@ class PartedModel:
     def computing(self) -> AbstractContextManager[None]:
         """Returns a context for computation with the model's weights outside of ``forward``, as in a loss."""
         return self._in_use.shared()
-
-    def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
-        """Returns the parameters of a chunk of this rank, by their first names in the model."""
-        names = self.split.parameters_of(self.chunks[chunk])
-        return {name: parameter for name, parameter in self.model.named_parameters() if name in names}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's part of the plain model's ``state_dict``."""
-        state = self.model.state_dict().items()
-        return {name: value for name, value in state if not (isinstance(value, torch.Tensor) and value.is_meta)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads this rank's part of a plain model's ``state_dict``.
-
-        Raises:
-            KeyError: A parameter is missing.
-        """
-        with torch.no_grad():
-            load_weights(self.model, state, names=self._names, device=self.device)
-        self._stand_ins = self._make_stand_ins()
 
     def give_memory(self) -> frozenset[str]:
         """Allocates this rank's weights on the meta device, to be loaded; returns their names.

@@ -32,11 +32,6 @@ def rows_of_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> 
     return (1,) * units if sizes is None else tuple(sizes.tolist())
 
 
-def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first: int, count: int) -> dict[str, Any]:
-    """Returns a microbatch with ``count`` units of a module from ``first`` on; see ``take_units``."""
-    return take_units(split, kwargs, module, range(first, first + count))
-
-
 def take_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str, chosen: Sequence[int]) -> dict[str, Any]:
     """Returns a microbatch with a module's own tensors cut to some units.
 

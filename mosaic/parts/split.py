@@ -17,7 +17,6 @@ class Value(NamedTuple):
     """One tensor that a site returns."""
 
     site: int
-    """Index of the site."""
     leaf: int
     """Index among the leaves of its result."""
 
@@ -35,7 +34,6 @@ class Site:
     layer: int
     """Layer of the owner that it runs with: the first for sites before the layers, the last for those after."""
     is_layer: bool = False
-    """True if it is that layer itself."""
     needs: frozenset[Value] = frozenset()
     """Values of other sites that it uses, directly or through operations between modules."""
     parameters: frozenset[str] = frozenset()
@@ -83,7 +81,6 @@ class ModelSplit:
 
     @cached_property
     def by_name(self) -> dict[str, SplitModule]:
-        """The modules by name."""
         return {module.name: module for module in self.modules}
 
     @cached_property
@@ -112,12 +109,9 @@ class ModelSplit:
                 consumers.setdefault(value, []).append((site.module, site.layer))
         return dict(sorted(consumers.items()))
 
-    def has_further_values(self, site: int) -> bool:
-        """Returns True if others need more of a site's result than its first tensor."""
-        return site in self._sites_with_further_values
-
     @cached_property
-    def _sites_with_further_values(self) -> frozenset[int]:
+    def sites_with_further_values(self) -> frozenset[int]:
+        """Sites of whose results others need more than the first tensor."""
         return frozenset(value.site for value in self._consumers if value.leaf)
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
@@ -201,7 +195,6 @@ class ModelSplit:
         return frozenset(called)
 
     def parameters_of(self, chunk: Sequence[Part]) -> frozenset[str]:
-        """Returns the names of the parameters that a chunk needs."""
         names: set[str] = set()
         for index in self.sites_of(chunk):
             names |= self.sites[index].parameters

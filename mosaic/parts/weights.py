@@ -48,31 +48,6 @@ def give_memory(model: nn.Module, *, names: Collection[str], device: torch.devic
     return frozenset(parameters)
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
-    """Loads parameters and buffers from a plain model's state; parameters on the meta device are allocated.
-
-    Raises:
-        KeyError: A parameter is missing.
-    """
-    aliases: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(parameter), []).append(name)
-    with swappable(model):
-        for first, parameter in model.named_parameters():
-            if first not in names:
-                continue
-            key = next((name for name in aliases[id(parameter)] if name in state), None)
-            if key is None:
-                raise KeyError(f"{first} is not in the state, which has {len(state)} tensors; give the plain model's")
-            if parameter.is_meta:
-                swap(parameter, state[key].detach().to(device=device, dtype=parameter.dtype, copy=True))
-            else:
-                parameter.data.copy_(state[key])
-    for name, buffer in model.named_buffers():
-        if name in state and not buffer.is_meta:
-            buffer.copy_(state[name])
-
-
 @contextmanager
 def swappable(model: nn.Module) -> Iterator[None]:
     """Allows to swap a model's parameters, which torch refuses while recurrent cells refer to them."""
@@ -92,7 +67,6 @@ def swap(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def meta_buffer(name: str) -> UnsplittableError:
-    """Returns the error of a buffer without values."""
     return UnsplittableError(
         f"buffer {name} is on the meta device, and this rank reads it; build the model so that buffers are real, as "
         "accelerate's init_empty_weights(include_buffers=False) does"
@@ -120,7 +94,6 @@ class StandIns:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Installs the stand-ins temporarily."""
         try:
             for owner, name, _, zero in self._places:
                 owner[name] = zero

@@ -1,8 +1,8 @@
 """Schedules of other systems, to compare ours with: GPipe, 1F1B, interleaved 1F1B and ZB-V.
 
-A baseline cuts a model and orders its tasks. Orders are written as slots, in torch's form: ``0F1`` is chunk 0's forward
-of microbatch 1. Chunk c is on rank c mod P, or in a V, down all ranks and back up. To add a baseline, write a function
-from a task graph and its partition to orders, and name it in ``BASELINES``.
+A baseline cuts a model and orders its tasks. Orders are written in torch's form: ``0F1`` is chunk 0's forward of
+microbatch 1, and stands for all of its pieces in turn. Chunk c is on rank c mod P, or in a V, down all ranks and back
+up. To add a baseline, write a function from a task graph and its partition to orders, and name it in ``BASELINES``.
 """
 
 from __future__ import annotations
@@ -15,32 +15,17 @@ from typing import Any
 
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One phase of a chunk with a whole microbatch: all of its pieces in turn."""
-
-    chunk: int
-    """Index in the partition."""
-    kind: ActionKind
-    """Forward, backward or backward for weights."""
-    microbatch: int
-    """Its place in the order of microbatches."""
-
-    def __str__(self) -> str:
-        return f"{self.chunk}{self.kind.value}{self.microbatch}"
+Rows = Sequence[Iterable[TaskName]]
 
 
-Rows = Sequence[Iterable[Slot]]
-"""Slots of each row of a graph, in order."""
-
-
-def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None = None) -> Orders:
-    """Returns the orders of a graph's tasks by slots; ``microbatches`` is the order of microbatches.
+def orders_of(graph: TaskGraph, rows: Rows) -> Orders:
+    """Returns the orders of a graph's tasks by slots.
 
     Slots without a task are empty: skipped chunks, missing backwards, and backward for weights that is not a task of
     its own.
@@ -48,11 +33,9 @@ def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None =
     Raises:
         ValueError: A task has no slot, or a slot is of another row.
     """
-    tasks_of_slot: dict[Slot, list[int]] = defaultdict(list)
-    place = {name: at for at, name in enumerate(microbatches)} if microbatches is not None else None
+    tasks_of_slot: dict[TaskName, list[int]] = defaultdict(list)
     for index, task in enumerate(graph.tasks):
-        at = task.microbatch if place is None else place[task.microbatch]
-        tasks_of_slot[Slot(task.chunk, task.kind, at)].append(index)
+        tasks_of_slot[TaskName(task.chunk, task.kind, task.microbatch)].append(index)
     for slot, tasks in tasks_of_slot.items():
         if slot.kind is ActionKind.FORWARD:
             tasks.sort(key=lambda index: graph.tasks[index].piece)
@@ -68,17 +51,17 @@ def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None =
     return tuple(orders)
 
 
-def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> list[list[Slot]]:
+def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> list[list[TaskName]]:
     """Every forward, then every backward (https://arxiv.org/abs/1811.06965), chunk after chunk."""
     rows = []
     for rank in range(num_ranks):
         own = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forward = [Slot(chunk, F, at) for chunk in own for at in range(num_microbatches)]
-        rows.append(forward + [Slot(slot.chunk, B, slot.microbatch) for slot in reversed(forward)])
+        forward = [TaskName(chunk, F, at) for chunk in own for at in range(num_microbatches)]
+        rows.append(forward + [TaskName(slot.chunk, B, slot.microbatch) for slot in reversed(forward)])
     return rows
 
 
-def one_f_one_b_slots(depths: Sequence[int], num_microbatches: int) -> list[list[Slot]]:
+def one_f_one_b_slots(depths: Sequence[int], num_microbatches: int) -> list[list[TaskName]]:
     """1F1B (PipeDream-Flush) of one chunk a rank, whose warm-up is ``depths``, the chunks after each.
 
     With depths 2, 1, 0 and four microbatches::
@@ -89,15 +72,15 @@ def one_f_one_b_slots(depths: Sequence[int], num_microbatches: int) -> list[list
     """
     return [
         in_turn(
-            [Slot(chunk, F, at) for at in range(num_microbatches)],
-            [Slot(chunk, B, at) for at in range(num_microbatches)],
+            [TaskName(chunk, F, at) for at in range(num_microbatches)],
+            [TaskName(chunk, B, at) for at in range(num_microbatches)],
             min(depth, num_microbatches),
         )
         for chunk, depth in enumerate(depths)
     ]
 
 
-def interleaved(num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> list[list[Slot]]:
+def interleaved(num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> list[list[TaskName]]:
     """Several chunks a rank, P microbatches through each in turn (https://arxiv.org/abs/2104.04473, section 2.2).
 
     With one chunk a rank this is 1F1B.
@@ -122,12 +105,12 @@ def interleaved(num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> 
     return rows
 
 
-def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
+def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[TaskName]]:
     """Two chunks a rank in a V, backward for weights apart (https://arxiv.org/abs/2401.10241, section 6)."""
     count = max(2 * num_ranks - 1, num_microbatches)
     rows = []
     for rank in range(num_ranks):
-        row: list[Slot] = []
+        row: list[TaskName] = []
         following = Counter[tuple[ActionKind, int]]()
         down, up = rank, 2 * num_ranks - 1 - rank
 
@@ -135,7 +118,7 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
             """Writes phases such as ``F0 B1``: 0 is the chunk on the way down, 1 that on the way up."""
             for phase in phases.split() * times:
                 key = ActionKind(phase[0]), up if phase[1] == "1" else down  # noqa: B023  # called in this round alone
-                row.append(Slot(key[1], key[0], following[key]))  # noqa: B023
+                row.append(TaskName(key[1], key[0], following[key]))  # noqa: B023
                 following[key] += 1  # noqa: B023
 
         repeat(2 * (num_ranks - rank) - 1, "F0")
@@ -151,17 +134,17 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
     return rows
 
 
-def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[Slot]:
+def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[TaskName]:
     """Returns a phase of a group of microbatches through each chunk in turn, then of the next group."""
     return [
-        Slot(chunk, kind, at)
+        TaskName(chunk, kind, at)
         for start in range(0, num_microbatches, group)
         for chunk in chunks
         for at in range(start, min(start + group, num_microbatches))
     ]
 
 
-def in_turn(forward: Sequence[Slot], backward: Sequence[Slot], warm_up: int) -> list[Slot]:
+def in_turn(forward: Sequence[TaskName], backward: Sequence[TaskName], warm_up: int) -> list[TaskName]:
     """Returns ``warm_up`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     row = list(forward[:warm_up])
     for pair in zip(forward[warm_up:], backward, strict=False):
@@ -170,7 +153,6 @@ def in_turn(forward: Sequence[Slot], backward: Sequence[Slot], warm_up: int) -> 
 
 
 def num_microbatches_of(graph: TaskGraph) -> int:
-    """Returns the number of microbatches of a graph."""
     return 1 + max(task.microbatch for task in graph.tasks)
 
 
@@ -193,20 +175,15 @@ def one_f_one_b(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
     Raises:
         ValueError: A row has several chunks.
     """
-    return (one_f_one_b_of(graph, partition, range(num_microbatches_of(graph))),)
-
-
-def one_f_one_b_of(graph: TaskGraph, partition: Partition, microbatches: Sequence[int]) -> Orders:
-    """Returns 1F1B of microbatches in a given order."""
     of_row = {chunk.row: index for index, chunk in enumerate(partition.chunks)}
     if len(of_row) < len(partition.chunks):
         raise ValueError(
             f"{len(partition.chunks)} chunks on {len(of_row)} rows; 1F1B has one on each: use chunks_per_rank=1, or an "
             "interleaved schedule"
         )
-    slots = one_f_one_b_slots(chunk_depths(graph, partition), len(microbatches))
+    slots = one_f_one_b_slots(chunk_depths(graph, partition), num_microbatches_of(graph))
     rows = [slots[of_row[row]] if row in of_row else [] for row in partition.rows]
-    return orders_of(graph, rows, microbatches)
+    return (orders_of(graph, rows),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +209,8 @@ def cut_by(
     return lambda request: partition_by(name, replace(request, **changes))
 
 
-def _cut_interleaved(request: Request) -> Partition:
-    return partition_by("mixed-parameters", replace(request, chunks_per_rank=max(2, request.chunks_per_rank)))
-
-
 def chain_of(
-    slots: Callable[[int, int, int], Sequence[Sequence[Slot]]],
+    slots: Callable[[int, int, int], Sequence[Sequence[TaskName]]],
 ) -> Callable[[TaskGraph, Partition], tuple[Orders, ...]]:
     """Returns an order by slots of ranks, microbatches and chunks per rank, for chunks that cycle over all ranks."""
 
@@ -268,7 +241,9 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
             Baseline(
                 name="megatron",
                 description="interleaved 1F1B, two chunks a rank or more balanced by parameters",
-                cut=_cut_interleaved,
+                cut=lambda request: partition_by(
+                    "mixed-parameters", replace(request, chunks_per_rank=max(2, request.chunks_per_rank))
+                ),
                 order=chain_of(interleaved),
             ),
             Baseline(
@@ -281,4 +256,3 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         )
     }
 )
-"""By name."""

@@ -31,10 +31,12 @@ lane each. While the backbone runs a microbatch, encoders run the next ones on t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 from mosaic.errors import unknown
 from mosaic.graph import Part
@@ -72,7 +74,10 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
         following = [0.0] * (num_layers + 1)
         cut = [0] * (num_layers + 1)
         for layers in range(num_ranges + 1, num_layers + 1):
-            crossing = _crossing(best, sums, num_ranges, layers)
+            # the first start of the last range that makes it no longer than the others, and the start before
+            crossing = bisect_left(
+                range(layers - 1), True, num_ranges, key=lambda at: best[at] >= sums[layers] - sums[at]
+            )
             before = max(num_ranges, crossing - 1)
             least, place = min((max(best[at], sums[layers] - sums[at]), -at) for at in {before, crossing})
             following[layers], cut[layers] = least, -place
@@ -82,18 +87,6 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
     for cut in reversed(cuts):
         ends.append(cut[ends[-1]])
     return tuple(reversed(ends))
-
-
-def _crossing(best: Sequence[float], sums: Sequence[float], first: int, end: int) -> int:
-    """Returns the first start of the last range, ending at ``end``, that makes it no longer than the others."""
-    low, high = first, end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if best[middle] >= sums[end] - sums[middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def separated(request: Request, max_segments: int | None = None) -> Partition:
@@ -166,19 +159,16 @@ def _on_ranks(request: Request, ends: Sequence[int], ranks: Iterable[int]) -> Pa
     return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModuleCut:
-    """A module cut into chunks with the shortest longest one."""
+class _ModuleCut(NamedTuple):
+    """A module cut into chunks with the shortest longest one: end layers of chunks, and their times of all phases."""
 
     ends: tuple[int, ...]
-    """End layer of each chunk."""
     chunk_ms: tuple[float, ...]
-    """Time of all phases of each chunk."""
 
-    @classmethod
-    def of(cls, times: Sequence[float], count: int) -> _ModuleCut:
-        ends = balanced_ends(times, count)
-        return cls(ends=ends, chunk_ms=tuple(math.fsum(times[a:b]) for a, b in pairwise((0, *ends))))
+
+def _cut(times: Sequence[float], count: int) -> _ModuleCut:
+    ends = balanced_ends(times, count)
+    return _ModuleCut(ends, tuple(math.fsum(times[a:b]) for a, b in pairwise((0, *ends))))
 
 
 def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({})) -> Partition:
@@ -203,7 +193,7 @@ def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({
     trials = []
     last = counts[backbone] if backbone in fixed else min(most, len(times[backbone]))
     for count in range(counts[backbone], last + 1):
-        cuts = {name: _ModuleCut.of(own, count if name == backbone else counts[name]) for name, own in times.items()}
+        cuts = {name: _cut(own, count if name == backbone else counts[name]) for name, own in times.items()}
         for _ in range(most - count):
             longest = max(
                 (name for name in free if len(cuts[name].ends) < len(times[name])),
@@ -212,7 +202,7 @@ def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({
             )
             if longest == backbone or max(cuts[longest].chunk_ms) <= max(cuts[backbone].chunk_ms):
                 break
-            cuts[longest] = _ModuleCut.of(times[longest], len(cuts[longest].ends) + 1)
+            cuts[longest] = _cut(times[longest], len(cuts[longest].ends) + 1)
         trials.append((step_ms(request, {name: cut.chunk_ms for name, cut in cuts.items()}), count, cuts))
     _, _, best = min(trials, key=lambda trial: trial[:2])
     parts = (part for name in times for part in parts_of(name, best[name].ends))
@@ -252,8 +242,8 @@ def on_lanes(request: Request) -> Partition:
     trials = []
     for count in range(1, min(request.num_ranks - 1, len(times[backbone])) + 1):
         front = min(request.num_ranks - count, max(len(times[name]) for name in encoders))
-        cuts = {name: _ModuleCut.of(times[name], min(front, len(times[name]))) for name in encoders}
-        cuts[backbone] = _ModuleCut.of(times[backbone], count)
+        cuts = {name: _cut(times[name], min(front, len(times[name]))) for name in encoders}
+        cuts[backbone] = _cut(times[backbone], count)
         slowed = {name: tuple(time / shares.get(name, 1.0) for time in cut.chunk_ms) for name, cut in cuts.items()}
         trials.append((step_ms(request, slowed), count, front, cuts))
     _, _, front, best = min(trials, key=lambda trial: trial[:2])
@@ -370,7 +360,6 @@ _ALL = (
 )
 
 PARTITION_METHODS = {name: PartitionMethod(name=name, description=text, cut=cut) for name, text, cut in _ALL}
-"""By name."""
 
 
 def partition_by(name: str, request: Request) -> Partition:

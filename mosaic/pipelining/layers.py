@@ -23,9 +23,7 @@ class Strategy:
     kept_bytes: int
     """Bytes from the end of forward to the end of backward."""
     extra_forward_ms: float = 0.0
-    """Added time of forward."""
     extra_backward_ms: float = 0.0
-    """Added time of backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,6 @@ class Layer:
     """One layer with a piece of a microbatch, on one rank of each axis."""
 
     forward_ms: float
-    """Forward, including its collectives."""
     backward_ms: float
     """Backward for its inputs."""
     weights_ms: float
@@ -55,7 +52,6 @@ class ContextCosts:
     received_bytes: int
     """Bytes of keys and values from other ranks in a forward."""
     layer: Layer
-    """Times and memory."""
 
 
 class LayeredModule(Protocol):
@@ -98,9 +94,7 @@ class Feed:
     """``source``'s output is an input of ``target``."""
 
     source: str
-    """Name of a module."""
     target: str
-    """Name of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +104,6 @@ class PipelineModel:
     modules: tuple[LayeredModule, ...]
     """Encoders before the backbone, the backbone before decoders."""
     feeds: tuple[Feed, ...] = ()
-    """Edges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +131,6 @@ class ModuleFit:
 
 
 AS_COUNTED = ModuleFit()
-"""No measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +138,7 @@ class CountedLayers:
     """Counts of a microbatch in one module."""
 
     units: int
-    """Most pieces."""
     layers: tuple[Layer, ...]
-    """Layers with all units."""
     boundary_bytes: int
     """Between two layers and of the output, with all units."""
 
@@ -158,7 +148,6 @@ class CountedMicrobatch:
     """A microbatch with the counts of its shapes; equal keys are equal to the planner."""
 
     key: str
-    """Its shapes, as text."""
     counted: Mapping[str, CountedLayers] = field(repr=False)
     """By module, without skipped ones."""
     draws: bool = False
@@ -180,9 +169,7 @@ class CountedModule:
     """
 
     name: str
-    """Name in the split."""
     trains: tuple[bool, ...]
-    """True for each layer with trained weights."""
     parameters: tuple[int, ...]
     """Number of each layer, including prologue and epilogue in the first and the last."""
     resident_bytes: tuple[int, ...]
@@ -197,15 +184,12 @@ class CountedModule:
             raise ValueError(f"{self.name}: lists of {len(self.trains)} layers differ in length; give each layer one")
 
     def num_parameters(self, first: int, count: int) -> int:
-        """Returns the parameters of these layers."""
         return sum(self.parameters[first : first + count])
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns the constant bytes of these layers on a rank."""
         return sum(self.resident_bytes[first : first + count])
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns the most pieces of a microbatch here; 0: it is skipped."""
         counts = self._of(microbatch)
         return 0 if counts is None else counts.units
 
@@ -217,7 +201,6 @@ class CountedModule:
         return self.fit.layers(tuple(scaled_layer(layer, share) for layer in counts.layers))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the bytes between two layers."""
         counts = self._of(microbatch)
         return 0 if counts is None else counts.boundary_bytes * units // counts.units
 

@@ -2,7 +2,7 @@
 
 ::
 
-    with NextStepPlanner(step_planner) as planner:
+    with closing(NextStepPlanner(step_planner)) as planner:
         planner.start(0, microbatches[0])
         for step in range(num_steps):
             schedule = planner.take(step).schedule   # the best so far, or None
@@ -28,8 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mosaic.pipelining.orders import OrderLimits
 
@@ -83,11 +82,6 @@ class NextStepPlanner:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
-
     def start(self, step: int, metadata: Any, *, step_s: float | None = None) -> None:
         """Requests the schedule of a step and ends the search for an earlier one.
 
@@ -139,16 +133,6 @@ class NextStepPlanner:
         self._process.wait()
         self._reader.join()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
 
     def _send(self, request: object) -> None:
         with suppress(OSError):  # ``take`` reports a process that has ended

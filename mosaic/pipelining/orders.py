@@ -60,7 +60,6 @@ class OrderLimits:
 
     @property
     def is_counted_out(self) -> bool:
-        """True if no effort is left."""
         return self.rollouts is None and self.effort == 0
 
     def share(self, share: float) -> OrderLimits:
@@ -92,13 +91,11 @@ class Searched:
     bound_ns: int
     """Lower bound of all orders."""
     num_rollouts: int
-    """Number of roll-outs."""
     progress: tuple[tuple[float, int], ...] = field(default=())
     """Seconds since the start of the search, and the best makespan from then on."""
 
     @property
     def makespan_ns(self) -> int:
-        """End of the last task."""
         return self.timed.makespan_ns
 
     @property

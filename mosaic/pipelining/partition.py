@@ -117,7 +117,6 @@ class Partition:
     """
 
     num_ranks: int
-    """Pipeline ranks."""
     chunks: tuple[Chunk, ...]
     """In the order of the dataflow."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -276,7 +275,6 @@ class Request:
 
     model: PipelineModel
     num_ranks: int
-    """Pipeline ranks."""
     microbatches: Sequence[Microbatch]
     """Representative ones; times are their means."""
     chunks_per_rank: int = 1
@@ -326,7 +324,11 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
                     raise ValueError(f"{module.name!r} has {len(layers)} layers, and trains has {len(module.trains)}")
                 own = gradients[module.name]
                 for index, (layer, inputs, weights) in enumerate(zip(layers, own.inputs, own.weights, strict=True)):
-                    sums[module.name][index] += _time_ms(request, layer, inputs=inputs, weights=weights)
+                    strategy = strategy_of(layer, request.strategy)
+                    times = layer_ms(layer, strategy, inputs=inputs, weights=weights)
+                    if not request.frozen_aware:
+                        times = 3 * layer.forward_ms, strategy.extra_forward_ms, strategy.extra_backward_ms
+                    sums[module.name][index] += math.fsum(times)
     return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}
 
 
@@ -346,10 +348,3 @@ def backbone_of(model: PipelineModel) -> str:
         if before[name] and all(other in before[name] or name in before[other] for other in sources if other != name)
     ]
     return max(reversed(joints or tuple(sources)), key=lambda name: sizes[name])
-
-
-def _time_ms(request: Request, layer: Layer, *, inputs: bool, weights: bool) -> float:
-    strategy = strategy_of(layer, request.strategy)
-    if request.frozen_aware:
-        return math.fsum(layer_ms(layer, strategy, inputs=inputs, weights=weights))
-    return 3 * layer.forward_ms + strategy.extra_forward_ms + strategy.extra_backward_ms

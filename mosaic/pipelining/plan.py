@@ -23,7 +23,6 @@ class FittedTimes:
     """Corrections of counted times by a measured step; by default none."""
 
     modules: dict[str, ModuleFit] = field(default_factory=dict)
-    """By module."""
     host: HostTimes = NO_HOST_TIMES
 
     def model(self, model: PipelineModel) -> PipelineModel:
@@ -40,15 +39,12 @@ class PipelinePlan:
     """Value of ``Pipeline.plan``, for ``mosaic.pipeline(plan=)`` with the same model and sample."""
 
     name: str
-    """Readable name."""
     baseline: str = ""
     """One of ``BASELINES``; empty: each step is planned."""
     degrees: Degrees
-    """The grid."""
     partition: Partition
     """Layers of each rank of a pipeline."""
     fitted: FittedTimes = field(default_factory=FittedTimes)
-    """Measured corrections of the trial."""
     predicted_ms: float = 0.0
     """A step of the sample, gradients' sums included; 0: not predicted."""
 

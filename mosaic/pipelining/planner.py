@@ -53,16 +53,13 @@ class PlannedStep:
     """The plan of one step."""
 
     partition: Partition
-    """Chunks on ranks."""
     graph: TaskGraph
     """Tasks, with the times and bytes of the chosen strategies."""
     orders: Orders
     timed: Timed
-    """Its simulation."""
     bound_ns: int
     """Lower bound over all orders and strategies of this partition."""
     strategies: Strategies = "keep"
-    """Activation strategies."""
     training: tuple[int, ...] = ()
     """Chunks with gradients to reduce."""
     origin: str = ""
@@ -70,7 +67,6 @@ class PlannedStep:
 
     @property
     def makespan_ns(self) -> int:
-        """End of the last task."""
         return self.timed.makespan_ns
 
     @property
@@ -85,7 +81,6 @@ class PlannedStep:
         return 1 - work / (self.makespan_ns * self.graph.num_rows) if self.makespan_ns else 0.0
 
     def schedule(self) -> PipelineSchedule:
-        """Returns the actions that ranks execute."""
         return lower(self.partition, self.graph, self.orders, strategies=self.strategies, training=self.training)
 
 
@@ -357,19 +352,12 @@ class _MemoryPlanning:
         return [peak - limit if limit else 0 for peak, limit in zip(timed.peak_bytes, limits, strict=True)]
 
     def _shortage(self, searched: Searched | Deadlock) -> MemoryShortage:
-        """Returns what the leanest strategies lack."""
         if isinstance(searched, Deadlock):
             short, at_ns = list(searched.short_bytes), searched.at_ns
         else:
             short, at_ns = self._excess_bytes(searched.timed), 0
         rank = short.index(max(short))
-        return MemoryShortage(
-            rank=rank,
-            at_ns=at_ns,
-            short_bytes=short[rank],
-            limit_bytes=self.graph.limit_bytes[rank],
-            base_bytes=self.graph.base_bytes[rank],
-        )
+        return MemoryShortage.of(self.graph, rank, at_ns=at_ns, short_bytes=short[rank])
 
 
 Shares = tuple[tuple[int, ...], ...]

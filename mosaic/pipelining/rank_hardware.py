@@ -56,7 +56,6 @@ class Degrees:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole job."""
         return sum(self.widths) * self.data * self.context
 
 

@@ -20,8 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, packed, plan_context, token_words
-from mosaic.cost.counts import ModuleCounts, Operator, OperatorKind, PhaseCounts
+from mosaic.context import CONTEXT_METHODS, MaskWords, causal, packed, plan_context, token_words
+from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import operator_ms, phase_ms
 from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
@@ -48,7 +48,6 @@ class ContextSharing:
     """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
     in ``mosaic.pipeline``; all are on every rank; or each is split."""
     block: int = 128
-    """Tokens of a block."""
     seed: int = 0
     """Seed of the first mask."""
 
@@ -66,7 +65,6 @@ class ContextSharing:
 
 
 PLAIN_SHARING = ContextSharing()
-"""Default sharing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,6 @@ class SequenceShare:
     """Shares of context ranks in equally long sequences; each figure is of the rank with most."""
 
     ranks: int
-    """Context ranks."""
     local_tokens: int
     """Places of each rank; some may be empty."""
     pairs: int
@@ -98,16 +95,24 @@ def share_sequences(
     Raises:
         ValueError: Ranks outnumber blocks.
     """
-    masks = [_mask(sharing, tokens, sharing.seed + at, is_causal=is_causal) for at in range(sequences)]
-    plan = plan_context(packed(masks), ranks, block=sharing.block, method=sharing.method, seed=sharing.seed)
-    return share_of(plan, sharing.exchange)
 
+    def mask(seed: int) -> MaskWords:
+        if is_causal:
+            return sharing.mask(tokens, seed) if sharing.mask is not None else causal(tokens)
+        both = token_words(np.zeros(tokens, np.int64), both=True)
+        return MaskWords(words=both, documents=np.zeros(tokens, np.int32))
 
-def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
-    """Returns the shares of a plan whose keys and values are all gathered or, with ``needed``, only those read."""
-    ranks, block = plan.ranks, plan.blocks.block
+    masks = packed([mask(sharing.seed + at) for at in range(sequences)])
+    block = sharing.block
+    plan = plan_context(masks, ranks, block=block, method=sharing.method, seed=sharing.seed)
     places = plan.local_tokens if ranks > 1 else plan.mask.num_tokens
-    needed = plan.needed() if exchange == "needed" and ranks > 1 else None
+    needed = plan.needed() if sharing.exchange == "needed" and ranks > 1 else None
+    sent: tuple[tuple[int, ...], ...] = ()
+    if needed is not None:
+        owned = plan.distribution.rank_of[None, :] == np.arange(ranks)[:, None]
+        blocks = owned.astype(np.int64) @ needed.T.astype(np.int64)
+        np.fill_diagonal(blocks, 0)
+        sent = tuple(map(tuple, (blocks * block).tolist()))
     return SequenceShare(
         ranks=ranks,
         local_tokens=places,
@@ -115,22 +120,8 @@ def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
         imbalance=plan.imbalance,
         fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
         received_tokens=int(plan.received_blocks(needed).max()) * block,
-        sent_tokens=() if needed is None else _sent(plan, needed),
+        sent_tokens=sent,
     )
-
-
-def _mask(sharing: ContextSharing, tokens: int, seed: int, *, is_causal: bool) -> MaskWords:
-    if is_causal:
-        return sharing.mask(tokens, seed) if sharing.mask is not None else causal(tokens)
-    both = token_words(np.zeros(tokens, np.int64), both=True)
-    return MaskWords(words=both, documents=np.zeros(tokens, np.int32))
-
-
-def _sent(plan: ContextPlan, needed: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> tuple[tuple[int, ...], ...]:
-    owned = plan.distribution.rank_of[None, :] == np.arange(plan.ranks)[:, None]
-    blocks = owned.astype(np.int64) @ needed.T.astype(np.int64)
-    np.fill_diagonal(blocks, 0)
-    return tuple(tuple(row) for row in (blocks * plan.blocks.block).tolist())
 
 
 HEAD_GROUPS = 8
@@ -143,7 +134,6 @@ class RankShare:
     """The part of a module's data on one context rank; by default all of it."""
 
     rows: float = 1.0
-    """Share of the rows."""
     attention: float = 1.0
     """Share of attention's operations."""
     sequence: SequenceShare | None = None
@@ -153,7 +143,6 @@ class RankShare:
 
 
 WHOLE = RankShare()
-"""All of a module's data."""
 
 
 def rank_share(
@@ -249,17 +238,13 @@ def context_costs(counts: ModuleCounts, machine: RankHardware, layer: Layer, sha
 def _divided(phase: PhaseCounts, share: RankShare, tensor: int) -> PhaseCounts:
     if tensor == 1 and share.rows == share.attention == 1:
         return phase
-    return PhaseCounts(operators=tuple(_divided_operator(operator, share, tensor) for operator in phase.operators))
-
-
-def _divided_operator(operator: Operator, share: RankShare, tensor: int) -> Operator:
-    part = (share.attention if operator.kind is OperatorKind.ATTENTION else share.rows) / tensor
-    return replace(
-        operator,
-        flops=round(operator.flops * part),
-        read_bytes=round(operator.read_bytes * share.rows / tensor),
-        written_bytes=round(operator.written_bytes * share.rows / tensor),
-    )
+    operators = []
+    for operator in phase.operators:
+        part = (share.attention if operator.kind is OperatorKind.ATTENTION else share.rows) / tensor
+        read, written = (num * share.rows / tensor for num in (operator.read_bytes, operator.written_bytes))
+        flops = round(operator.flops * part)
+        operators.append(replace(operator, flops=flops, read_bytes=round(read), written_bytes=round(written)))
+    return PhaseCounts(operators=tuple(operators))
 
 
 def _ms_of(phase: PhaseCounts, kinds: tuple[OperatorKind, ...], machine: RankHardware) -> float:

@@ -48,17 +48,13 @@ class TaskName:
     """Name of a task of a step; ``str`` gives ``2F0.1``."""
 
     chunk: int
-    """Index in the partition."""
     kind: ActionKind
-    """Its phase."""
     microbatch: int
-    """Index in the step."""
     piece: int = 0
     """Index of its sub-microbatch."""
 
     @classmethod
     def of(cls, task: Task) -> TaskName:
-        """Returns a task's name."""
         return cls(task.chunk, task.kind, task.microbatch, task.piece)
 
     @classmethod
@@ -107,7 +103,6 @@ class PipelineSchedule(StrictFile):
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
-    """Version of this file's layout."""
     plan: str
     """Fingerprint of its tasks; see ``plan_of``."""
     num_microbatches: Annotated[int, Ge(1)]
@@ -161,7 +156,6 @@ class PipelineSchedule(StrictFile):
 
     @property
     def num_actions(self) -> int:
-        """Actions of all rows."""
         return sum(map(len, self.rows))
 
     @property
@@ -183,7 +177,6 @@ def _listed(values: Mapping[str, object]) -> str:
 
 
 def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -> InvalidScheduleError:
-    """Returns the error of one cell of a schedule."""
     cell = schedule.rows[row][place] if place < len(schedule.rows[row]) else "its end"
     where = f"rank {schedule.rank_of[row]}"
     if schedule.rank_of.count(schedule.rank_of[row]) > 1:

@@ -22,7 +22,6 @@ from mosaic.hardware import Cluster, Link, Message
 from mosaic.pipelining.layers import (
     KnowsOutput,
     Layer,
-    LayeredModule,
     Microbatch,
     PipelineModel,
     Strategy,
@@ -42,7 +41,6 @@ from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.tasks import ActionKind, PairKey, Task, TaskGraph, Wait
 
 MAX_TASKS = 2_000_000
-"""Most tasks of a step."""
 
 Strategies = str | Mapping[PairKey, tuple[int, ...]]
 """One name for all layers that have it; or the strategy index of each layer of a pair, by default the first."""
@@ -85,7 +83,6 @@ class RankSpace:
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     host: HostTimes = NO_HOST_TIMES
-    """Host time of messages."""
 
     def __post_init__(self) -> None:
         counts = self.devices_per_rank
@@ -197,25 +194,133 @@ class _Costs:
     """The layers, of which those without a backward keep nothing and skipped ones do nothing."""
 
 
+def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:
+    if isinstance(chosen, str):
+        return strategy_of(layer, chosen)
+    index = chosen[place] if place < len(chosen) else 0
+    if not 0 <= index < len(layer.strategies):
+        raise ValueError(f"strategy {index} for a layer of {module!r}, which has {len(layer.strategies)}; count from 0")
+    return layer.strategies[index]
+
+
+def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
+    invalid = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
+    if invalid is not None:
+        raise ValueError(f"a layer of {chunk} takes {invalid} ms; a time is finite, 0 or more")
+    return round(math.fsum(times_ms) * 1e6)
+
+
+_Place = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CostCounter:
-    """Counts costs, equal ones once."""
+class _Flow:
+    """Dataflow through the chunks of microbatches with the same modules."""
 
-    modules: Mapping[str, LayeredModule]
-    strategies: Strategies
-    weights_apart: bool
-    known: dict[object, _Costs] = field(default_factory=dict)
-    layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
+    gradients: Mapping[str, Gradients]
+    modules: dict[int, tuple[str, ...]]
+    """Modules that each working chunk runs, in the order of chunks."""
+    feeds: Mapping[int, tuple[tuple[int, str], ...]]
+    """Chunks that feed each of them, each with the module of the output."""
 
-    def costs(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """State of one microbatch."""
+
+    index: int
+    microbatch: Microbatch
+    flow: _Flow
+    pieces: Mapping[str, tuple[int, ...]]
+    """Units of each module's pieces."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Group of each module; a chunk of several modules belongs to the last one's."""
+    costs: dict[_Place, _Costs] = field(default_factory=dict)
+    forward: dict[_Place, int] = field(default_factory=dict)
+
+    def units(self, chunk: int) -> tuple[int, ...]:
+        return self.pieces[self.flow.modules[chunk][0]]
+
+
+class _StepBuilder:
+    """Tasks and waits under construction."""
+
+    def __init__(
+        self,
+        model: PipelineModel,
+        partition: Partition,
+        space: RankSpace,
+        strategies: Strategies,
+        *,
+        weights_apart: bool,
+    ) -> None:
+        self.model, self.partition, self.space, self.weights_apart = model, partition, space, weights_apart
+        self.modules = {module.name: module for module in model.modules}
+        self.strategies = strategies
+        self._known_costs: dict[object, _Costs] = {}
+        self._known_layers: dict[object, tuple[Layer, ...]] = {}
+        self.row_of = [partition.rows.index(chunk.row) for chunk in partition.chunks]
+        self.rank_of = [rank for rank, _ in partition.rows]
+        self.tasks: list[Task] = []
+        self.waits: list[Wait] = []
+        self.layers: dict[PairKey, tuple[Layer, ...]] = {}
+        self._groups = itertools.count()
+        self._posts = Counter[int]()
+        self._flows: dict[frozenset[str], _Flow] = {}
+        self._lags_ns: dict[tuple[int, int, int], int] = {}
+
+    def add(self, index: int, microbatch: Microbatch) -> None:
+        units = {name: module.units(microbatch) for name, module in self.modules.items()}
+        if not any(units.values()):
+            raise ValueError(f"microbatch {index} passes through no module: {microbatch}; leave it out")
+        sizes = self.partition.sizes
+        current = _Pass(
+            index=index,
+            microbatch=microbatch,
+            flow=self._flow(frozenset(name for name, count in units.items() if count)),
+            pieces={name: even_pieces(count, sizes.get(name, count)) for name, count in units.items() if count},
+        )
+        self._add_forward(current)
+        self._add_backward(current)
+        if len(self.tasks) > MAX_TASKS:
+            raise ValueError(
+                f"{len(self.tasks)} tasks by microbatch {index}; a step has at most {MAX_TASKS}: use larger "
+                "sub-microbatches, or fewer chunks"
+            )
+
+    def tasks_with_posts(self) -> tuple[Task, ...]:
+        """Returns all tasks, with the time to post their messages."""
+        if self.space.host.post_ns:
+            for task, count in self._posts.items():
+                time_ns = self.tasks[task].time_ns + count * self.space.host.post_ns
+                self.tasks[task] = replace(self.tasks[task], time_ns=time_ns)
+        return tuple(self.tasks)
+
+    def _add_forward(self, current: _Pass) -> None:
+        for chunk, names in current.flow.modules.items():
+            for piece, count in enumerate(current.units(chunk)):
+                pair = chunk, current.index, piece
+                gradients = current.flow.gradients
+                cost = self._costs(self.partition.chunks[chunk], gradients, current.microbatch, count, pair)
+                current.costs[chunk, piece] = cost
+                if cost.has_backward:
+                    self.layers[pair] = cost.layers
+                works = cost.workspace_bytes
+                at = chunk, piece
+                task = self._task(current, ActionKind.FORWARD, at, cost.forward_ns, cost.kept_bytes + works, works)
+                current.forward[at] = task
+                for source, size in self._inputs(current, chunk, piece, names):
+                    self._wait(current.forward[source], task, size)
+
+    def _costs(
         self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
     ) -> _Costs:
         """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
         chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
         key = (id(gradients), pair[0], microbatch, units, chosen)
-        if key not in self.known:
-            self.known[key] = self._count(chunk, gradients, microbatch, units, chosen)
-        return self.known[key]
+        if key not in self._known_costs:
+            self._known_costs[key] = self._count(chunk, gradients, microbatch, units, chosen)
+        return self._known_costs[key]
 
     def _count(
         self,
@@ -268,130 +373,10 @@ class _CostCounter:
     def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
         """Returns a module's layers on a share of its rank, whose speed is in proportion to the share."""
         key = name, share, microbatch, units
-        if key not in self.layers:
+        if key not in self._known_layers:
             layers = self.modules[name].layers(microbatch, units)
-            self.layers[key] = tuple(scaled_layer(layer, 1 / share, 1) for layer in layers)
-        return self.layers[key]
-
-
-def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:
-    if isinstance(chosen, str):
-        return strategy_of(layer, chosen)
-    index = chosen[place] if place < len(chosen) else 0
-    if not 0 <= index < len(layer.strategies):
-        raise ValueError(f"strategy {index} for a layer of {module!r}, which has {len(layer.strategies)}; count from 0")
-    return layer.strategies[index]
-
-
-def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
-    invalid = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
-    if invalid is not None:
-        raise ValueError(f"a layer of {chunk} takes {invalid} ms; a time is finite, 0 or more")
-    return round(math.fsum(times_ms) * 1e6)
-
-
-_Place = tuple[int, int]
-"""Chunk and piece."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flow:
-    """Dataflow through the chunks of microbatches with the same modules."""
-
-    gradients: Mapping[str, Gradients]
-    modules: dict[int, tuple[str, ...]]
-    """Modules that each working chunk runs, in the order of chunks."""
-    feeds: Mapping[int, tuple[tuple[int, str], ...]]
-    """Chunks that feed each of them, each with the module of the output."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """State of one microbatch."""
-
-    index: int
-    microbatch: Microbatch
-    flow: _Flow
-    pieces: Mapping[str, tuple[int, ...]]
-    """Units of each module's pieces."""
-    groups: dict[str, int] = field(default_factory=dict)
-    """Group of each module; a chunk of several modules belongs to the last one's."""
-    costs: dict[_Place, _Costs] = field(default_factory=dict)
-    forward: dict[_Place, int] = field(default_factory=dict)
-
-    def units(self, chunk: int) -> tuple[int, ...]:
-        """Returns the units of the chunk's pieces."""
-        return self.pieces[self.flow.modules[chunk][0]]
-
-
-class _StepBuilder:
-    """Tasks and waits under construction."""
-
-    def __init__(
-        self,
-        model: PipelineModel,
-        partition: Partition,
-        space: RankSpace,
-        strategies: Strategies,
-        *,
-        weights_apart: bool,
-    ) -> None:
-        self.model, self.partition, self.space, self.weights_apart = model, partition, space, weights_apart
-        self.modules = {module.name: module for module in model.modules}
-        self.counter = _CostCounter(modules=self.modules, strategies=strategies, weights_apart=weights_apart)
-        self.row_of = [partition.rows.index(chunk.row) for chunk in partition.chunks]
-        self.rank_of = [rank for rank, _ in partition.rows]
-        self.tasks: list[Task] = []
-        self.waits: list[Wait] = []
-        self.layers: dict[PairKey, tuple[Layer, ...]] = {}
-        self._groups = itertools.count()
-        self._posts = Counter[int]()
-        self._flows: dict[frozenset[str], _Flow] = {}
-        self._lags_ns: dict[tuple[int, int, int], int] = {}
-
-    def add(self, index: int, microbatch: Microbatch) -> None:
-        """Adds all tasks of a microbatch."""
-        units = {name: module.units(microbatch) for name, module in self.modules.items()}
-        if not any(units.values()):
-            raise ValueError(f"microbatch {index} passes through no module: {microbatch}; leave it out")
-        sizes = self.partition.sizes
-        current = _Pass(
-            index=index,
-            microbatch=microbatch,
-            flow=self._flow(frozenset(name for name, count in units.items() if count)),
-            pieces={name: even_pieces(count, sizes.get(name, count)) for name, count in units.items() if count},
-        )
-        self._add_forward(current)
-        self._add_backward(current)
-        if len(self.tasks) > MAX_TASKS:
-            raise ValueError(
-                f"{len(self.tasks)} tasks by microbatch {index}; a step has at most {MAX_TASKS}: use larger "
-                "sub-microbatches, or fewer chunks"
-            )
-
-    def tasks_with_posts(self) -> tuple[Task, ...]:
-        """Returns all tasks, with the time to post their messages."""
-        if self.space.host.post_ns:
-            for task, count in self._posts.items():
-                time_ns = self.tasks[task].time_ns + count * self.space.host.post_ns
-                self.tasks[task] = replace(self.tasks[task], time_ns=time_ns)
-        return tuple(self.tasks)
-
-    def _add_forward(self, current: _Pass) -> None:
-        for chunk, names in current.flow.modules.items():
-            for piece, count in enumerate(current.units(chunk)):
-                pair = chunk, current.index, piece
-                gradients = current.flow.gradients
-                cost = self.counter.costs(self.partition.chunks[chunk], gradients, current.microbatch, count, pair)
-                current.costs[chunk, piece] = cost
-                if cost.has_backward:
-                    self.layers[pair] = cost.layers
-                works = cost.workspace_bytes
-                at = chunk, piece
-                task = self._task(current, ActionKind.FORWARD, at, cost.forward_ns, cost.kept_bytes + works, works)
-                current.forward[at] = task
-                for source, size in self._inputs(current, chunk, piece, names):
-                    self._wait(current.forward[source], task, size)
+            self._known_layers[key] = tuple(scaled_layer(layer, 1 / share, 1) for layer in layers)
+        return self._known_layers[key]
 
     def _add_backward(self, current: _Pass) -> None:
         gradients: dict[_Place, list[tuple[int, int]]] = {}

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from mosaic.graph import Part
@@ -51,7 +50,6 @@ class Task:
     parts: tuple[Part, ...]
     """Its parts in order; several in a chunk of several modules."""
     microbatch: int
-    """Index in the step."""
     piece: int = 0
     """Index of its sub-microbatch in the microbatch."""
     chunk: int = 0
@@ -70,11 +68,8 @@ class Wait:
     """``target`` starts no earlier than ``lag_ns`` after the end of ``source``."""
 
     source: int
-    """Index of a task."""
     target: int
-    """Index of a task."""
     lag_ns: int = 0
-    """Time of the message."""
     num_bytes: int = 0
     """Bytes of the message; 0 between phases of one chunk."""
 
@@ -105,11 +100,11 @@ class TaskGraph:
     """The graph for simulations and searches."""
 
     def __post_init__(self) -> None:
-        tasks = [_column("task", self.tasks, name) for name in _TASK_COLUMNS]
+        tasks = [_whole(name, [getattr(task, name) for task in self.tasks], "task") for name in _TASK_COLUMNS]
         tasks.insert(1, array("q", [_KINDS[task.kind] for task in self.tasks]))
         compiled = load_search().Tasks(
             tasks,
-            [_column("wait", self.waits, name) for name in ("source", "target", "lag_ns")],
+            [_whole(name, [getattr(wait, name) for wait in self.waits], "wait") for name in _WAIT_COLUMNS],
             rank_of=_whole("rank_of", self.rank_of),
             base_bytes=_whole("base_bytes", self.base_bytes),
             limit_bytes=_whole("limit_bytes", self.limit_bytes),
@@ -118,35 +113,29 @@ class TaskGraph:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return len(self.rank_of)
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks."""
         return max(self.rank_of, default=-1) + 1
 
 
 _TASK_COLUMNS = ("row", "microbatch", "group", "time_ns", "takes_bytes", "frees_bytes")
+_WAIT_COLUMNS = ("source", "target", "lag_ns")
 _KINDS = {kind: number for number, kind in enumerate(ActionKind)}
-_MAX_WHOLE = 2**63
 
 
-def _column(what: str, items: Sequence[object], name: str) -> array[int]:
-    read = attrgetter(name)
+def _whole(name: str, values: Sequence[int], of: str = "") -> array[int]:
     try:
-        return array("q", map(read, items))
+        return array("q", values)
     except (TypeError, OverflowError):
-        for index, item in enumerate(items):
-            _whole(f"{name} of {what} {index}", [read(item)])
-        raise
-
-
-def _whole(name: str, values: Sequence[int]) -> array[int]:
-    for value in values:
-        if not hasattr(value, "__index__") or not -_MAX_WHOLE <= value < _MAX_WHOLE:
-            raise ValueError(f"{name} is {value!r}; use a whole number of at most 63 bits")
-    return array("q", values)
+        at, value = next(
+            (at, value)
+            for at, value in enumerate(values)
+            if not (hasattr(value, "__index__") and -(2**63) <= value < 2**63)
+        )
+        place = f" of {of} {at}" if of else ""
+        raise ValueError(f"{name}{place} is {value!r}; use a whole number of at most 63 bits") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +143,6 @@ class Timed:
     """A simulated step."""
 
     start_ns: Sequence[int]
-    """Start of each task."""
     makespan_ns: int
     """End of the last task."""
     peak_bytes: tuple[int, ...]
@@ -192,7 +180,6 @@ def roll_out(graph: TaskGraph) -> tuple[Orders, Timed] | Deadlock:
 
 
 def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
-    """Converts the extension's deadlock."""
     return Deadlock(waiting=tuple(deadlock.waiting), at_ns=deadlock.at_ns, short_bytes=tuple(deadlock.short_bytes))
 
 

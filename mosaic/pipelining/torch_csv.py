@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.baselines import Baseline, Slot, chain_of, cut_by
+from mosaic.pipelining.baselines import Baseline, chain_of, cut_by
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 
@@ -96,7 +96,7 @@ def baseline_of_csv(name: str, text: str) -> Baseline:
                     f"{name}, row {number}: {cell!r} is no computation; write 0F1, 0B1, 0I1 or 0W1"
                 )
             letters.add(match[2])
-            slots.append(Slot(int(match[1]), B if match[2] == "I" else ActionKind(match[2]), int(match[3])))
+            slots.append(TaskName(int(match[1]), B if match[2] == "I" else ActionKind(match[2]), int(match[3])))
         if slots:
             rows.append(slots)
     if "B" in letters and letters & {"I", "W"}:
@@ -112,7 +112,7 @@ def baseline_of_csv(name: str, text: str) -> Baseline:
     else:
         raise InvalidScheduleError(f"{name}: stages of rows are {stages}; put stage s on row s mod ranks, or in a V")
 
-    def order(ranks: int, microbatches: int, chunks_per_rank: int) -> list[list[Slot]]:
+    def order(ranks: int, microbatches: int, chunks_per_rank: int) -> list[list[TaskName]]:
         if ranks != num_ranks:
             raise ValueError(f"{name} is for {num_ranks} ranks, and there are {ranks}")
         return rows

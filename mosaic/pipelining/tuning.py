@@ -49,9 +49,7 @@ class Candidate:
     strategies: tuple[int, ...]
     """Policy index of each layer."""
     forward_ns: int
-    """Added time of forward."""
     backward_ns: int
-    """Added time of backward."""
     kept_bytes: int
     """Bytes from the start of forward to the end of backward."""
     workspace_bytes: int
@@ -59,7 +57,6 @@ class Candidate:
 
     @property
     def added_ns(self) -> int:
-        """Added time of both."""
         return self.forward_ns + self.backward_ns
 
 
@@ -133,11 +130,9 @@ class Pair:
     """A forward with its backward, between which activations are in use."""
 
     forward: int
-    """Index of a task."""
     backward: int
     """Index of a task on the same rank."""
     candidates: tuple[Candidate, ...]
-    """At least one."""
     counted: Candidate = _NOTHING
     """Candidate that the graph's times and bytes include; by default none."""
 
@@ -216,7 +211,6 @@ class Tuned:
     graph: TaskGraph
     """The graph with the chosen times and bytes, and the limits."""
     timed: Timed
-    """Its simulation."""
     bound_ns: int
     """Lower bound of all choices in this order: the step with everything kept."""
 
@@ -232,6 +226,12 @@ class MemoryShortage:
     limit_bytes: int
     base_bytes: int
     """Constant bytes of the rank: weights, gradients, optimizer state."""
+
+    @classmethod
+    def of(cls, graph: TaskGraph, rank: int, *, at_ns: int, short_bytes: int) -> MemoryShortage:
+        base_bytes = graph.base_bytes[rank] if graph.base_bytes else 0
+        limit_bytes = graph.limit_bytes[rank]
+        return cls(rank=rank, at_ns=at_ns, short_bytes=short_bytes, limit_bytes=limit_bytes, base_bytes=base_bytes)
 
     def __str__(self) -> str:
         if self.base_bytes > self.limit_bytes:
@@ -355,17 +355,10 @@ class _Tuning:
         return tuple(choice)
 
     def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage:
-        """Returns the shortage of the leanest candidates."""
         peaks = memory_peaks(graph, timed.start_ns)
         own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
         peak_bytes, peak_ns = peaks[own.rank]
-        return MemoryShortage(
-            rank=own.rank,
-            at_ns=peak_ns,
-            short_bytes=peak_bytes - own.limit_bytes,
-            limit_bytes=own.limit_bytes,
-            base_bytes=own.base_bytes,
-        )
+        return MemoryShortage.of(self.graph, own.rank, at_ns=peak_ns, short_bytes=peak_bytes - own.limit_bytes)
 
 
 class _RankPairs:

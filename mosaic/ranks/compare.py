@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
+from mosaic.engine.finding.find import runner_of
 from mosaic.engine.options import Options
 from mosaic.engine.session import Request
 from mosaic.errors import InfeasibleError, UndecidedError
@@ -202,7 +203,7 @@ class Steps:
         times = []
         for _ in range(count):
             start = time.perf_counter()
-            self._workload.loss(called(self._model, self._workload.sample)).backward()
+            self._workload.loss(runner_of(self._model, self._workload.sample)()).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
             times.append((time.perf_counter() - start) * 1e3)
@@ -220,13 +221,7 @@ class Steps:
 
 def _data_parallel(workload: Any) -> Steps:
     """Returns the steps of the baseline: torch's DDP on the same ranks."""
-    workload.loss(called(workload.model, workload.sample)).backward()
+    workload.loss(runner_of(workload.model, workload.sample)()).backward()
     unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
     workload.model.zero_grad(set_to_none=True)
     return Steps(DistributedDataParallel(workload.model, find_unused_parameters=unused), workload)
-
-
-def called(model: nn.Module, sample: Any) -> Any:
-    if isinstance(sample, Mapping):
-        return model(**sample)
-    return model(sample) if isinstance(sample, torch.Tensor) else model(*sample)

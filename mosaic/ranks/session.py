@@ -17,12 +17,12 @@ from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session, refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
-from mosaic.find.structure import map_tensors
+from mosaic.find.structure import flatten, map_tensors
 from mosaic.profiler import ProfileCache, Subject
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.parameters.tied import Holdings
-from mosaic.ranks.rows.batched import rows_of, with_batch
+from mosaic.ranks.rows.batched import rows_of
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.world.groups import GroupLoan, check_place
 from mosaic.ranks.world.progress import THE_LOOP
@@ -118,8 +118,9 @@ def find_with_rows(
     subjects, batched = [], {}
     for subject in map(_cut, finding.subjects):
         _refuse(subject, (finding.local | finding.aside).get(subject.name))
-        batched[subject.name] = rows_of(subject)
-        subjects.append(with_batch(subject, batched[subject.name]))
+        rows = batched[subject.name] = rows_of(subject)
+        leaves = flatten((subject.args, subject.kwargs))[0]
+        subjects.append(replace(subject, batch=len(leaves[rows.index(True)])))
     return replace(finding, subjects=tuple(subjects)), batched
 
 

@@ -3,7 +3,7 @@
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.methods import METHODS
-from mosaic.solver.options import DeploymentOption, QuotaGrid
+from mosaic.solver.options import DeploymentOption
 from mosaic.solver.solve import solve
 from mosaic.solver.stage import StageResult
 from mosaic.solver.task import SearchOptions
@@ -11,7 +11,6 @@ from mosaic.solver.task import SearchOptions
 __all__ = [
     "METHODS",
     "DeploymentOption",
-    "QuotaGrid",
     "SearchLimits",
     "SearchOptions",
     "StageEvaluator",

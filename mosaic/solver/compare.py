@@ -81,7 +81,8 @@ def compare(
     search = search or SearchOptions()
     if search.planners == PlannerSettings():
         search = replace(search, planners=COMPARED_PLANNERS)
-    all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
+    # What no method could do.
+    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     rows = []
     for method in methods:
         began = time.perf_counter()

@@ -53,30 +53,16 @@ def plan_exactly(task: Task) -> Answer:
 
 def plan_by_clustering(task: Task) -> Answer:
     """Plans with the paper's Algorithm 1; when its effort is spent, what has been merged so far is the plan."""
-    search = task.search
-    countdown = Countdown(search.limits)
-    evaluator = StageEvaluator(
-        task.options,
-        cost=task.cost,
-        machine=task.machine,
-        left=lambda: countdown.left,
-        spend=countdown.spend,
-    )
-    result = cluster(task.graph, evaluator, left=lambda: countdown.left)
+    countdown = Countdown(task.search.limits)
+    evaluator = StageEvaluator(task.options, cost=task.cost, machine=task.machine, countdown=countdown)
+    stages, record = cluster(task.graph, evaluator)
     if countdown.left <= 0:
         _log.warning(
-            "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", search.limits.effort
+            "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", task.search.limits.effort
         )
     if evaluator.num_unresolved:
         _log.warning("CP-SAT gave up %d questions; there may be a better plan", evaluator.num_unresolved)
-    record = SearchRecord(
-        method="gahc",
-        num_evaluations=result.num_evaluations,
-        num_cache_hits=result.num_cache_hits,
-        num_pruned=result.num_pruned,
-        num_sat_calls=evaluator.num_sat_calls,
-    )
-    return Answer(stages=_finish(task, result.stages), record=record)
+    return Answer(stages=_finish(task, stages), record=record)
 
 
 def plan_in_turn(task: Task) -> Answer:

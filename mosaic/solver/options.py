@@ -53,41 +53,19 @@ class DeploymentOption:
         return self.degree * self.quota
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaGrid:
-    """The quotas that a search considers (the paper's SM-quota search granularity, sections 3.4 and 5.4.2)."""
-
-    step_slots: int = 1
-    """Quotas are multiples of this many slots; the whole device always counts."""
-    percents: tuple[float, ...] | None = None
-    """Shares of the device instead, such as ``(10, 20, ..., 100)``, each taken to the nearest slot."""
-
-    def __post_init__(self) -> None:
-        if self.step_slots < 1:
-            raise ValueError(f"step_slots={self.step_slots}; quotas are multiples of at least one slot: use 1 or more")
-        if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
-            raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
-
-    def choose(self, available: Sequence[int], num_slots: int) -> tuple[int, ...]:
-        """Returns the quotas of ``available`` that are on the grid, and always the greatest of them."""
-        fitting = sorted(quota for quota in available if quota <= num_slots)
-        if self.percents is None:
-            grid = set(range(self.step_slots, num_slots + 1, self.step_slots))
-        else:
-            grid = {max(1, round(percent / 100 * num_slots)) for percent in self.percents}
-        return tuple(quota for quota in fitting if quota in grid or quota == fitting[-1])
-
-
 def deployment_options(
-    module: str, *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
+    module: str, *, cost: Cost, device: Device, num_devices: int, percents: Sequence[float] | None = None
 ) -> tuple[DeploymentOption, ...]:
     """Lists the ways to deploy one module alone on these devices, by degree and quota.
+
+    ``percents`` are the shares of a device that count (paper section 5.4.2), each taken to the nearest slot, and always
+    the greatest quota; by default all quotas.
 
     Raises:
         InfeasibleError: None fits; says what the module needs and what there is.
         ValueError: The cost model gives a time that is negative, above ``MAX_MS`` or not a number.
     """
-    grid = grid or QuotaGrid()
+    on_grid = {max(1, round(percent / 100 * device.num_slots)) for percent in percents or ()}
     time_ms, forward, backward = cost.time_ms, Phase.FORWARD, Phase.BACKWARD
     options: list[DeploymentOption] = []
     too_large: list[int] = []
@@ -99,7 +77,8 @@ def deployment_options(
         if 0 < device.memory_bytes < memory:
             too_large.append(memory)
             continue
-        for quota in grid.choose(cost.quotas(module, degree), device.num_slots):
+        quotas = [quota for quota in cost.quotas(module, degree) if quota <= device.num_slots]
+        for quota in (quota for quota in quotas if percents is None or quota in on_grid or quota == max(quotas)):
             # Thousands of times a solve, and most of an easy one.
             forward_ms = time_ms(module, forward, degree, quota)
             backward_ms = time_ms(module, backward, degree, quota)
@@ -127,9 +106,9 @@ def deployment_options(
 
 
 def all_options(
-    graph: ModuleGraph | Sequence[str], *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
+    graph: ModuleGraph, *, cost: Cost, device: Device, num_devices: int, percents: Sequence[float] | None = None
 ) -> dict[str, tuple[DeploymentOption, ...]]:
-    """Lists the deployment options of every module of a graph, or of the modules named.
+    """Lists the deployment options of every module of a graph.
 
     Raises:
         InfeasibleError: Modules fit on no device; every one of them is named.
@@ -137,14 +116,15 @@ def all_options(
     """
     options: dict[str, tuple[DeploymentOption, ...]] = {}
     reasons: list[str] = []
-    names = graph.names if isinstance(graph, ModuleGraph) else tuple(graph)
-    for name in names:
+    for name in graph.names:
         try:
-            options[name] = deployment_options(name, cost=cost, device=device, num_devices=num_devices, grid=grid)
+            options[name] = deployment_options(
+                name, cost=cost, device=device, num_devices=num_devices, percents=percents
+            )
         except InfeasibleError as error:
             reasons.extend(error.reasons)
     if reasons:
-        raise InfeasibleError(f"{len(reasons)} of {len(names)} modules fit on no device", reasons=reasons)
+        raise InfeasibleError(f"{len(reasons)} of {len(graph.names)} modules fit on no device", reasons=reasons)
     return options
 
 

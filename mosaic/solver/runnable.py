@@ -4,25 +4,54 @@ A collective on a GPU is a kernel: NCCL runs a CTA for each channel, and each oc
 number of CTAs (``max_ctas`` of its communicator) on a device with as many SMs that no module has, it takes none of
 theirs. A reserved slot includes the SMs that the split into slots leaves over: of a Hopper device's 132 SMs, 16 slots
 of 8, that is 4.
+
+*Over a network.* Every search minimises what Eq. 7 predicts, and there each module has the network to itself while its
+gradients are summed. The simulated step (``mosaic.simulate``) knows better, but no search here can minimise it.
+``auto`` therefore plans for several devices in several ways and takes the plan whose simulated step is shortest:
+
+1. ``exact``, or ``gahc`` where that cannot search the problem;
+2. planners of whole devices, which answer soon;
+3. ``exact`` with each sum of gradients twice as long, as for a module that shares the network with one other;
+4. from the best of these on, ``exact`` with one module held to another degree, as long as the step gets shorter.
+
+Counted work ends it. The bound of the record is one for predicted times; no simulated step is proven shortest.
 """
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from mosaic.cost import Cost
-from mosaic.cost.communication import RankedCost
+from mosaic.cost.communication import RankedCost, exposed_ms
+from mosaic.cost.protocol import RetimedCost
 from mosaic.device import Device
+from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
+from mosaic.profile import Phase
+from mosaic.simulate.step import simulate
+from mosaic.solver.exact import why_not_exact
+from mosaic.solver.limits import Countdown
 from mosaic.solver.methods import method_of
-from mosaic.solver.predict import with_communication
-from mosaic.solver.shared_network import plan_for_shared_network
+from mosaic.solver.predict import retimed, with_communication
 from mosaic.solver.solve import solve
-from mosaic.solver.task import SearchOptions
+from mosaic.solver.task import PlannerSettings, SearchOptions
 
 DATA_PARALLEL = "data-parallel"
 """The method that needs no measured times: every module on all devices, one after the other."""
+WHOLE_DEVICE_PLANNERS = ("distmm", "spindle", "megatron", "sequential")
+FIRST_SHARE = 0.5
+"""Share of the effort for the first plan."""
+OTHER_SHARE = 0.25
+"""Share of the effort that is left for each of the others."""
+_SHARING = (1.0, 2.0)
+"""Modules that are taken to be on the network at a time."""
+_SAME = 1e-6
+"""Share of a step below which two are equally long."""
 
 
 def check_method(method: str, plan: Plan | None = None) -> None:
@@ -48,7 +77,7 @@ def plan_to_run(
 
     Args:
         method: One of ``METHODS``. Where a network between several devices is known, ``auto`` chooses by a simulated
-            step, in which modules share it (``shared_network.py``).
+            step, in which modules share it.
         graph: What to place.
         cost: Times, memory and interference.
         device: What one of the devices is.
@@ -63,7 +92,7 @@ def plan_to_run(
     """
     left = without_reserved(device, communication_slots)
     if method == "auto" and num_devices > 1 and isinstance(cost, RankedCost):
-        plan = plan_for_shared_network(graph, cost, left, num_devices=num_devices, search=search)
+        plan = _plan_by_simulation(graph, cost, left, num_devices, search or SearchOptions())
     else:
         plan = solve(graph, cost, left, num_devices=num_devices, method=method, search=search)
         plan = with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
@@ -88,3 +117,92 @@ def with_reserved(plan: Plan, device: Device, slots: int) -> Plan:
     """Returns a plan for the device without reserved slots as one for the whole device that reserves them."""
     sms = slots * device.sms_per_slot + device.remainder_sms if slots else 0
     return replace(plan, device=device, communication_slots=slots, communication_sms=sms)
+
+
+class _Shared(RetimedCost):
+    """A cost model for ranks whose sums of gradients take a multiple of their time, at some of its degrees."""
+
+    def __init__(self, base: RankedCost, sharing: float) -> None:
+        super().__init__(base)
+        self._ranked, self._sharing = base, sharing
+        self._degrees: Mapping[str, int] | None = None
+        self._cached_ms = cache(self._shared_ms)  # searches with other degrees ask for the same times
+
+    def at(self, degrees: Mapping[str, int]) -> _Shared:
+        """Returns the model with each module at one degree alone."""
+        fixed = copy.copy(self)
+        fixed._degrees = degrees
+        return fixed
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        return self._ranked.degrees(module) if self._degrees is None else (self._degrees[module],)
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return self._cached_ms(module, phase, degree, quota)
+
+    def _shared_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        base_ms = self._ranked.time_ms(module, phase, degree, quota)
+        whole = self._ranked.summed(module, degree)
+        if phase is Phase.FORWARD or self._sharing == 1 or whole.time_ms <= 0:
+            return base_ms
+        backward_ms = self._ranked.compute_ms(module, phase, degree, quota)
+        shared, own = (exposed_ms(k * whole.time_ms, backward_ms, whole.buckets) for k in (self._sharing, 1))
+        return base_ms + shared - own
+
+
+def _plan_by_simulation(
+    graph: ModuleGraph, cost: RankedCost, device: Device, num_devices: int, search: SearchOptions
+) -> Plan:
+    """Plans as ``auto`` does over a network; the record has the simulated step and a bound of what can be predicted."""
+    began, countdown = time.perf_counter(), Countdown(search.limits)
+    num_evaluations = 0
+
+    def plan(method: str, cost_of: Cost, share: float) -> Plan:
+        nonlocal num_evaluations
+        limited = replace(
+            search, limits=countdown.part(share), planners=PlannerSettings()
+        )  # whole modules alone can run
+        candidate = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
+        num_evaluations += candidate.search.num_evaluations
+        record = candidate.search
+        if cost_of is not cost:  # what is proven holds for other times
+            candidate, record = retimed(candidate, cost), replace(record, method="auto", status="feasible")
+        candidate = with_communication(candidate, cost)
+        step = simulate(candidate, graph, sums=cost.summed)
+        return replace(candidate, search=replace(record, simulated_ms=step.makespan_ms))
+
+    def shorter(best: Plan, method: str, cost_of: Cost) -> Plan:
+        if countdown.left <= 0:
+            return best
+        try:
+            other = plan(method, cost_of, OTHER_SHARE)
+        except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError):
+            return best  # this method has no plan of the problem
+        return other if other.search.simulated_ms < best.search.simulated_ms * (1 - _SAME) else best
+
+    first = best = plan("auto", cost, FIRST_SHARE)
+    for method in WHOLE_DEVICE_PLANNERS:
+        best = shorter(best, method, cost)
+    if why_not_exact(graph, cost) is None:
+        models = [_Shared(cost, sharing) for sharing in _SHARING]
+        best = shorter(best, "exact", models[-1])
+        tried: set[tuple[int, ...]] = set()
+        before = None
+        while before is not best:
+            before = best
+            for name in graph.names:
+                for degree in cost.degrees(name):
+                    degrees = {placed.module: placed.degree for placed in best.placements} | {name: degree}
+                    key = tuple(degrees[other] for other in graph.names)
+                    if degree > num_devices or key in tried:
+                        continue
+                    tried.add(key)
+                    for model in models:
+                        best = shorter(best, "exact", model.at(degrees))
+    record = replace(
+        best.search,
+        bound_ms=min(first.search.bound_ms, best.predicted_ms),
+        num_evaluations=num_evaluations,
+        seconds=time.perf_counter() - began,
+    )
+    return replace(best, sequential_ms=first.sequential_ms, search=record)

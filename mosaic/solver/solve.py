@@ -56,7 +56,7 @@ def solve(
     chosen = method_of(method)
     began = time.perf_counter()
     search = search or SearchOptions()
-    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     order = graph.topological_order()
     in_turn = tuple(alone(name, options[name]) for name in order)

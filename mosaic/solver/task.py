@@ -10,7 +10,7 @@ from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.options import DeploymentOption, QuotaGrid
+from mosaic.solver.options import DeploymentOption
 from mosaic.solver.predict import PlacedTimes
 from mosaic.solver.stage import Machine, StageResult
 
@@ -37,8 +37,8 @@ class PlannerSettings:
 class SearchOptions:
     """Search settings."""
 
-    grid: QuotaGrid = field(default_factory=QuotaGrid)
-    """Quotas to consider; by default every slot."""
+    percents: tuple[float, ...] | None = None
+    """Shares of a device that are considered as quotas, above 0 and up to 100; None: every slot."""
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
     limits: SearchLimits = field(default_factory=SearchLimits)
@@ -47,6 +47,10 @@ class SearchOptions:
     (``held_memory.py``); otherwise each stage's memory is checked alone."""
     planners: PlannerSettings = field(default_factory=PlannerSettings)
     """For the planners that Mosaic is compared with."""
+
+    def __post_init__(self) -> None:
+        if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
+            raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
 
 
 @dataclass(frozen=True, kw_only=True)

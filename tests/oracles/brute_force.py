@@ -259,7 +259,7 @@ def plan_by_brute_force(
         InfeasibleError: There is no plan.
     """
     search = search or SearchOptions()
-    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     is_held = search.hold_memory and keeps_anything(options, machine)
     every = (enumerate_held_plans if is_held else enumerate_plans)(graph, options, cost=cost, machine=machine)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
-from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.running.handle import RankHandle
-from ranks.training import Model, batch, draw_plan, loss_of
+from mosaic.ranks import RankHandle
+from ranks.graphs import colocated, in_part
+from ranks.training import Model, batch, loss_of
 
 SHORT_S = 2.0
 """For programs that are to run out of time; the others have enough of it on any machine."""
@@ -65,9 +63,9 @@ def begin(rank: int, size: int, place: Path) -> tuple[Model, RankHandle]:
     """Joins the others and colocates a model with each module on some of the ranks, so that rows travel."""
     join(rank, size, place)
     torch.manual_seed(0)
-    model = Model()
-    plan = draw_plan(model, size, random.Random(3))
-    return model, colocate_ranks(model, batch(0, ROWS), plan=plan, backend=HostBackend(1), options=watching())
+    model, sample = Model(), batch(0, ROWS)
+    members = in_part(["image", "text", "audio", "backbone", "head"], size)
+    return model, colocated(model, sample, members, size, timeout_s=TIMEOUT_S, **WATCH)
 
 
 def train(model: Model, steps: int = STEPS, before: Callable[[int], None] = lambda step: None) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from torch import nn
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import find_modules
-from mosaic.plan import Plan
-from ranks.graphs import plan_of
 
 
 class Model(nn.Module):
@@ -46,13 +41,6 @@ def batch(step: int, rows: int) -> dict[str, torch.Tensor]:
 
 def loss_of(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return out["logits"].square().mean() + out["seen"].abs().mean() * 0.1
-
-
-def draw_plan(model: Model, size: int, draw: random.Random) -> Plan:
-    """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
-    graph = find_modules(model, batch(0, 3)).graph
-    members = {name: tuple(draw.sample(range(size), draw.randint(1, size))) for name in graph.topological_order()}
-    return plan_of(graph, members, size)
 
 
 def solved(rank: int, size: int) -> None:

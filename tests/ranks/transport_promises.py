@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mosaic.errors import ModuleContractError, RankFailedError
-from mosaic.ranks.pipeline.transport import Message, TensorSpec, Transport
+from mosaic.ranks.pipeline.transport import Message, Pending, Tensors, TensorSpec, Transport
 
 SIZE = 3
 PAYLOADS = (
@@ -31,10 +31,18 @@ def message(peer: int, name: str = "0F0>1F0", *, is_forward: bool = True, payloa
     return Message(name, peer, is_forward, tuple(TensorSpec.of(tensor) for tensor in payload))
 
 
+def send(transport: Transport, message: Message, tensors: Tensors) -> Pending:
+    return transport.post([message], [tensors])[0]
+
+
+def receive(transport: Transport, message: Message) -> Pending:
+    return transport.post([message], [None])[0]
+
+
 def tensors_of_any_kind_arrive(transport: Transport) -> None:
     after, before = (transport.rank + 1) % SIZE, (transport.rank - 1) % SIZE
-    sent = transport.post_send(message(after), PAYLOADS)
-    received = transport.post_receive(message(before)).wait()
+    sent = send(transport, message(after), PAYLOADS)
+    received = receive(transport, message(before)).wait()
     assert sent.wait() == ()
     assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in received)
     for tensor, payload in zip(received, PAYLOADS, strict=True):
@@ -46,13 +54,29 @@ def messages_of_a_channel_keep_their_order_whichever_is_awaited_first(transport:
     payloads = [torch.full((3,), number) for number in range(8)]
     names = [f"0F{number}>1F{number}" for number in range(8)]
     if transport.rank == 0:
-        sent = [transport.post_send(message(1, n, payload=(p,)), (p,)) for n, p in zip(names, payloads, strict=True)]
+        sent = [send(transport, message(1, n, payload=(p,)), (p,)) for n, p in zip(names, payloads, strict=True)]
         for handle in reversed(sent):
             handle.wait()
     if transport.rank == 1:
-        posted = [transport.post_receive(message(0, n, payload=(p,))) for n, p in zip(names, payloads, strict=True)]
+        posted = [receive(transport, message(0, n, payload=(p,))) for n, p in zip(names, payloads, strict=True)]
         found = [handle.wait()[0].tolist() for handle in reversed(posted)]
         assert found == [payload.tolist() for payload in reversed(payloads)]
+
+
+def messages_of_a_group_arrive_as_what_they_are(transport: Transport) -> None:
+    """Some have no elements; they are awaited in any order."""
+    payloads = [PAYLOADS, (torch.zeros(0),), (torch.tensor(3.5), torch.arange(5))]
+    for last in range(3):
+        if transport.rank == 0:
+            messages = [message(1, f"0F{number}>1F{number}", payload=each) for number, each in enumerate(payloads)]
+            for handle in transport.post(messages, payloads)[::-1]:
+                assert handle.wait() == ()
+        if transport.rank == 1:
+            messages = [message(0, f"0F{number}>1F{number}", payload=each) for number, each in enumerate(payloads)]
+            handles = transport.post(messages, [None] * 3)
+            for at in (last, *(at for at in range(3) if at != last)):
+                received = handles[at].wait()
+                assert all(torch.equal(a, b) for a, b in zip(received, payloads[at], strict=True))
 
 
 def lanes_do_not_wait_for_each_other(transport: Transport) -> None:
@@ -61,7 +85,7 @@ def lanes_do_not_wait_for_each_other(transport: Transport) -> None:
     pairs = ((0, 1), (1, 0)) if transport.rank == 0 else ((1, 0), (0, 1))
     if transport.rank == 0:
         sent = [
-            transport.post_send(replace(message(1, payload=(one,)), lanes=pair), (one,))
+            send(transport, replace(message(1, payload=(one,)), lanes=pair), (one,))
             for pair in pairs
             for one in (torch.full((2,), float(pair[0])), torch.full((2,), 2.0 + pair[0]))
         ]
@@ -71,14 +95,14 @@ def lanes_do_not_wait_for_each_other(transport: Transport) -> None:
         for pair in pairs:
             for base in (0.0, 2.0):
                 way = replace(message(0, payload=(torch.ones(2),)), lanes=pair)
-                assert transport.post_receive(way).wait()[0].tolist() == [base + pair[0]] * 2
+                assert receive(transport, way).wait()[0].tolist() == [base + pair[0]] * 2
 
 
 def what_the_plan_does_not_say_is_not_sent(transport: Transport) -> None:
     planned = message(1, payload=(torch.zeros(3, 4),))
     for wrong in ((torch.zeros(4, 3),), (torch.zeros(3, 4).double(),), (), (torch.zeros(3, 4), torch.zeros(1))):
         with pytest.raises(ModuleContractError, match=r"0F0>1F0 is planned to carry float32\[3, 4\], and"):
-            transport.post_send(planned, wrong)
+            send(transport, planned, wrong)
 
 
 def a_rank_that_gives_up_ends_what_the_others_wait_for(transport: Transport) -> None:
@@ -89,7 +113,7 @@ def a_rank_that_gives_up_ends_what_the_others_wait_for(transport: Transport) -> 
 
     def wait() -> None:
         if transport.rank == 0:
-            transport.post_receive(message(1)).wait()
+            receive(transport, message(1)).wait()
         transport.all_gather("and then?")
 
     with pytest.raises(RankFailedError, match=r"^rank 1 failed in 2F0: ValueError: no such caption$") as caught:
@@ -100,6 +124,7 @@ def a_rank_that_gives_up_ends_what_the_others_wait_for(transport: Transport) -> 
 PROMISES: tuple[Callable[[Transport], None], ...] = (
     tensors_of_any_kind_arrive,
     messages_of_a_channel_keep_their_order_whichever_is_awaited_first,
+    messages_of_a_group_arrive_as_what_they_are,
     lanes_do_not_wait_for_each_other,
     what_the_plan_does_not_say_is_not_sent,
     a_rank_that_gives_up_ends_what_the_others_wait_for,

@@ -21,10 +21,10 @@ def plan(*stages, num_devices=1, **placement):
         stages=tuple(
             Stage(
                 placements=tuple(
-                    Placement(part=Part(module=name), slots=slots, **placement) for name, slots in stage.items()
+                    Placement(part=Part(module=name), slots=slots, **placement) for name, slots in s.items()
                 )
             )
-            for stage in stages
+            for s in stages
         ),
         graph=GRAPH.fingerprint,
         search=SearchRecord(method="manual"),
@@ -67,21 +67,19 @@ def test_a_plan_that_breaks_a_rule_is_refused_by_its_name(broken, message):
         broken()
 
 
-def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():
-    built = Plan(
-        device=DEVICE,
-        stages=(
-            Stage(
-                placements=(
-                    Placement(part=Part(module="image"), slots=(0,), forward_ms=1.0, backward_ms=5.0),
-                    Placement(part=Part(module="text"), slots=(1,), forward_ms=2.0, backward_ms=3.0),
-                )
-            ),
-            Stage(placements=(Placement(part=Part(module="head"), slots=(0, 1), forward_ms=0.5, backward_ms=0.5),)),
-        ),
-        graph=GRAPH.fingerprint,
-        sequential_ms=12.0,
-        search=SearchRecord(method="manual"),
+def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest_and_utilisation_is_modelled_from_it():
+    times = {"image": (1.0, 5.0), "text": (2.0, 3.0), "head": (0.5, 0.5)}
+    stages = (
+        Stage(
+            placements=tuple(
+                Placement(part=Part(module=name), slots=slots, forward_ms=times[name][0], backward_ms=times[name][1])
+                for name, slots in stage.items()
+            )
+        )
+        for stage in ({"image": (0,), "text": (1,)}, {"head": (0, 1)})
     )
+    built = replace(plan({"image": (0,)}), stages=tuple(stages), sequential_ms=12.0)
     assert built.predicted_ms == pytest.approx(8.0)
     assert built.predicted_speedup == pytest.approx(1.5)
+    assert built.utilisation == pytest.approx((6 + 5 + 2 * 1) / (8 * 4))
+    assert plan({"image": (0,)}).utilisation == 0

@@ -316,7 +316,7 @@ def judge_partitions(result: Mapping[str, Any]) -> str:
         if isinstance(seen, str):
             words.append(f"{layout}: {seen}")
             continue
-        shared = {sm for (_, one), (_, other) in combinations(seen, 2) for sm in set(one) & set(other)}
+        shared = {sm for (_, first), (_, other) in combinations(seen, 2) for sm in set(first) & set(other)}
         unread = sum(not ids for _, ids in seen)
         wrong = [(granted, len(ids)) for granted, ids in seen if ids and len(ids) != granted]
         if shared:

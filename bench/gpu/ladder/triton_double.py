@@ -8,14 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
-def _double(given, made, count, BLOCK: tl.constexpr):  # noqa: N803
+def _double(source, result, count, BLOCK: tl.constexpr):  # noqa: N803
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
-    tl.store(made + index, 2 * tl.load(given + index, mask=inside), mask=inside)
+    tl.store(result + index, 2 * tl.load(source + index, mask=inside), mask=inside)
 
 
-def double(given: torch.Tensor) -> torch.Tensor:
+def double(source: torch.Tensor) -> torch.Tensor:
     """Returns twice a tensor, by a Triton kernel on the current stream."""
-    made = torch.empty_like(given)
-    _double[(triton.cdiv(given.numel(), 1024),)](given, made, given.numel(), BLOCK=1024)
-    return made
+    result = torch.empty_like(source)
+    _double[(triton.cdiv(source.numel(), 1024),)](source, result, source.numel(), BLOCK=1024)
+    return result

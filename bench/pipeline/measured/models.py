@@ -122,18 +122,18 @@ def _llama_microbatch(images: int, draw: torch.Generator) -> Microbatch:
 
 def _llava_microbatch(images: int, draw: torch.Generator) -> Microbatch:
     ids = _ids(images, draw)
-    found = {"input_ids": ids, "labels": ids.clone()}
-    return found | ({"pixel_values": torch.randn(images, 3, 8 * SIDE, 8 * SIDE, generator=draw)} if images else {})
+    microbatch = {"input_ids": ids, "labels": ids.clone()}
+    return microbatch | ({"pixel_values": torch.randn(images, 3, 8 * SIDE, 8 * SIDE, generator=draw)} if images else {})
 
 
 def _qwen3_vl_microbatch(images: int, draw: torch.Generator) -> Microbatch:
     ids = _ids(images, draw)
-    found = {"input_ids": ids, "labels": ids.clone(), "mm_token_type_ids": (ids == IMAGE).int()}
+    microbatch = {"input_ids": ids, "labels": ids.clone(), "mm_token_type_ids": (ids == IMAGE).int()}
     if not images:
-        return found
+        return microbatch
     patches = 2 * SIDE  # of an image, each way, four of which become a token
     pixels = torch.randn(images * patches**2, 3 * 8 * 8, generator=draw)
-    return found | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, patches, patches]] * images)}
+    return microbatch | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, patches, patches]] * images)}
 
 
 _ALL = (

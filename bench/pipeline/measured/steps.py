@@ -27,7 +27,7 @@ from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
 from mosaic.ranks.pipeline.step import PipelineRunner
-from mosaic.ranks.pipeline.trial import fit_modules, gather_tasks
+from mosaic.ranks.pipeline.trial import fit_modules, gather_spans
 from mosaic.ranks.world.world import World
 
 
@@ -68,8 +68,9 @@ def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: S
     took_ms = 1e3 * (time.perf_counter() - began)
     judged.step_ms.append(max(map(json.loads, own.world.all_gather(json.dumps(took_ms)))))
     own.drop_gradients()
-    tasks = gather_tasks(ran.spans, runner.grid.transport)
-    judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
+    spans = gather_spans(ran.spans, runner.grid.transport)
+    starts, ends = zip(*(span for cell, span in spans.items() if cell[0].isdigit()), strict=True)
+    judged.tasks_ms.append((max(ends) - min(starts)) / 1e6)
     return ran.losses.tolist()
 
 

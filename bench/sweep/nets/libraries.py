@@ -32,12 +32,12 @@ def _trainer(session, name, **settings):
     pairs = _Pairs(draw)
     session.colocate(model, moved({name: part[:2] for name, part in pairs.parts.items()}))
     with tempfile.TemporaryDirectory() as folder:
-        given = tf.TrainingArguments(
+        arguments = tf.TrainingArguments(
             folder, per_device_train_batch_size=2, num_train_epochs=3, report_to=[], logging_steps=1,
             use_cpu=device().type == "cpu", save_strategy="no", disable_tqdm=True, remove_unused_columns=False,
             **settings,
         )  # fmt: skip
-        trainer = tf.Trainer(model, given, train_dataset=pairs)
+        trainer = tf.Trainer(model, arguments, train_dataset=pairs)
         trainer.remove_callback(tf.PrinterCallback)
         trainer.train()
     session.note([(entry.get("loss"), entry.get("grad_norm")) for entry in trainer.state.log_history])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mosaic.backends.cuda.probe import compile_probe
 from mosaic.errors import BackendUnavailableError, CudaError
@@ -18,6 +18,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 if TYPE_CHECKING:
     from mosaic import _C
 
+T = TypeVar("T")
 SmPlacement = Literal["merged", "split"]
 """Ways to give partitions their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
 
@@ -121,30 +122,27 @@ def version_text(version: int) -> str:
 def describe_driver() -> DriverDescription:
     """Returns the driver's version and the functions it lacks."""
     extension = require_extension()
-    return DriverDescription(
-        version=version_text(extension.driver_version()),
-        missing=tuple(
-            MissingFunction(name=function.name, since=version_text(function.since), use=function.use)
-            for function in extension.missing_functions()
-        ),
-    )
+    missing = [
+        described(MissingFunction, entry, since=version_text(entry.since)) for entry in extension.missing_functions()
+    ]
+    return DriverDescription(version=version_text(extension.driver_version()), missing=tuple(missing))
 
 
 def describe_devices() -> tuple[CudaDevice, ...]:
     """Returns every device that the driver offers, in the driver's order."""
     extension = require_extension()
     devices = [extension.Device(ordinal) for ordinal in range(extension.device_count())]
-    return tuple(
-        CudaDevice(
-            ordinal=device.ordinal,
-            name=device.name,
-            uuid=device.uuid,
-            compute_capability=".".join(map(str, device.compute_capability)),
-            num_sms=device.num_sms,
-            total_memory_bytes=device.total_memory_bytes,
-        )
-        for device in devices
-    )
+    return tuple(described(CudaDevice, device, compute_capability=_capability(device)) for device in devices)
+
+
+def described(kind: type[T], value: Any, **changes: Any) -> T:
+    """Returns the fields of the dataclass ``kind`` that an object of the extension has, apart from ``changes``."""
+    names = [entry.name for entry in fields(kind) if entry.name not in changes]  # type: ignore[arg-type]
+    return kind(**{name: getattr(value, name) for name in names}, **changes)
+
+
+def _capability(device: Any) -> str:
+    return ".".join(map(str, device.compute_capability))
 
 
 def probe_source() -> str:
@@ -190,13 +188,7 @@ class CudaDriver:
         Args:
             fine: Ask for the driver's smallest slots, without large clusters.
         """
-        split = require_extension().SlotSplit(self._device(), fine=fine)
-        return SlotDescription(
-            fine=split.fine,
-            num_slots=split.num_slots,
-            sms_per_slot=split.sms_per_slot,
-            remainder_sms=split.remainder_sms,
-        )
+        return described(SlotDescription, require_extension().SlotSplit(self._device(), fine=fine))
 
     def open_pool(
         self,
@@ -234,7 +226,7 @@ class CudaDriver:
         """
         device = self._device()
         if image is None:
-            image = compile_probe(".".join(map(str, device.compute_capability)), probe_source())
+            image = compile_probe(_capability(device), probe_source())
         return tuple(require_extension().probe_stream(device, stream, image))
 
     def _device(self) -> _C.Device:

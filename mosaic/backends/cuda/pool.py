@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from mosaic.backends.cuda.driver import CudaDriver, SmPlacement
+from mosaic.backends.cuda.driver import CudaDriver, SmPlacement, described
 from mosaic.device import StrictFile
 from mosaic.errors import CudaError
 
@@ -40,16 +40,11 @@ class PartitionRecord(StrictFile):
     creation_ms: float
     """Time that its context and stream took."""
 
-    @classmethod
-    def of(cls, info: Any) -> PartitionRecord:
-        """Makes one of a pool's ``_C.PartitionInfo``."""
-        return cls(
-            slots=tuple(info.slots),
-            requested_sms=info.requested_sms,
-            granted_sms=info.granted_sms,
-            sm_ids=None if info.sm_ids is None else tuple(info.sm_ids),
-            creation_ms=info.creation_ms,
-        )
+
+def _record_of(info: Any) -> PartitionRecord:
+    """Returns the record of a pool's ``_C.PartitionInfo``."""
+    sm_ids = None if info.sm_ids is None else tuple(info.sm_ids)
+    return described(PartitionRecord, info, slots=tuple(info.slots), sm_ids=sm_ids)
 
 
 def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
@@ -148,7 +143,7 @@ class GreenPool:
             is_probed = all(info.sm_ids is not None for index in indices for info in self._pool.partitions(index))
             if not is_probed and (compiled := image()) is not None:
                 self._pool.verify(compiled)
-            by_layout = [list(map(PartitionRecord.of, self._pool.partitions(index))) for index in indices]
+            by_layout = [list(map(_record_of, self._pool.partitions(index))) for index in indices]
             everything = [record for records in by_layout for record in records]
             # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns.
             is_merged, capability = self.placement == "merged", self._compute_capability

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from mosaic.cost.counting.cuda import CudaFunctions
-from mosaic.cost.counting.fake import FakeCopies
 from mosaic.cost.counting.layers import LayerCounts, RepeatedLayers
 from mosaic.cost.counting.operators import Recorder, Tally, tensors_of
 from mosaic.cost.counts import MemoryCounts, ModuleCounts, PhaseCounts, merge_equal
@@ -72,7 +74,7 @@ def count_module(
             has no rule for its result's shape. Names the operator; such a module must be profiled.
     """
     call_inputs = (tuple(args), dict(kwargs or {}))
-    survey = FakeCopies(None)
+    survey = _FakeCopies(None)
     survey.of(call_inputs)
     sizes = survey.sizes
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
@@ -84,8 +86,8 @@ def count_module(
         if with_data:
             fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(call_inputs)
         else:
-            fake = FakeCopies(fake_mode).of(module)
-            fake_args, fake_kwargs = FakeCopies(fake_mode, likely, batch).of(call_inputs)
+            fake = _FakeCopies(fake_mode).of(module)
+            fake_args, fake_kwargs = _FakeCopies(fake_mode, likely, batch).of(call_inputs)
         functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
         if target == "host" and autocast is not None:
             functions = torch.autocast("cpu", autocast)
@@ -186,39 +188,29 @@ def count_degrees(
     are left out, and so is, with a warning, a degree at which the module does not accept its part of the batch.
 
     Args:
-        module: See ``count_module``.
-        args: See ``count_module``; the batch is the most frequent first dimension that results have too.
-        kwargs: See ``count_module``.
+        module, args, kwargs, target, settings, autocast, layers: See ``count_module``; the batch is the most frequent
+            first dimension of the arguments that results have too.
         degrees: Degrees to count; the whole batch (degree 1) always is.
-        target: See ``count_module``.
-        settings: See ``count_module``.
-        autocast: See ``count_module``.
-        layers: See ``count_module``.
 
     Raises:
         UnsupportedModelError: See ``count_module``.
     """
-    known: LayerCounts = {} if layers is None else layers
-
-    def count(batch: int | None = None, rows: int | None = None) -> ModuleCounts:
-        return count_module(
-            module,
-            args,
-            kwargs,
-            target=target,
-            settings=settings,
-            autocast=autocast,
-            batch=batch,
-            rows=rows,
-            layers=known,
-        )
-
+    count = partial(
+        count_module,
+        module,
+        args,
+        kwargs,
+        target=target,
+        settings=settings,
+        autocast=autocast,
+        layers={} if layers is None else layers,
+    )
     whole = count()
     counted = {1: whole}
     for degree in sorted(set(degrees) - {1}):
         if 1 <= degree <= whole.batch:
             try:
-                counted[degree] = count(-(-whole.batch // degree), whole.batch)
+                counted[degree] = count(batch=-(-whole.batch // degree), rows=whole.batch)
             except UnsupportedModelError as error:
                 _log.warning("degree %d is left out: %s", degree, error)
     return counted
@@ -232,3 +224,56 @@ def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> in
     """Returns the samples in arguments: tables of a position each may be more, but no result has a row for each."""
     both = {size: count for size, count in sizes.items() if size in results}
     return likely if likely in both or not both else max(both, key=lambda size: both[size])
+
+
+class _FakeCopies(TorchFunctionMode):
+    """Makes deep copies without data, in which tensors that were shared stay shared.
+
+    Args:
+        mode: Owner of the copies, which are fake tensors on the CPU; None for tensors on the meta device.
+        rows: First dimension of the tensors that get another one.
+        batch: The other one; None keeps all shapes.
+
+    Attributes:
+        sizes: How often each size was the first dimension of a tensor.
+    """
+
+    def __init__(self, mode: FakeTensorMode | None, rows: int = 0, batch: int | None = None) -> None:
+        super().__init__()
+        self._mode: AbstractContextManager[Any] = nullcontext() if mode is None else mode
+        self._device = "meta" if mode is None else "cpu"
+        self._rows, self._batch = rows, batch
+        self.sizes: Counter[int] = Counter()
+
+    def of(self, value: Any) -> Any:
+        """Copies a module, or nested arguments, which are not touched."""
+        memo: dict[int, Any] = {}
+        if isinstance(value, nn.Module):
+            for tensor in (*value.parameters(), *value.buffers()):
+                memo[id(tensor)] = self._fake(tensor)
+        with self:  # under which ``copy.deepcopy`` of a tensor returns a fake one
+            return copy.deepcopy(value, memo)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        shape = tuple(tensor.shape)
+        if shape:
+            self.sizes[shape[0]] += 1
+            if self._batch is not None and shape[0] == self._rows:
+                shape = (self._batch, *shape[1:])
+        with torch._C.DisableTorchFunction(), self._mode:
+            if tensor.layout is not torch.strided:
+                empty = torch.empty(shape, dtype=tensor.dtype, device=self._device)
+            else:
+                empty = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            return empty.requires_grad_(tensor.requires_grad)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers for copies; leaves everything else alone."""
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fake(tensor)
+            return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))

@@ -46,8 +46,7 @@ def describe(
     output, output_leaves = _output(run, owners, order_modules(sites, list(chains))[-1])
     owned = [*sites, output]
     order = order_modules(owned, list(chains))
-    check_random_numbers(owned)
-    check_rows(owned)
+    check_values_between(owned)
     parameters = _parameters(model, owned)
     return ModelSplit(
         kind=kind_of(sample),
@@ -226,30 +225,28 @@ def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str
     return order if last in feeding else [*(path for path in order if path != last), last]
 
 
-def check_random_numbers(sites: Sequence[tuple[Owner, TracedCall]]) -> None:
-    """Raises UnsplittableError if several layers use one draw between modules, because each rank draws again."""
+def check_values_between(sites: Sequence[_Owned]) -> None:
+    """Raises UnsplittableError if a rank cannot make what another one has made between modules.
+
+    Several layers use one draw of random numbers, or the number of rows of a layer's input depends on values.
+    """
     users: dict[str, set[Owner]] = {}
-    for owner, call in sites:
-        for line in sources(call.labels, "random"):
-            users.setdefault(line, set()).add(owner)
-    for line, owners in users.items():
-        if len(owners) > 1:
-            raise UnsplittableError(
-                f"random numbers drawn at {line} reach {len(owners)} layers, such as {max(owners)[1]} of "
-                f"{max(owners)[0]!r}; ranks would each draw others: draw them in a module, such as "
-                "nn.Dropout, or set the rate to 0"
-            )
-
-
-def check_rows(sites: Sequence[tuple[Owner, TracedCall]]) -> None:
-    """Raises UnsplittableError if the shape of a layer's input depends on values of others, unknown to the receiver."""
     for (path, layer), call in sites:
+        for line in sources(call.labels, "random"):
+            users.setdefault(line, set()).add((path, layer))
         rows = sources(call.labels, "rows")
         if rows and call.path == layer_name(path, layer):
             raise UnsplittableError(
                 f"how many rows layer {layer} of {path!r} reads follows from values of other modules "
                 f"({min(rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
                 "give those that are not chosen no weight"
+            )
+    for line, owners in users.items():
+        if len(owners) > 1:
+            raise UnsplittableError(
+                f"random numbers drawn at {line} reach {len(owners)} layers, such as {max(owners)[1]} of "
+                f"{max(owners)[0]!r}; ranks would each draw others: draw them in a module, such as "
+                "nn.Dropout, or set the rate to 0"
             )
 
 
@@ -315,7 +312,8 @@ def _split(
     sites, scopes = _watched(model, lists)
     device = device_of(model, sample)
     stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
-    blank = BlankResults(device) if stand_ins.by_name or _is_on_meta(model) else None
+    is_on_meta = any(parameter.is_meta for parameter in model.parameters())
+    blank = BlankResults(device) if stand_ins.by_name or is_on_meta else None
     if blank is not None:
         _check_runs_without_data(model, sites)
 
@@ -378,10 +376,6 @@ def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str
         common += 1
     short = [w[common] for w in words]
     return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
-
-
-def _is_on_meta(model: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in model.parameters())
 
 
 _PURE_HOOKS = "transformers.utils.output_capturing"

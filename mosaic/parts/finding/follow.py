@@ -39,7 +39,6 @@ _NOTHING: Labels = frozenset()
 
 
 def sources(labels: Iterable[Label], kind: str) -> set[Any]:
-    """Returns the sources of one kind."""
     return {label.source for label in labels if label.kind == kind}
 
 
@@ -48,13 +47,11 @@ class TracedCall:
     """One call of a site, with its inputs."""
 
     path: str
-    """The module's name."""
     call: int
     """Number of earlier calls."""
     line: str
     """File and line that called it."""
     labels: set[Label] = field(default_factory=set)
-    """Sources of its inputs."""
     form: tuple[list[Any], Any] | None = None
     """Its result without the tensors."""
     has_effects: bool = False
@@ -64,7 +61,6 @@ class TracedCall:
 
     @property
     def values(self) -> set[Value]:
-        """Values of earlier calls that it read."""
         return sources(self.labels, "value")
 
 
@@ -73,7 +69,6 @@ class TracedRun:
     """Result of one run."""
 
     calls: list[TracedCall]
-    """In order."""
     output: dict[str, Labels]
     """Sources of each returned tensor, by its place in the output."""
     loss: TracedCall | None
@@ -187,7 +182,6 @@ class Dataflow(Tracer[Labels]):
     # Calls.
 
     def site(self, path: str, module: nn.Module) -> Forward:
-        """Returns the ``forward`` of a site."""
         forward: Forward = module.forward
         weights = [*map(id, module.parameters())]
 
@@ -223,7 +217,6 @@ class Dataflow(Tracer[Labels]):
         return run
 
     def scope(self, path: str, module: nn.Module) -> Forward:
-        """Returns the ``forward`` of a module that holds layers."""
         forward: Forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -340,7 +333,6 @@ def follow(
 
 @contextmanager
 def _errors_converted() -> Iterator[None]:
-    """Converts errors of the model or torch to UnsplittableError."""
     try:
         yield
     except MosaicError:

@@ -13,7 +13,6 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.follow import TracedCall
 
 LayerList = nn.ModuleList | nn.Sequential
-"""Containers of layers."""
 
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
 
@@ -31,7 +30,6 @@ class LayerListError(UnsplittableError):
 
 
 def layer_name(path: str, index: int) -> str:
-    """Returns the name of a list's layer in the model."""
     return f"{path}.{index}" if path else str(index)
 
 

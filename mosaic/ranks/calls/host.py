@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,8 +34,6 @@ from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
-_MAX_SIGNATURES = 256
-
 
 class HostRankExecutor(RankExecutor):
     """Runs routed calls on the host's lanes.
@@ -48,7 +47,7 @@ class HostRankExecutor(RankExecutor):
     def __init__(self, lanes: Lanes, progress: RankProgress) -> None:
         super().__init__(lanes, Executor(lanes), progress)
         self.engine.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._signatures: dict[tuple[str, int, int, bool], Signature] = {}
+        self._signature_of = lru_cache(maxsize=256)(_signature_of)  # numbers of rows may never repeat
 
     def _prepare(self, routed: RoutedModule) -> None:
         lane = self.lanes.aside(f"routing {routed.name}")
@@ -94,13 +93,11 @@ class HostRankExecutor(RankExecutor):
         if routed.draws():
             assert call.run is not None
             call.run = _drawing_anew(call.run)
-        kind = (routed.name, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.grad)
-        if kind not in self._signatures:
-            if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
-                self._signatures.clear()
-            self._signatures[kind] = _signature_of(routed, *kind[1:])
+        signature = self._signature_of(
+            routed, routed.rows_of(arguments.leaves), len(arguments.differentiable), arguments.grad
+        )
         held = state if routed.is_member and not waits else None
-        lane_call = _LaneCall(self, site, call, arguments, self._signatures[kind], held)
+        lane_call = _LaneCall(self, site, call, arguments, signature, held)
         results = self.engine.launch(site, lane_call, arguments)
         if waits and site.last_forward is not None:
             self.engine.wait(site.last_forward)

@@ -21,13 +21,13 @@ from mosaic.context.items import ItemShare
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pieces import count_units, join_pieces, slice_piece
+from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.partition import Partition, even_pieces
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.program import Edge, RankTask
+from mosaic.ranks.pipeline.executor import Edge, RankTask
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.sequences import SharedItems
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
@@ -46,20 +46,17 @@ class StepData:
     partition: Partition
     schedule: PipelineSchedule
     microbatches: Sequence[Mapping[str, Any]]
-    """Keyword arguments of the model."""
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """Layers of each module, whose strategies the schedule names by index."""
     averaged_over: float
     """Divisor of losses: the step's microbatches for each of the ranks that have the same layers."""
     units_together: int = 1
-    """Units of an encoder that no piece divides."""
     items: SharedItems | None = None
     """Shares units of encoders out over context ranks; None: each rank encodes all."""
     _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
     _own: dict[TaskName, tuple[Mapping[str, Any], ItemShare | None]] = field(default_factory=dict)
 
     def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
-        """Returns the keyword arguments of a forward."""
         return self._own_of(task)[0]
 
     def leaving_kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
@@ -146,7 +143,8 @@ class StepData:
         pieces = even_pieces(max(1, units // together), size)
         first = sum(pieces[: task.piece]) * together
         is_last = task.piece == len(pieces) - 1
-        return slice_piece(self.split, kwargs, name, first, units - first if is_last else pieces[task.piece] * together)
+        end = units if is_last else first + pieces[task.piece] * together
+        return take_units(self.split, kwargs, name, range(first, end))
 
 
 def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: PartedModel) -> Tensor:
@@ -261,7 +259,11 @@ class ChunkWork:
             else:
                 torch.autograd.backward(*self._due(forward, outputs, gradients))
         return {
-            target: tuple(_gradient(leaf) for leaf in inputs[target.forward] if leaf.is_floating_point())
+            target: tuple(
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for leaf in inputs[target.forward]
+                if leaf.is_floating_point()
+            )
             for target in task.targets
         }
 
@@ -323,7 +325,3 @@ class ChunkWork:
 def _leaf(tensor: Tensor, *, needs_grad: bool) -> Tensor:
     leaf = tensor.detach()
     return leaf.requires_grad_() if needs_grad and leaf.is_floating_point() else leaf
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -43,7 +43,6 @@ class CountedModel:
     """The counted layers of a model, for planning."""
 
     split: ModelSplit
-    """Its lists of layers."""
     whole: PartedModel
     """With each module's first layer as a chunk, for the shapes behind it; keeps all weights."""
     layers: Mapping[str, tuple[Layer, ...]]
@@ -51,18 +50,15 @@ class CountedModel:
     elements: Mapping[str, int]
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
-    """Its modules."""
     numbers: DrawnNumbers
     """Random numbers of microbatches: encoders run those that draw any whole, since pieces would draw others."""
     machine: RankHardware
-    """One of the ranks."""
     shares: Mapping[str, RankShare]
     """By module, of the sample: the part of it on one context rank."""
     units_together: int = 1
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
-        """Returns the counts of a microbatch."""
         present, draws = self.split.present(kwargs), self.numbers.draw(kwargs)
         counted = {}
         for index, module in enumerate(self.split.modules):
@@ -114,12 +110,13 @@ def count_model(
         for index, module in enumerate(split.modules)
     }
     known: dict[Any, ModuleCounts] = {}
-    layers: dict[str, list[Layer]] = {module.name: [_NOTHING] * module.count for module in split.modules}
+    layers = {module.name: [list[Layer]() for _ in range(module.count)] for module in split.modules}
     costs = {}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
-        key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
+        weights = [(name, each.shape, each.requires_grad) for name, each in module.named_parameters()]
+        key = alike, _text(args), _text(kwargs), type(module), tuple(weights)
         if key not in known:
             known[key] = _counts(module, args, kwargs, machine)
         layer = rank_layer(
@@ -131,12 +128,12 @@ def count_model(
         )
         if site.is_layer:
             costs[site.module] = context_costs(known[key], machine, layer, shares[site.module])
-        layers[site.module][site.layer] = _sum(layers[site.module][site.layer], layer)
+        layers[site.module][site.layer].append(layer)
     return CountedModel(
         split=split,
         whole=whole,
         numbers=DrawnNumbers(whole),
-        layers={name: tuple(own) for name, own in layers.items()},
+        layers={name: tuple(map(_sum, own)) for name, own in layers.items()},
         elements={name: elements for name, (elements, _) in sizes.items()},
         model=PipelineModel(
             modules=tuple(
@@ -177,9 +174,6 @@ def _counts(module: nn.Module, args: Any, kwargs: Any, machine: RankHardware) ->
         return count_module(module, args, kwargs, target=target, with_data=True)
 
 
-_NOTHING = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(Strategy(name="keep", kept_bytes=0),))
-
-
 def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tuple[Any, Any]]]:
     """Returns the arguments of each site's call."""
     seen: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -210,27 +204,23 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
     return [(sites[place], arguments) for place, arguments in seen.items() if place in sites]
 
 
-def _sum(first: Layer, second: Layer) -> Layer:
-    """Returns two as one: what is before or behind a layer is kept whatever becomes of the layer."""
-    names = [strategy.name for strategy in max(first, second, key=lambda layer: len(layer.strategies)).strategies]
+def _sum(calls: Sequence[Layer]) -> Layer:
+    """Returns the calls of modules that run with one layer as one, whose strategies are those of all."""
     return Layer(
-        forward_ms=first.forward_ms + second.forward_ms,
-        backward_ms=first.backward_ms + second.backward_ms,
-        weights_ms=first.weights_ms + second.weights_ms,
+        forward_ms=sum(call.forward_ms for call in calls),
+        backward_ms=sum(call.backward_ms for call in calls),
+        weights_ms=sum(call.weights_ms for call in calls),
         strategies=tuple(
             Strategy(
-                name=name,
-                kept_bytes=_of(first, name).kept_bytes + _of(second, name).kept_bytes,
-                extra_backward_ms=_of(first, name).extra_backward_ms + _of(second, name).extra_backward_ms,
+                name=strategies[0].name,
+                kept_bytes=sum(each.kept_bytes for each in strategies),
+                extra_backward_ms=sum(each.extra_backward_ms for each in strategies),
             )
-            for name in names
-        ),
-        workspace_bytes=max(first.workspace_bytes, second.workspace_bytes),
+            for strategies in zip(*(call.strategies for call in calls), strict=True)
+        )
+        or (Strategy(name="keep", kept_bytes=0),),
+        workspace_bytes=max((call.workspace_bytes for call in calls), default=0),
     )
-
-
-def _of(layer: Layer, name: str) -> Strategy:
-    return next((strategy for strategy in layer.strategies if strategy.name == name), layer.strategies[0])
 
 
 def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: RankHardware) -> CountedModule:
@@ -261,10 +251,6 @@ def _size(whole: PartedModel, index: int, kwargs: Mapping[str, Any]) -> tuple[in
     """Returns elements and bytes behind a module's first layer."""
     likes: Sequence[torch.Tensor] = [like for sent in whole.boundary_like(index, kwargs).values() for like in sent]
     return sum(like.numel() for like in likes), sum(like.numel() * like.element_size() for like in likes)
-
-
-def _makeup(module: nn.Module) -> str:
-    return " ".join(f"{name}{tuple(one.shape)}{one.requires_grad}" for name, one in module.named_parameters())
 
 
 def _text(value: Any) -> str:

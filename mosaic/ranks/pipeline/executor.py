@@ -1,40 +1,214 @@
 """Executes the actions of a schedule on one rank: tasks by the rank's work, messages by its transport.
 
-A rank on which an action fails aborts the others, which end with an error that names it, the action and the reason.
+A schedule is compiled once into numbers and tuples, so that a step parses no text. A rank on which an action fails
+aborts the others, which end with an error that names it, the action and the reason.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, StreamTicket
 from mosaic.engine.calls.thread_state import ThreadState, forget_cast_weights, interception
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
-from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.ranks.pipeline.program import (
-    BACKWARD,
-    FORWARD,
-    FREE,
-    RECEIVE,
-    REDUCE,
-    SEND,
-    WAIT_RECEIVE,
-    WAIT_SEND,
-    Program,
-    Work,
-    compile_program,
-)
-from mosaic.ranks.pipeline.transport import Pending, Tensors, Transport
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
+from mosaic.pipelining.tasks import ActionKind
+from mosaic.ranks.pipeline.transport import LanePair, Message, Pending, Tensors, TensorSpec, Transport
+
+
+class Edge(NamedTuple):
+    """Data from one task to another; ``str`` gives ``2F0>5F0``."""
+
+    source: TaskName
+    target: TaskName
+
+    def __str__(self) -> str:
+        return f"{self.source}>{self.target}"
+
+
+@dataclass(slots=True, kw_only=True)
+class RankTask:
+    """A task of this rank with its edges to tasks of the same phase; only the compiler writes to it."""
+
+    name: TaskName
+    sources: list[TaskName] = field(default_factory=list)
+    """Tasks that feed it, in the order of its arguments."""
+    targets: list[TaskName] = field(default_factory=list)
+    """Tasks that it feeds."""
+    exits: list[tuple[TaskName, int, int]] = field(default_factory=list)
+    """For each target its index on this rank, or -1, and the index of the message that carries it there, or -1."""
+    after: list[int] = field(default_factory=list)
+    """Indices of the tasks in other lanes of this rank that it reads from."""
+    wanted: set[TaskName] = field(default_factory=set)
+    """Of a forward: the sources that take a gradient from its backward."""
+    has_backward: bool = False
+    """True for a forward with a backward."""
+
+
+class Work(Protocol):
+    """The computation of one rank in one step. Mappings are by the task at the other end of an edge.
+
+    Returned tensors take no part in any graph, and nobody writes to them until the executor has released them.
+    """
+
+    def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Computes a forward from the outputs of its sources; returns its own by target."""
+
+    def backward(self, task: RankTask, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Computes a backward from gradients of its forward's outputs; returns those of its inputs by target."""
+
+    def free(self, task: TaskName) -> None:
+        """Releases the activations of a forward."""
+
+    def reduce(self, chunk: int) -> None:
+        """Sums the gradients of a chunk over its data-parallel ranks."""
+
+    def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
+        """Returns shapes and types of the tensors of an edge between ranks, equal at both ends."""
+
+
+Action = tuple[ActionKind | Verb, int, Any]
+"""Its kind, the index of its task or message, or -1, and its subject: a task, a chunk, the messages that it posts
+together, or who receives from whom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The actions of one rank in one step."""
+
+    cells: tuple[tuple[str, ...], ...]
+    """Text of each action, by lane."""
+    rows: tuple[tuple[Action, ...], ...]
+    """The same actions, compiled."""
+    turns: tuple[int, ...]
+    """The lane of each action, in an order of all actions for one thread."""
+    tasks: tuple[RankTask, ...]
+    messages: tuple[Message, ...]
+    """Messages that this rank sends or receives."""
+
+
+class _Compiler:
+    """Compiles a schedule, as ``lower`` makes it, for one rank."""
+
+    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
+        self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
+        self.rows = schedule.rows_of(rank)
+        lanes: Counter[int] = Counter()
+        self.home: dict[str, tuple[int, int]] = {}
+        """Rank and lane of each task."""
+        for other, row in zip(schedule.rank_of, schedule.rows, strict=True):
+            self.home |= dict.fromkeys((cell for cell in row if cell[-1] != ")"), (other, lanes[other]))
+            lanes[other] += 1
+        cells = dict.fromkeys(cell for row in self.rows for cell in row if cell[-1] != ")")
+        self.index = {cell: index for index, cell in enumerate(cells)}
+        self.tasks = [RankTask(name=self._name(cell)) for cell in cells]
+        self.messages: list[Message] = []
+        self.message_index: dict[str, int] = {}
+        self.posted: dict[tuple[str, str, int, LanePair], list[int]] = {}
+        """Messages that are posted together: those of one task through one channel."""
+
+    def compile(self) -> Program:
+        for edge in self.schedule.edges:
+            source, _, target = edge.partition(">")
+            if source not in self.home or target not in self.home:
+                raise self._error(edge, "no row has one of its tasks; make the schedule again")
+            if self.rank in (self.home[source][0], self.home[target][0]):
+                self._add_edge(edge, source, target)
+        for cell in (cell for row in self.rows for cell in row if cell.startswith(_POSTS)):
+            self.posted.setdefault(self._channel(cell), []).append(self.message_index[cell[5:-1]])
+        return Program(
+            cells=self.rows,
+            rows=tuple(tuple(map(self._action, cells)) for cells in self.rows),
+            turns=self._turns(),
+            tasks=tuple(self.tasks),
+            messages=tuple(self.messages),
+        )
+
+    def _turns(self) -> tuple[int, ...]:
+        counts = [len(row) for row in self.rows]
+        if len(counts) < 2:
+            return (0,) * sum(counts)
+        turns = self.schedule.turns[self.rank] if self.schedule.turns else ()
+        if [turns.count(lane) for lane in range(len(counts))] != counts:
+            raise InvalidScheduleError(
+                f"rank {self.rank} has lanes of {counts} actions, and turns for {len(turns)}; lower the schedule again",
+                grid=self.schedule.text,
+            )
+        return turns
+
+    def _add_edge(self, edge: str, source: str, target: str) -> None:
+        ends = Edge(self._name(source), self._name(target))
+        here, there = self.index.get(source, -1), self.index.get(target, -1)
+        message, is_forward = -1, ends.source.kind is ActionKind.FORWARD
+        if here < 0 or there < 0:
+            message = self.message_index[edge] = len(self.messages)
+            peer, _ = self.home[target if here >= 0 else source]
+            lanes = self.home[source][1], self.home[target][1]
+            self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends)), lanes))
+        elif self.home[source] != self.home[target]:
+            self.tasks[there].after.append(here)
+        if ends.source.kind is not ends.target.kind:
+            self.tasks[here].has_backward = True
+            return
+        if there >= 0:
+            self.tasks[there].sources.append(ends.source)
+        if here >= 0:
+            self.tasks[here].targets.append(ends.target)
+            self.tasks[here].exits.append((ends.target, there, message))
+            if not is_forward:
+                forward = self.tasks[self.index[str(ends.source.forward)]]
+                forward.wanted.add(ends.target.forward)
+
+    def _action(self, cell: str) -> Action:
+        if cell[-1] != ")":
+            index = self.index[cell]
+            task = self.tasks[index]
+            if task.name.kind is ActionKind.WEIGHTS:
+                raise self._error(cell, "ranks run backward for weights with backward for inputs; use another baseline")
+            return task.name.kind, index, task
+        text, _, inner = cell[:-1].partition("(")
+        verb = Verb(text)
+        if verb is Verb.FREE:
+            return verb, -1, self._name(inner)
+        if verb is Verb.REDUCE:
+            return verb, -1, int(inner)
+        index = self.message_index[inner]
+        if cell.startswith(_POSTS):
+            together = self.posted[self._channel(cell)]
+            return verb, index, tuple(together) if index == together[0] else ()
+        source, _, target = inner.partition(">")
+        arrives = (self.names[source], self.index[target]) if verb is Verb.AWAIT_RECEIVED else None
+        return verb, index, arrives
+
+    def _channel(self, cell: str) -> tuple[str, str, int, LanePair]:
+        """Returns the verb and the source of a message that is posted, and its channel."""
+        verb, _, edge = cell[:-1].partition("(")
+        message = self.messages[self.message_index[edge]]
+        return verb, edge.partition(">")[0], message.peer, message.lanes
+
+    def _name(self, text: str) -> TaskName:
+        """Returns a task's name, the same object each time, for quick look-ups."""
+        name = self.names.get(text)
+        if name is None:
+            name = self.names[text] = TaskName.parse(text)
+        return name
+
+    def _error(self, cell: str, problem: str) -> InvalidScheduleError:
+        return InvalidScheduleError(f"rank {self.rank}, {cell}: {problem}", grid=self.schedule.text)
+
 
 Span = tuple[str, int, int]
 """An action, its start and its end on ``time.monotonic_ns``; on a GPU, of its launch."""
 
-_COMPUTES = (FORWARD, BACKWARD, REDUCE)
+_TASKS = (ActionKind.FORWARD, ActionKind.BACKWARD)
+_POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
 
 
 class StepRun:
@@ -58,13 +232,17 @@ class StepRun:
 
     def act(self, lane: int, at: int) -> None:
         """Runs an action of a lane; an error ends the other ranks and the lanes that wait."""
-        cell, start_ns = self.program.cells[lane][at], time.monotonic_ns()
+        cell, action, start_ns = self.program.cells[lane][at], self.program.rows[lane][at], time.monotonic_ns()
         try:
-            self._act(cell, *self.program.rows[lane][at])
+            self._act(cell, *action)
         except BaseException as error:
             self.fail(cell, error)
             raise
-        self.spans.append((cell, start_ns, time.monotonic_ns()))
+        end_ns, cells = time.monotonic_ns(), [cell]
+        if cell.startswith(_POSTS):  # each message of a group has an equal part
+            cells = [f"{action[0]}({self.program.messages[index].name})" for index in action[2]]
+        part_ns = (end_ns - start_ns) // max(1, len(cells))
+        self.spans += [(each, start_ns + at * part_ns, start_ns + (at + 1) * part_ns) for at, each in enumerate(cells)]
 
     def await_lanes(self, index: int) -> None:
         """Waits for the tasks of other lanes that a task reads from; raises RankFailedError if a lane has failed."""
@@ -89,11 +267,11 @@ class StepRun:
         if not isinstance(error, RankFailedError):
             self._transport.abort(f"failed in {where}: {type(error).__name__}: {error}")
 
-    def _act(self, cell: str, code: int, index: int, what: Any) -> None:
+    def _act(self, cell: str, kind: ActionKind | Verb, index: int, what: Any) -> None:
         work, transport = self._work, self._transport
-        if code in (FORWARD, BACKWARD):
+        if kind in _TASKS:
             inputs, self._inbox[index] = self._inbox[index], {}
-            is_forward = code == FORWARD
+            is_forward = kind is ActionKind.FORWARD
             with transport.progress.computing(cell, "forward" if is_forward else "backward"):
                 outputs = work.forward(what, inputs) if is_forward else work.backward(what, inputs)
             for target, place, message in what.exits:
@@ -106,20 +284,21 @@ class StepRun:
                     self._leaving[message] = tensors
             if index in self._ended:
                 self._ended[index].set()
-        elif code == SEND:
-            self._pending[index] = transport.post_send(self.program.messages[index], self._leaving[index])
-        elif code == WAIT_SEND:
+        elif kind in (Verb.SEND, Verb.RECEIVE):
+            to_send = [self._leaving[each] if kind is Verb.SEND else None for each in what]
+            posted = transport.post([self.program.messages[each] for each in what], to_send) if what else ()
+            for each, pending in zip(what, posted, strict=True):
+                self._pending[each] = pending
+        elif kind is Verb.AWAIT_SENT:
             self._await(index)
             self._leaving[index] = ()
-        elif code == RECEIVE:
-            self._pending[index] = transport.post_receive(self.program.messages[index])
-        elif code == WAIT_RECEIVE:
+        elif kind is Verb.AWAIT_RECEIVED:
             source, place = what
             self._inbox[place][source] = self._await(index)
-        elif code == FREE:
+        elif kind is Verb.FREE:
             work.free(what)
         else:
-            assert code == REDUCE
+            assert kind is Verb.REDUCE
             with transport.progress.computing(cell, "reduce"):
                 work.reduce(what)
 
@@ -180,8 +359,8 @@ def _has_one_lane(step: StepRun) -> bool:
 def _walk(step: StepRun, lane: int, state: ThreadState) -> None:
     """Runs one lane on the present thread."""
     with state.applied():
-        for at, (code, index, _) in enumerate(step.program.rows[lane]):
-            if code in (FORWARD, BACKWARD):
+        for at, (kind, index, _) in enumerate(step.program.rows[lane]):
+            if kind in _TASKS:
                 step.await_lanes(index)
             step.act(lane, at)
 
@@ -213,8 +392,8 @@ class OnStreams:
             self._lanes.join()
 
     def _launch(self, step: StepRun, number: int, at: int, tickets: dict[int, StreamTicket[None]]) -> None:
-        lane, (code, index, _) = self._of_row[number], step.program.rows[number][at]
-        if code not in _COMPUTES:
+        lane, (kind, index, _) = self._of_row[number], step.program.rows[number][at]
+        if kind not in (*_TASKS, Verb.REDUCE):
             with lane.api.use_stream(lane.stream):
                 step.act(number, at)
             return
@@ -279,7 +458,7 @@ class Executor:
                     f"the schedule is for {size} ranks, and there are {self.transport.size}; start {size}, or plan for "
                     f"{self.transport.size}"
                 )
-            program = compile_program(schedule, self.transport.rank, work, names=self._names)
+            program = _Compiler(schedule, self.transport.rank, work, self._names).compile()
         except BaseException as error:
             self.transport.abort(f"cannot run its schedule: {type(error).__name__}: {error}")
             raise

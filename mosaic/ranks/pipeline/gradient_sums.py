@@ -32,14 +32,11 @@ class _InParts:
 
     parameters: Sequence[nn.Parameter]
     reducer: GradientReducer
-    """Over all of them in all replicas."""
     num_parts: int
-    """In a replica."""
     before: Sequence[Tensor | None] = ()
     """Gradients of earlier steps, which are summed already."""
 
     def begin(self) -> None:
-        """Sets them aside."""
         self.before = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None

@@ -20,13 +20,13 @@ from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
 from mosaic.parts.chunk_call import ForwardPatch
 from mosaic.parts.finding.layer_lists import check_model
-from mosaic.parts.modes import Modes
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.lanes import describe_lanes
 from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
+from mosaic.ranks.pipeline.random_numbers import Modes
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of

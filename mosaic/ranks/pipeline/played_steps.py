@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mosaic.pipelining.layers import AS_COUNTED, Microbatch
 from mosaic.pipelining.plan import StepPlanner
@@ -12,7 +12,7 @@ from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.rank_trace import RankSpan
 from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.transport import Transport
-from mosaic.ranks.pipeline.trial import gather_tasks
+from mosaic.ranks.pipeline.trial import gather_spans
 
 MAX_STEPS = 100
 """Steps that a trace has."""
@@ -26,7 +26,6 @@ class PlayedStep:
     """One step twice: its tasks, and when each starts."""
 
     measured: tuple[TaskGraph, Sequence[int]]
-    """With the times that tasks took."""
     simulated: tuple[TaskGraph, Sequence[int]]
     """The same order with counted times."""
 
@@ -42,7 +41,6 @@ class OwnStep:
     schedule: PipelineSchedule | None
     """Of its replica; None: it had no microbatches."""
     spans: Sequence[Span]
-    """Times of this rank's actions."""
 
     @property
     def computing_ms(self) -> float:
@@ -56,11 +54,15 @@ class OwnStep:
 
     def played(self, planner: StepPlanner, transport: Transport) -> PlayedStep:
         """Returns the step as measured on the ranks of this one's replica and as simulated; all ranks call it."""
-        measured = gather_tasks(self.spans, transport)
+        spans = gather_spans(self.spans, transport)
         if self.schedule is None:
             raise ValueError("this rank's replica had no microbatches in the last step; ask another rank")
         graph, timed = planner.simulate(self.step, self.schedule)
-        return PlayedStep(measured=measured.of(graph), simulated=(graph, timed.start_ns))
+        own = [spans[str(TaskName.of(task))] for task in graph.tasks]
+        tasks = (replace(task, time_ns=end - start) for task, (start, end) in zip(graph.tasks, own, strict=True))
+        first = min(start for start, _ in own)
+        measured = replace(graph, tasks=tuple(tasks)), [start - first for start, _ in own]
+        return PlayedStep(measured=measured, simulated=(graph, timed.start_ns))
 
     def computed(self, planner: StepPlanner) -> list[RankSpan]:
         """Returns the tasks of this rank with their planned times, on its own clock."""

@@ -7,12 +7,35 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
 from mosaic.find.random_numbers import RandomState, forked, random_state
-from mosaic.parts.modes import Modes
 from mosaic.parts.parted_model import PartedModel, kind_of
 
 MAX_KINDS = 1024
 """Most known kinds of microbatches."""
+
+
+class Modes:
+    """The attributes of a model's modules that are switches or rates, such as ``training`` and rates of dropout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (vars(module), name)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if type(value) in (bool, float) or _is_whole_rate(module, value)
+        ]
+
+    def now(self) -> Hashable:
+        """Returns their values."""
+        return tuple([attributes.get(name) for attributes, name in self._places])
+
+
+def _is_whole_rate(module: nn.Module, value: Any) -> bool:
+    """Returns True for a whole dropout rate; other whole numbers may be the loop's counters."""
+    return isinstance(module, _DropoutNd) and type(value) is int
 
 
 class DrawnNumbers:

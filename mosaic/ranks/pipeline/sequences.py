@@ -45,24 +45,6 @@ def masks_of(own: Sequence[Microbatch]) -> list[str]:
     return [microbatch["context"].plan.digest() for microbatch in own if isinstance(microbatch.get("context"), Attend)]
 
 
-def share_sequences(
-    model: nn.Module,
-    split: ModelSplit,
-    settings: ContextSettings,
-    group: dist.ProcessGroup,
-    *,
-    device: torch.device,
-    sample: Microbatch,
-) -> Sequences:
-    """Shares sequences between ranks, and checks it on a sample if the model has its weights; see ``Sequences``."""
-    sequences = Sequences(model, split, settings, group, device=device)
-    with sequences.removed_on_error():
-        own = sequences.cut(sample)
-        if not any(parameter.is_meta for parameter in model.parameters()):
-            sequences.check(own)
-    return sequences
-
-
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
@@ -125,13 +107,16 @@ class Sequences:
             agreed=True,
         )
 
-    def check(self, own: Microbatch) -> None:
-        """Runs the model, which has all its weights, with a microbatch once; all ranks of the group call it.
+    def check(self, microbatch: Microbatch) -> None:
+        """Runs the model with a microbatch once, unless it lacks weights; all ranks of the group call it.
 
         Raises:
             UnsplittableError: It cannot take a rank's tokens, some layers did not attend over context ranks, or the
                 loss is not the mean over labels.
         """
+        own = self.cut(microbatch)
+        if any(parameter.is_meta for parameter in self._model.parameters()):
+            return
         attend: Attend = own["context"]
         before = dict(attend.calls)
         try:

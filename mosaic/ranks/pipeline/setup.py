@@ -35,7 +35,7 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
 from mosaic.ranks.pipeline.rank_grid import RankGrids, positions
-from mosaic.ranks.pipeline.sequences import Sequences, share_sequences
+from mosaic.ranks.pipeline.sequences import Sequences
 from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
 from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
 from mosaic.ranks.world.groups import gpu_bytes
@@ -169,7 +169,6 @@ class PipelineSetup:
         return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
 
     def shapes(self, step: Microbatches) -> tuple[str, ...]:
-        """Names the shapes of a step's microbatches."""
         return tuple(self.counted.microbatch(microbatch).key for microbatch in step)
 
     def drop_gradients(self) -> None:
@@ -230,8 +229,10 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     sequences, options = None, asked.options
     if asked.context is not None and context > 1:
         group = grids.context_group(degrees)
-        sequences = share_sequences(model, counted.split, asked.context, group, device=world.device, sample=step[0])
-        step = [sequences.cut(microbatch) for microbatch in step]
+        sequences = Sequences(model, counted.split, asked.context, group, device=world.device)
+        with sequences.removed_on_error():
+            sequences.check(step[0])
+            step = list(map(sequences.cut, step))
         # Context ranks share units of encoders out, which they do in chunks of their own alone.
         counted = replace(counted, units_together=degrees.context)
         are_many = all(degrees.pipeline <= module.count for module in counted.split.modules)

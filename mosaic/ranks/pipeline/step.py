@@ -25,16 +25,13 @@ from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.tensor import WeightSlices
 
 Microbatches = Sequence[Mapping[str, Any]]
-"""Keyword arguments of the model."""
 
 
 class StepResult(NamedTuple):
     """One step on this rank."""
 
     losses: Tensor
-    """Of each microbatch, on every rank."""
     spans: Sequence[Span]
-    """Times of this rank's actions."""
 
 
 class PipelineRunner:

@@ -309,7 +309,6 @@ def split_linear(linear: nn.Linear, style: str, shared: SharedInput) -> None:
 class _Slice:
     dim: int
     shape: torch.Size
-    """Of the whole weight."""
 
 
 class WeightSlices:
@@ -347,7 +346,6 @@ class WeightSlices:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the split weights."""
         return frozenset(self._slices)
 
     def forget_dropped(self) -> None:

@@ -4,11 +4,17 @@ A channel is a pair of ranks, a lane of each, a sense, and a direction (activati
 messages arrive in the order in which they were posted, so both ends post them in one order; those of other lanes may
 come before or after. Posting never waits. Either end may end only once both are posted.
 
+Messages of one moment, which one task sends through one channel, are posted as one group by ``batch_isend_irecv``: NCCL
+then launches one kernel for all of their tensors. Both ends read the groups off the schedule, so they match. A wait for
+one message of a group may wait for all of them. This cannot deadlock: the other end posts the same group at once, after
+the one task that made it, so that each of its messages arrives where the first one does. Gloo posts the messages of a
+group one by one, in the same order and with the same tags.
+
 Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
-when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch up to 2.14 makes a
-communicator for each pair within them at the pair's first message; made later and in different orders, these would wait
-for each other. Newer ones (nccl2) send to all peers through one communicator, where messages to one peer would queue
-behind those to another: there each pair gets a group of its own.
+when the transport is made, in one order, and warm them up pair by pair. NCCL sends groups through the communicator of
+all ranks of a process group, and single messages (up to torch 2.14) through one of the pair: everything is posted as a
+group here, so that no message overtakes another. There each pair has a process group of its own, because messages to
+one peer would queue behind those to another.
 
 On GPUs lanes that message each other have communicators of their own, too: NCCL has no tags, and one lane's messages
 would queue behind another's. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
@@ -89,15 +95,15 @@ class Message:
         )
 
 
+@dataclass(slots=True)
 class Pending:
     """One end of a message under way."""
 
-    __slots__ = ("_held", "_message", "_progress", "_result", "_works")
-
-    def __init__(
-        self, progress: RankProgress, message: Message, works: list[dist.Work | None], held: Tensors, result: Tensors
-    ) -> None:
-        self._progress, self._message, self._works, self._held, self._result = progress, message, works, held, result
+    _progress: RankProgress
+    _message: Message
+    _works: list[dist.Work]
+    _held: Tensors
+    _result: Tensors
 
     def wait(self) -> Tensors:
         """Returns received tensors once they are there; of sent ones nothing, once they may be written to.
@@ -107,7 +113,6 @@ class Pending:
         """
         with self._progress.waiting(self._message.name, self._message.phase):
             for work in self._works:
-                assert work is not None
                 work.wait()
         result, self._result, self._held = self._result, (), ()
         return result
@@ -166,43 +171,61 @@ class Transport:
             self._of_lanes[pair] = {line: groups[line] for line in self._groups}
             self._warm_up(self._of_lanes[pair])
 
-    def post_send(self, message: Message, tensors: Tensors) -> Pending:
-        """Begins to send; nothing may write to the tensors until ``wait`` has returned.
+    def post(self, messages: Sequence[Message], tensors: Sequence[Tensors | None]) -> list[Pending]:
+        """Begins messages of one channel as one group; nothing may write to tensors until ``wait`` has returned.
+
+        Args:
+            messages: All sent, or all received, by this rank; the other end posts the same in one group.
+            tensors: Of each message that is sent; None for one that is received, whose buffers are allocated.
 
         Raises:
             ModuleContractError: The tensors are not those of the message.
             BackendUnavailableError: They are on another device than the rank.
             RankFailedError: Another rank has failed, or is gone.
         """
-        message.check(tensors)
+        for message, own in zip(messages, tensors, strict=True):
+            if own is not None:
+                message.check(own)
+        is_sent = tensors[0] is not None
+        lines = self._targets[messages[0].peer] if is_sent else (self.line,)
+        channels = [self._channel(messages[0], line) for line in lines]
+        buffers = [
+            self._buffers(message) if own is None else self._sendable(message, own)
+            for message, own in zip(messages, tensors, strict=True)
+        ]
+        works: list[list[dist.Work]] = [[] for _ in messages]
+        for group, peer, tag in channels:
+            operation = dist.isend if is_sent else dist.irecv
+            carried = [buffer for own in buffers for buffer in own if buffer.numel()]
+            try:
+                operations = [dist.P2POp(operation, each, peer, group, tag) for each in carried]
+                begun = dist.batch_isend_irecv(operations) if operations else []
+            except RuntimeError as error:
+                raise self.progress.explain(error) from error
+            following = iter(begun)
+            for own_works, own in zip(works, buffers, strict=True):
+                is_one = len(begun) < len(carried)  # NCCL's: all messages of the group end together
+                own_works += begun if is_one else itertools.islice(following, sum(each.numel() > 0 for each in own))
+        return [
+            Pending(self.progress, message, own_works, own, () if is_sent else own)
+            for message, own_works, own in zip(messages, works, buffers, strict=True)
+        ]
+
+    def _buffers(self, message: Message) -> Tensors:
+        device = self._world.device
+        return tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
+
+    def _sendable(self, message: Message, tensors: Tensors) -> Tensors:
         held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
-        channels = [self._channel(message, line) for line in self._targets[message.peer]]
-        if channels and any(tensor.device.type != self._kind for tensor in held):
+        if self._targets[message.peer] and any(tensor.device.type != self._kind for tensor in held):
+            group, _, _ = self._channel(message, self._targets[message.peer][0])
             raise BackendUnavailableError(
-                f"{dist.get_backend(channels[0][0])} of ranks on {self._kind} cannot send {message.name}; compute it "
-                f"on {self._kind}, or give each rank a GPU of its own",
+                f"{dist.get_backend(group)} of ranks on {self._kind} cannot send {message.name}; compute it on "
+                f"{self._kind}, or give each rank a GPU of its own",
                 found=f"tensors on {', '.join(sorted({str(tensor.device) for tensor in held}))}",
                 needed=f"tensors on {self._kind}",
             )
-        try:
-            works = [dist.isend(tensor, peer, group, tag) for group, peer, tag in channels for tensor in held]
-            return Pending(self.progress, message, works, held, ())
-        except RuntimeError as error:
-            raise self.progress.explain(error) from error
-
-    def post_receive(self, message: Message) -> Pending:
-        """Allocates buffers and begins to receive.
-
-        Raises:
-            RankFailedError: Another rank has failed, or is gone.
-        """
-        device, (group, peer, tag) = self._world.device, self._channel(message, self.line)
-        buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
-        try:
-            works = [dist.irecv(buffer, peer, group, tag) for buffer in buffers if buffer.numel()]
-        except RuntimeError as error:
-            raise self.progress.explain(error) from error
-        return Pending(self.progress, message, works, (), buffers)
+        return held
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the value of each rank of the world; all of them call it."""
@@ -269,12 +292,12 @@ class Transport:
         ]
         with self.progress.waiting(THE_LOOP, "agreement"):
             for peers, low, high in pairs:
-                if self._world.rank == low:
-                    dist.send(mark, high, peers[high])
-                    dist.recv(mark, high, peers[high])
-                elif self._world.rank == high:
-                    dist.recv(mark, low, peers[low])
-                    dist.send(mark, low, peers[low])
+                if self._world.rank in (low, high):
+                    peer = low + high - self._world.rank
+                    marks = (dist.isend, mark), (dist.irecv, torch.empty_like(mark))
+                    both = [dist.P2POp(operation, each, peer, peers[peer]) for operation, each in marks]
+                    for work in dist.batch_isend_irecv(both):
+                        work.wait()
 
     def _explained(self, error: RuntimeError) -> BaseException:
         explained = self._explain(error)

@@ -38,7 +38,6 @@ COLOCATED = "planned, on lanes"
 DATA_PARALLEL = "data parallel"
 """Name of the plan that has all layers on every rank."""
 ROUNDS = 3
-"""Timed steps of each plan."""
 SMALLEST_GAIN = 1.02
 """Smallest gain of the plan over a baseline; below it the baseline is taken, which plans no step anew."""
 WAITED_NS = 100_000
@@ -50,7 +49,6 @@ class PipelineTrial:
     """Result of a trial."""
 
     best: StepPlanner
-    """The plan that stays."""
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median step of each plan on the slowest rank; empty without a trial."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -134,35 +132,14 @@ def _times(
     return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredTasks:
-    """Times of the actions of a step on all ranks of a pipeline."""
-
-    start_ns: dict[str, int]
-    """Of each task by name; the first starts at 0."""
-    time_ns: dict[str, int]
-    """Of each task by name."""
-    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Start and end of all actions, on the clock of their machine."""
-
-    def of(self, graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...]]:
-        """Returns a step's tasks with measured times, and their starts."""
-        names = [str(TaskName.of(task)) for task in graph.tasks]
-        tasks = tuple(replace(task, time_ns=self.time_ns[name]) for task, name in zip(graph.tasks, names, strict=True))
-        return replace(graph, tasks=tasks), tuple(self.start_ns[name] for name in names)
+ActionSpans = Mapping[str, tuple[int, int]]
+"""Start and end of actions, on the clock of their machine, in nanoseconds."""
 
 
-def gather_tasks(spans: Sequence[Span], transport: Transport) -> MeasuredTasks:
-    """Gathers the times of actions of this rank's pipeline; all ranks call it. Clocks of machines are not aligned."""
+def gather_spans(spans: Sequence[Span], transport: Transport) -> ActionSpans:
+    """Gathers the spans of this rank's pipeline; all ranks call it. Clocks of machines are not aligned."""
     gathered = transport.all_gather({cell: (start, end) for cell, start, end in spans})
-    own = {cell: span for rank in transport.line for cell, span in gathered[rank].items()}
-    tasks = {cell: span for cell, span in own.items() if cell[0].isdigit()}
-    origin = min((start for start, _ in tasks.values()), default=0)
-    return MeasuredTasks(
-        start_ns={cell: start - origin for cell, (start, _) in tasks.items()},
-        time_ns={cell: end - start for cell, (start, end) in tasks.items()},
-        spans=own,
-    )
+    return {cell: span for rank in transport.line for cell, span in gathered[rank].items()}
 
 
 def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
@@ -182,7 +159,7 @@ def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
         with runner.parted.lent_memory():
             spans = runner.run(shared, step, shapes=shapes).spans
             setup.drop_gradients()
-    measured = gather_tasks(spans, runner.grid.transport)
+    measured = gather_spans(spans, runner.grid.transport)
     fitted = None
     if setup.world.rank == 0:
         graph = planner.tasks([planner.request.microbatches[at] for at in shared.shares[0]], schedule)
@@ -203,14 +180,15 @@ def partition_to_fit(request: Request) -> Partition:
     return Partition(num_ranks=ranks, chunks=tuple(chunks))
 
 
-def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -> FittedTimes:
+def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> FittedTimes:
     """Returns measured over counted time of each module's forwards and backwards, and the times of messages."""
     counted: Counter[tuple[str, ActionKind]] = Counter()
     taken: Counter[tuple[str, ActionKind]] = Counter()
     for task in graph.tasks:
+        start_ns, end_ns = spans[str(TaskName.of(task))]
         for module in (task.parts[0].module, ""):
             counted[module, task.kind] += task.time_ns
-            taken[module, task.kind] += measured.time_ns[str(TaskName.of(task))]
+            taken[module, task.kind] += end_ns - start_ns
 
     def fit(name: str, kind: ActionKind) -> float:
         module = name if counted[name, kind] else ""
@@ -220,10 +198,10 @@ def fit_times(graph: TaskGraph, measured: MeasuredTasks, names: Sequence[str]) -
         name: ModuleFit(forward=fit(name, ActionKind.FORWARD), backward=fit(name, ActionKind.BACKWARD))
         for name in names
     }
-    return FittedTimes(modules=fits, host=_host_times(graph, measured.spans))
+    return FittedTimes(modules=fits, host=_host_times(graph, spans))
 
 
-def _host_times(graph: TaskGraph, spans: Mapping[str, tuple[int, int]]) -> HostTimes:
+def _host_times(graph: TaskGraph, spans: ActionSpans) -> HostTimes:
     """Returns medians over messages; of latencies the mean of both directions, as clocks of machines differ."""
     names = [str(TaskName.of(task)) for task in graph.tasks]
     lags = {f"{names[wait.source]}>{names[wait.target]}": wait.lag_ns for wait in graph.waits}

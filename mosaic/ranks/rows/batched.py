@@ -8,13 +8,11 @@ them would pass; where the sample's do not, as in a sample of one row, others ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.finding.find import uncompiled
@@ -55,12 +53,6 @@ def rows_of(subject: Subject) -> tuple[bool, ...]:
     )
 
 
-def with_batch(subject: Subject, batched: Sequence[bool]) -> Subject:
-    """Returns a module that knows how many samples its batch has."""
-    leaves = flatten((subject.args, subject.kwargs))[0]
-    return replace(subject, batch=next(len(leaf) for leaf, cut in zip(leaves, batched, strict=True) if cut))
-
-
 class _Runs:
     """Runs of a module in one mode, each from the same state.
 
@@ -78,16 +70,10 @@ class _Runs:
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         args, kwargs = unflatten(list(leaves), self._spec)
         module = self._subject.module
-        with ExitStack() as stack:
-            for block in (
-                preserved(module, alone=(self._subject,)),
-                _in_mode(module, training=self._training),
-                torch.no_grad(),
-            ):
-                stack.enter_context(block)
-            if self._subject.settings is not None:
-                stack.enter_context(self._subject.settings())
-            stack.enter_context(uncompiled())
+        settings = self._subject.settings if self._subject.settings is not None else nullcontext
+        with preserved(module, alone=(self._subject,)), torch.no_grad(), settings(), uncompiled():
+            for part in module.modules():
+                part.training = part.training and self._training
             before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
             with self._draws:
                 results = flatten(module(*args, **kwargs))[0]
@@ -201,19 +187,6 @@ def _is_close(result: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> b
     finite = wanted[wanted.isfinite()]
     scale = finite.abs().max().item() if finite.numel() else 1.0
     return torch.allclose(result, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-
-
-@contextmanager
-def _in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Leaves a module in its mode, or puts it into the one of evaluation, part by part, and back."""
-    modes = [(part, part.training) for part in module.modules()]
-    for part, mode in modes:
-        part.training = mode and training
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _shapes(leaves: Sequence[Any]) -> str:

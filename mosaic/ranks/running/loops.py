@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,6 @@ from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.find.structure import map_tensors
 from mosaic.ranks.parameters.elsewhere import Elsewhere, GivenUp
 from mosaic.ranks.world.progress import THE_LOOP
-from mosaic.ranks.world.world import World
 
 _JOINT = {
     "LBFGS": "steps all parameters as one",
@@ -54,33 +53,14 @@ _OWN_REDUCTION = {
 """Options that say how the wrapper reduces; others change what is computed."""
 
 
-class ReducedModel(Protocol):
-    """The handle of a model whose gradients Mosaic reduces over ranks."""
-
-    world: World
-    _model: nn.Module
-
-    @property
-    def active(self) -> bool:
-        """True if Mosaic still reduces its gradients."""
-
-    @property
-    def _divided(self) -> frozenset[int]:
-        """Ids of the parameters that some rank does not hold."""
-
-    @property
-    def _counted_here(self) -> dict[int, bool]:
-        """For the id of each parameter of the model, whether this rank counts it."""
-
-
 class _Patches:
     """Torch's functions while there are colocated models."""
 
     def __init__(self) -> None:
-        self._handles: weakref.WeakSet[ReducedModel] = weakref.WeakSet()
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each a ``RankHandle``
         self._undo: list[Callable[[], None]] = []
 
-    def enter(self, handle: ReducedModel) -> None:
+    def enter(self, handle: Any) -> None:
         self._handles.add(handle)
         if self._undo:
             return
@@ -93,7 +73,7 @@ class _Patches:
         self._in_class(Optimizer, "state_dict", self._state)
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
 
-    def leave(self, handle: ReducedModel) -> None:
+    def leave(self, handle: Any) -> None:
         """Undoes ``enter``; does nothing where that has not been done."""
         self._handles.discard(handle)
         if not self._handles:
@@ -116,7 +96,7 @@ class _Patches:
         setattr(owner, name, method)
         self._undo.append(lambda: setattr(owner, name, plain))
 
-    def _handle_of(self, parameters: Iterable[Any]) -> ReducedModel | None:
+    def _handle_of(self, parameters: Iterable[Any]) -> Any | None:
         """Returns the handle of the model that any of these parameters belongs to."""
         ids = {id(parameter) for parameter in parameters}
         return next((handle for handle in self._handles if ids & handle._counted_here.keys()), None)
@@ -233,7 +213,7 @@ def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _norm_over_ranks(handle: ReducedModel, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+def _norm_over_ranks(handle: Any, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's."""
     counted = handle._counted_here
     device = handle.world.device
@@ -322,7 +302,7 @@ class PassThroughDDP(DistributedDataParallel):
         self.__dict__["process_group"] = dist.group.WORLD
 
 
-def _pass_through(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapping[str, Any]) -> None:
+def _pass_through(wrapper: Any, module: nn.Module, handle: Any, options: Mapping[str, Any]) -> None:
     """Makes a wrapper that is being constructed one that passes calls through.
 
     Raises:

@@ -180,14 +180,12 @@ def num_nccl_collectives() -> int | None:
 
 
 def peers_share_a_communicator(group: dist.ProcessGroup) -> bool:
-    """Returns whether messages to all peers of a group such as this one queue behind each other.
+    """Returns whether grouped messages to all peers of a group such as this one queue behind each other.
 
-    NCCL's do in nccl2, which is ``nccl`` since torch 2.15: one communicator, one stream. Before that, each pair of
-    ranks has a communicator.
+    NCCL's do: ``batch_isend_irecv`` sends them through the communicator of all ranks, which has one stream.
     """
-    if dist.get_backend(group) != dist.Backend.NCCL:
-        return False
-    return not isinstance(group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL)
+    backend: str = dist.get_backend(group)
+    return backend == dist.Backend.NCCL
 
 
 def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:

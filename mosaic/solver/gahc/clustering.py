@@ -6,48 +6,42 @@ that comes first, so what is pruned or known already could not change the result
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from mosaic.graph import ModuleGraph
+from mosaic.plan import SearchRecord
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.stage import StageResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GahcResult:
-    """Result and cost of the clustering."""
-
-    stages: tuple[StageResult, ...]
-    """In topological order."""
-    num_evaluations: int
-    """Stages whose best allocation was searched."""
-    num_cache_hits: int
-    """Stages whose best allocation was already known."""
-    num_pruned: int
-    """Merges dropped by EarlyPrune."""
-
-
-def cluster(
-    graph: ModuleGraph, evaluator: StageEvaluator, *, left: Callable[[], float] = lambda: math.inf
-) -> GahcResult:
-    """Runs Algorithm 1.
+def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[tuple[StageResult, ...], SearchRecord]:
+    """Runs Algorithm 1; when the evaluator's effort is spent, what has been merged so far is the result.
 
     Args:
         graph: Modules and their dependencies.
         evaluator: Line 13's StageEval.
-        left: Effort that is left, asked for before each pair; at 0, what has been merged so far is the result.
+
+    Returns:
+        Stages in topological order, and the counts of the search.
     """
-    return _Search(graph=graph, evaluator=evaluator, left=left).run()
+    search = _Search(graph=graph, evaluator=evaluator)
+    stages = search.run()
+    record = SearchRecord(
+        method="gahc",
+        num_evaluations=search.num_evaluations,
+        num_cache_hits=search.num_cache_hits,
+        num_pruned=search.num_pruned,
+        num_sat_calls=evaluator.num_sat_calls,
+    )
+    return stages, record
 
 
 @dataclass
 class _Search:
     graph: ModuleGraph
     evaluator: StageEvaluator
-    left: Callable[[], float]
     num_evaluations: int = 0
     num_cache_hits: int = 0
     num_pruned: int = 0
@@ -58,7 +52,7 @@ class _Search:
         self.order = self.graph.topological_order()
         self.bit = {name: 1 << index for index, name in enumerate(self.order)}
 
-    def run(self) -> GahcResult:
+    def run(self) -> tuple[StageResult, ...]:
         results: dict[int, StageResult] = {}
         stages = [self.bit[name] for name in self.order]  # line 3
         for stage in stages:  # lines 4-5
@@ -73,12 +67,7 @@ class _Search:
             results[first | second] = merged
             others = [stage for stage in stages if stage not in (first, second)]
             stages = sort_stages([*others, first | second], self.feeds())  # line 20
-        return GahcResult(
-            stages=tuple(results[stage] for stage in stages),  # line 21
-            num_evaluations=self.num_evaluations,
-            num_cache_hits=self.num_cache_hits,
-            num_pruned=self.num_pruned,
-        )
+        return tuple(results[stage] for stage in stages)  # line 21
 
     def best_merge(self, stages: Sequence[int], results: dict[int, StageResult]) -> tuple[int, int, StageResult] | None:
         """Lines 7 to 16: the pair with the greatest positive gain."""
@@ -86,7 +75,7 @@ class _Search:
         best: tuple[int, int, StageResult] | None = None
         reach = reachable(stages, self.feeds())
         for x, y in combinations(range(len(stages)), 2):  # line 8
-            if self.left() <= 0:
+            if self.evaluator.countdown.left <= 0:
                 break
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.cost.interference import PairShares
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
 from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, ask
+from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.stage import Choice, Machine, StageResult, alone, lay_out
 
@@ -30,6 +31,7 @@ class StageEvaluator:
     """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
 
     Attributes:
+        countdown: Effort that is left.
         num_sat_calls: Calls of CP-SAT so far.
         num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
             latency of their stage may be above the optimum.
@@ -42,8 +44,7 @@ class StageEvaluator:
         cost: Cost,
         machine: Machine,
         tolerance: float = 1e-3,
-        left: Callable[[], float] = lambda: math.inf,
-        spend: Callable[[float], object] = lambda effort: None,
+        countdown: Countdown | None = None,
     ) -> None:
         """Takes what all stages have in common.
 
@@ -52,15 +53,13 @@ class StageEvaluator:
             cost: Asked for interference only.
             machine: Devices to place on.
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
-            left: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
-            spend: Told what each question took.
+            countdown: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
         """
         self._options = options
         self._cost = cost
         self._machine = machine
         self._tolerance = tolerance
-        self._left = left
-        self._spend = spend
+        self.countdown = countdown or Countdown(SearchLimits(effort=math.inf))
         self._is_disturbed = not cost.interference.is_zero
         is_pairwise = self._is_disturbed and isinstance(cost.interference, PairShares)
         self._extras = PairwiseExtras(options, cost) if is_pairwise else None
@@ -121,7 +120,7 @@ class StageEvaluator:
         if not self.can_meet(names, target_ns):
             return None
         forbidden: list[Group] = []
-        while (left := self._left()) > 0:
+        while (left := self.countdown.left) > 0:
             answer = ask(
                 {name: self._candidates(name, target_ns, names) for name in names},
                 self._machine,
@@ -130,9 +129,9 @@ class StageEvaluator:
                 forbidden=forbidden,
                 effort=min(QUESTION_EFFORT, left),
             )
-            self._spend(answer.effort)
+            self.countdown.spend(answer.effort)
             self.num_sat_calls += 1
-            self.num_unresolved += not answer.is_resolved and self._left() > 0
+            self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
             if answer.choices is None:
                 return None
             result = self._result({name: answer.choices[name] for name in names})

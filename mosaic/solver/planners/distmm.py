@@ -75,9 +75,7 @@ def plan(task: Task) -> Answer:
                 100 * (1 - result.record.bound_ms / result.cost_ms) if result.cost_ms > 0 else 0.0,
             )
     else:
-        countdown = Countdown(limits)
-        evaluator = StageEvaluator(options, cost=cost, machine=free, left=lambda: countdown.left, spend=countdown.spend)
-        stages = cluster(task.graph, evaluator, left=lambda: countdown.left).stages
+        stages, _ = cluster(task.graph, StageEvaluator(options, cost=cost, machine=free, countdown=Countdown(limits)))
     waves = _waves(stages, widths)
     try:
         return plan_waves(task, [[_with_idle(wave, widths, machine.num_devices) for wave in waves], waves])

@@ -19,8 +19,7 @@ from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
-from mosaic.ranks.pipeline.executor import LaunchMode, OnThreads
-from mosaic.ranks.pipeline.program import Edge, RankTask
+from mosaic.ranks.pipeline.executor import Edge, LaunchMode, OnThreads, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec, Transport
 
 METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")

@@ -89,6 +89,7 @@ def test_each_kind_of_bound_is_named_for_a_gpu_that_is_not_there(
     for module in explained["modules"]:  # no module is faster than its bound
         assert max(module["launch_ms"], module["sm_ms"], module["bandwidth_ms"]) <= module["whole_ms"] * (1 + 1e-9)
     assert explained["launch_ms"] == pytest.approx(sum(module["launch_ms"] for module in explained["modules"]))
+    assert explained["expected_ms"] == max(explained["launch_ms"], explained["plan_ms"])
     assert words in " ".join(captured.err.split())
     assert "rule of thumb" in captured.err
 

@@ -6,6 +6,7 @@ import contextvars
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -140,6 +141,42 @@ class Heads(nn.Module):
         return torch.stack(found)
 
 
+class Masked(nn.Module):
+    """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
+
+    def __init__(self, *, decides: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.layers = layers()
+        self.decides = decides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.gate(x) > -100
+        if self.decides and bool(mask.all()):
+            mask = torch.ones_like(mask)
+        for layer in self.layers:
+            x = layer(x * mask)
+        return x
+
+
+class Shaped(nn.Module):
+    """Layers that use a module's result for its shape alone, and a parameter between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = layers()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = hidden = self.embed(x)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden + torch.zeros_like(first))
+            if index == 1:
+                hidden *= self.scale
+        return hidden
+
+
 def case_of(make: Callable[[], nn.Module]) -> PartedCase:
     return PartedCase(
         make=make,
@@ -149,7 +186,9 @@ def case_of(make: Callable[[], nn.Module]) -> PartedCase:
     )
 
 
-@pytest.mark.parametrize("make", [Unmoved, Overwritten, Scaled, Strided, InPlace, Heads])
+@pytest.mark.parametrize(
+    "make", [Unmoved, Overwritten, Scaled, Strided, InPlace, Heads, Masked, partial(Masked, decides=True), Shaped]
+)
 def test_what_models_do_between_layers_leaves_gradients_equal(make: Callable[[], nn.Module]):
     check_equal(case_of(make))
 
@@ -248,53 +287,6 @@ def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
         find_split(model, {"input": torch.zeros(2, 4)})
 
 
-class Masked(nn.Module):
-    """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
-
-    def __init__(self, *, decides: bool) -> None:
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.decides = decides
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = self.gate(x) > -100
-        if self.decides and bool(mask.all()):
-            mask = torch.ones_like(mask)
-        for layer in self.layers:
-            x = layer(x * mask)
-        return x
-
-
-class Shaped(nn.Module):
-    """Layers that use a module's result for its shape alone, and a parameter between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = hidden = self.embed(x)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden + torch.zeros_like(first))
-            if index == 1:
-                hidden *= self.scale
-        return hidden
-
-
-@pytest.mark.parametrize("make", [lambda: Masked(decides=False), lambda: Masked(decides=True), Shaped])
-def test_masks_decisions_and_parameters_between_layers_leave_gradients_equal(make: Callable[[], nn.Module]):
-    case = PartedCase(
-        make=make,
-        batch=lambda: {"x": torch.randn(2, 4)},
-        cuts=(("model[0:1/3]", "model[1:2/3]", "model[2:3/3]"),),
-        loss=torch.sum,
-    )
-    check_equal(case)
-
-
 class Selects(nn.Module):
     """Keeps only the rows that a mask names, before its layers."""
 
@@ -309,7 +301,7 @@ class Selects(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.pick = Selects.Pick()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.layers = layers()
 
     def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         x = self.pick(x, rows)
@@ -323,12 +315,11 @@ def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
     x = torch.randn(3, 4)
     split = find_split(model, {"x": x, "rows": torch.tensor([True, False, True])})
     case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum)
-    cut = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
-    rank = PartedModel(copy.deepcopy(model), split, chunks_of(*cut), own=[2])
+    rank = PartedModel(copy.deepcopy(model), split, chunks_of(*THIRDS), own=[2])
     for rows in ([True, True, True], [False, False, True]):
         batch = {"x": x, "rows": torch.tensor(rows)}
         assert rank.boundary_like(0, batch)["model"][0].shape == (sum(rows), 4)
-        check_cut(case, model, split, cut, batch)
+        check_cut(case, model, split, THIRDS, batch)
 
 
 WITH_DROPOUT = {

@@ -13,7 +13,7 @@ from torch import nn
 from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pieces import count_units, rows_of_units, slice_piece, take_units
+from mosaic.parts.pieces import count_units, rows_of_units, take_units
 from mosaic.parts.split import ModelSplit
 
 ALL = DECODERS | ENCODERS | SEVERAL_MODULES
@@ -76,7 +76,7 @@ def test_images_whose_patches_lie_in_one_tensor_are_cut_by_their_grid():
     _, split = found(case)
     batch = case.batch()
     assert count_units(split, batch, "visual") == 3
-    piece = slice_piece(split, batch, "visual", 1, 2)
+    piece = take_units(split, batch, "visual", range(1, 3))
     assert torch.equal(piece["pixel_values"], batch["pixel_values"][16:])
     assert torch.equal(piece["image_grid_thw"], batch["image_grid_thw"][1:])
     assert piece["input_ids"] is batch["input_ids"]
@@ -86,7 +86,7 @@ def test_images_whose_patches_lie_in_one_tensor_are_cut_by_their_grid():
     pixels = batch["pixel_values"].split(rows)
     assert torch.equal(others["pixel_values"], torch.cat([pixels[2], pixels[0]]))
     with pytest.raises(ValueError, match="units 2, 3 of 'visual'; this microbatch has 3"):
-        slice_piece(split, batch, "visual", 2, 2)
+        take_units(split, batch, "visual", range(2, 4))
 
 
 class TwoWays(nn.Module):

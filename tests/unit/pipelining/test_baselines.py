@@ -11,11 +11,9 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from bench.papers.baselines import PAPER_BASELINES
 from mosaic.pipelining import baselines
-from mosaic.pipelining.baselines import Slot
-from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.partition import Request
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.task_graph import task_graph
-from mosaic.pipelining.tasks import Orders, TaskGraph
 
 LETTERS = {"F": "F", "I": "B", "W": "W"}
 NOT_OURS = ("REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B", "UNSHARD", "RESHARD")
@@ -41,7 +39,7 @@ def torchs(
     return [[slot for action in row for slot in read(action)] for row in ops]
 
 
-def texts(rows: list[list[Slot]]) -> list[list[str]]:
+def texts(rows: list[list[TaskName]]) -> list[list[str]]:
     return [[str(slot) for slot in row] for row in rows]
 
 
@@ -91,19 +89,14 @@ def test_zb_v_is_torchs(num_ranks: int, num_microbatches: int):
     assert texts(baselines.zero_bubble_v(num_ranks, num_microbatches)) == theirs
 
 
-def drawn(name: str, model: PipelineModel, microbatches, num_ranks: int = 2) -> tuple[TaskGraph, tuple[Orders, ...]]:
-    request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches)
-    baseline = PAPER_BASELINES[name]
-    partition = baseline.cut(request)
-    graph = task_graph(model, partition, microbatches, weights_apart=baseline.weights_apart)
-    return graph, baseline.order(graph, partition)
-
-
 @settings(max_examples=60, deadline=None)
 @given(models(min_layers=4), steps(), st.sampled_from(sorted(PAPER_BASELINES)), st.integers(1, 2))
 def test_each_baseline_runs_every_task_once_to_the_end(model, microbatches, name: str, num_ranks: int):
+    baseline = PAPER_BASELINES[name]
     try:
-        graph, candidates = drawn(name, model, microbatches, num_ranks)
+        partition = baseline.cut(Request(model=model, num_ranks=num_ranks, microbatches=microbatches))
+        graph = task_graph(model, partition, microbatches, weights_apart=baseline.weights_apart)
+        candidates = baseline.order(graph, partition)
     except ValueError as error:
         rules = ("a multiple of", "starts with two", "of their own", "the backbone", "and nothing else")
         if not any(rule in str(error) for rule in rules):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.schedule_checker import check_pipeline_schedule
 from pipeline_cases import models, steps
 from pipeline_oracle import simulated
 
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.check import check_pipeline_schedule
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, contend, plan_step

@@ -15,7 +15,6 @@ from tuning_cases import one_f_one_b
 from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
 from mosaic.pipelining.tuning import (
-    Candidate,
     MemoryShortage,
     Pair,
     Tuned,
@@ -46,10 +45,6 @@ def layers(draw: st.DrawFn) -> Layer:
     return layer((0, 0, 60), *draw(st.lists(ways, max_size=3)), workspace=draw(st.integers(0, 9)))
 
 
-def added(candidate: Candidate) -> int:
-    return candidate.forward_ns + candidate.backward_ns
-
-
 def all_sums(chunk: Sequence[Layer]) -> list[tuple[int, int]]:
     """(kept bytes, nanoseconds added) of every combination."""
     return [
@@ -70,12 +65,12 @@ def test_candidates_are_the_fastest_the_leanest_and_some_between_that_none_beats
     sums = all_sums(chunk)
     front = sorted(s for s in set(sums) if not any(o != s and o[0] <= s[0] and o[1] <= s[1] for o in sums))
     assert len(found) <= count
-    assert [(one.kept_bytes, added(one)) for one in found] == sorted(
-        ((one.kept_bytes, added(one)) for one in found), reverse=True
+    assert [(one.kept_bytes, one.added_ns) for one in found] == sorted(
+        ((one.kept_bytes, one.added_ns) for one in found), reverse=True
     )
-    assert (found[0].kept_bytes, added(found[0])) == front[-1]
-    assert (found[-1].kept_bytes, added(found[-1])) == front[0]
-    assert {(one.kept_bytes, added(one)) for one in found} <= set(front)
+    assert (found[0].kept_bytes, found[0].added_ns) == front[-1]
+    assert (found[-1].kept_bytes, found[-1].added_ns) == front[0]
+    assert {(one.kept_bytes, one.added_ns) for one in found} <= set(front)
 
 
 def peaks(graph: TaskGraph, timed: Timed) -> list[int]:

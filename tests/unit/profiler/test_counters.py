@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,65 +24,41 @@ class FakeError(Exception):
 
 
 class FakeNvml:
-    """Stands for pynvml and an H100: counters that read what they are told, in percent."""
+    """Stands for pynvml and an H100: counters that read ``percent``, by number."""
 
     NVMLError = FakeError
     NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_DRAM_BW_UTIL = 2, 3, 10
-    NVML_GPM_METRICS_GET_VERSION = 1
-    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    NVML_GPM_METRICS_GET_VERSION = NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
 
     def __init__(self, *, supported: bool = True, percent: dict[int, float] | None = None) -> None:
-        self.supported = supported
-        self.percent = percent if percent is not None else {2: 24.0, 3: 6.0, 10: 30.0}
+        self.percent = {2: 24.0, 3: 6.0, 10: 30.0} if percent is None else percent
         self.fails: set[str] = set()
-        self.samples = 0
-        self.open = 0
+        self.counts = Counter[str]()
+        self.answers: dict[str, Any] = {
+            "nvmlDeviceGetHandleByIndex": "gpu",
+            "nvmlDeviceGetHandleByUUID": "gpu",
+            "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=int(supported)),
+            "c_nvmlGpmMetricsGet_t": SimpleNamespace(metrics=[SimpleNamespace() for _ in range(3)]),
+        }
 
-    def _called(self, name: str) -> None:
-        if name in self.fails:
-            raise FakeError(f"{name}: insufficient permissions")
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            if name in self.fails:
+                raise FakeError(f"{name}: insufficient permissions")
+            self.counts[name] += 1
+            if name == "nvmlDeviceGetClockInfo":
+                return {1: 1980, 2: 2619}[args[1]]
+            if name == "nvmlGpmSampleAlloc":
+                return object()
+            if name == "nvmlGpmMetricsGet":
+                assert args[0].sample1 is not args[0].sample2
+                for metric in args[0].metrics[: args[0].numMetrics]:
+                    metric.nvmlReturn = 0 if metric.metricId in self.percent else 3
+                    metric.value = self.percent.get(metric.metricId, 0.0)
+            return self.answers.get(name)
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        self._called("nvmlInit")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        self._called("nvmlDeviceGetHandleByIndex")
-        return f"gpu {index}"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
-
-    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:  # noqa: N802
-        self._called("nvmlDeviceGetClockInfo")
-        return {1: 1980, 2: 2619}[kind]
-
-    def nvmlGpmQueryDeviceSupport(self, device: str) -> Any:  # noqa: N802
-        return SimpleNamespace(isSupportedDevice=int(self.supported))
-
-    def nvmlGpmSampleAlloc(self) -> object:  # noqa: N802
-        self.samples += 1
-        return object()
-
-    def nvmlGpmSampleFree(self, sample: object) -> None:  # noqa: N802
-        self.samples -= 1
-
-    def nvmlGpmSampleGet(self, device: str, sample: object) -> None:  # noqa: N802
-        self._called("nvmlGpmSampleGet")
-
-    def c_nvmlGpmMetricsGet_t(self) -> Any:  # noqa: N802
-        metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(333)]
-        return SimpleNamespace(metrics=metrics)
-
-    def nvmlGpmMetricsGet(self, asked: Any) -> None:  # noqa: N802
-        assert asked.version == 1
-        assert asked.sample1 is not asked.sample2
-        for metric in asked.metrics[: asked.numMetrics]:
-            metric.nvmlReturn = 0 if metric.metricId in self.percent else 3
-            metric.value = self.percent.get(metric.metricId, 0.0)
+        return call
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +99,8 @@ def test_a_gpu_without_counters_or_rights_says_why_and_is_no_error(nvml: FakeNvm
         assert fails or counters.clocks_mhz == (1980, 2619)
         with pytest.raises(RuntimeError, match="there are no counters"):
             counters.during(lambda: None)
-    assert (nvml.samples, nvml.open) == (0, 0)
+    assert nvml.counts["nvmlGpmSampleAlloc"] == nvml.counts["nvmlGpmSampleFree"]
+    assert nvml.counts["nvmlInit"] == nvml.counts["nvmlShutdown"]
 
 
 def test_a_profile_keeps_counters_and_clocks_and_looks_again_for_what_a_cache_lacks(tmp_path: Path):

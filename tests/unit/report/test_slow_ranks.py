@@ -19,23 +19,12 @@ def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str
     spans, now = [], 1000.0 * rank
     for step in range(3):
         for module, time_ms in [*times_ms.items(), ("", waits_ms)]:
-            length = 1e3 * time_ms * (10 if step == 0 else 1)
-            kind = "compute" if module else "wait"
-            spans.append(
-                RankSpan(
-                    kind=kind, module=module or "image", phase="forward", step=step, start_us=now, end_us=now + length
-                )
-            )
-            now += length
-    return RankTrace(
-        run=run,
-        rank=rank,
-        num_ranks=num_ranks,
-        host=f"host{rank}",
-        clock_offset_us=0.0,
-        clock_error_us=0.0,
-        spans=tuple(spans),
-    )
+            end = now + 1e3 * time_ms * (10 if step == 0 else 1)
+            work = {"kind": "compute" if module else "wait", "module": module or "image", "phase": "forward"}
+            spans.append(RankSpan(**work, step=step, start_us=now, end_us=end))
+            now = end
+    clock = {"clock_offset_us": 0.0, "clock_error_us": 0.0}
+    return RankTrace(run=run, rank=rank, num_ranks=num_ranks, host=f"host{rank}", spans=tuple(spans), **clock)
 
 
 def test_the_rank_whose_modules_take_longer_is_named_with_modules_and_times():

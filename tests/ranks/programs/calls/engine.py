@@ -8,20 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import find_modules
-from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.plan import Plan
 from mosaic.ranks.calls import exchange
-from mosaic.ranks.colocate import colocate_ranks
-from ranks import graphs
-from ranks.begun import SHORT_S, watching
-
-
-def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int) -> Plan:
-    """Places modules on the ranks that are named for them, each in a stage of its own on one slot."""
-    return graphs.plan_of(find_modules(model, sample, include=list(members)).graph, members, size)
+from ranks.begun import SHORT_S, WATCH
+from ranks.graphs import colocated
 
 
 class Meets(nn.Module):
@@ -72,17 +62,7 @@ def met_while_computing(rank: int, size: int) -> None:
     """One module on each rank; neither ends, forward or backward, before the other has got its rows and begun."""
     model = Pair()
     sample = torch.randn(3, 4)
-    members = {"left": (0,), "right": (1,)}
-    plan = plan_of(model, [sample], members, size)
-    backend = HostBackend(1)
-    handle = colocate_ranks(
-        model,
-        sample=[sample],
-        plan=plan,
-        backend=backend,
-        modules=list(members),
-        options=Options(ranks=RankSettings(timeout_s=30)),
-    )
+    handle = colocated(model, [sample], {"left": (0,), "right": (1,)}, size, timeout_s=30)
     model(sample).sum().backward()  # what a module writes is learned at its first call, which is waited for
     model.left.group = model.right.group = handle.world.group(range(size))
     for _ in range(2):
@@ -116,8 +96,7 @@ def own_rows(rank: int, size: int) -> None:
     model.load_state_dict(plain.state_dict())
     batches = [(torch.randn(3, 4), ()), (torch.randn(2, 4), (2.0,))]
     members = {"left": (0, 1), "right": (0, 1), "third": (0,)}
-    plan = plan_of(model, [batches[0][0]], members, size)
-    handle = colocate_ranks(model, [batches[0][0]], plan=plan, backend=HostBackend(1), modules=list(members))
+    handle = colocated(model, [batches[0][0]], members, size)
     sent: list[Any] = []
     plain_send = exchange._all_to_all
     exchange._all_to_all = lambda *args, **kwargs: (sent.append(args), plain_send(*args, **kwargs))[1]
@@ -163,15 +142,7 @@ def failing(rank: int, size: int) -> None:
     model = Pair()
     model.left = Breaks()
     members = {"left": (0,), "right": (0, 1)}
-    plan = plan_of(model, [torch.randn(3, 4)], members, size)
-    colocate_ranks(
-        model,
-        sample=[torch.randn(3, 4)],
-        plan=plan,
-        backend=HostBackend(1),
-        modules=list(members),
-        options=watching(timeout_s=SHORT_S),
-    )
+    colocated(model, [torch.randn(3, 4)], members, size, timeout_s=SHORT_S, **WATCH)
     model(torch.randn(3, 4)).sum().backward()
     fail_now = True
     said = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,7 @@ from executor_cases import NumberWork, evaluated, on_lanes, step
 
 from mosaic.engine.options import RankSettings
 from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.transport import Transport
+from mosaic.ranks.pipeline.transport import Message, Pending, Tensors, Transport
 from mosaic.ranks.world.world import World
 from ranks.begun import TIMEOUT_S, WATCH, join
 from ranks.transport_promises import PROMISES
@@ -23,9 +24,19 @@ def joined(rank: int, size: int, place: Path) -> Transport:
 
 
 def all_equal(rank: int, size: int, place: Path) -> None:
-    """Steps one after the other, each of another model, all of which make what one thread makes; lanes on threads."""
+    """Steps one after the other, each of another model, all of which make what one thread makes; lanes on threads.
+
+    Both ends of messages that one task sends through one channel post them as one group.
+    """
     transport = joined(rank, size, place)
     executor = Executor(transport)
+    groups: list[tuple[bool, tuple[str, ...]]] = []
+
+    def post(messages: Sequence[Message], tensors: Sequence[Tensors | None]) -> list[Pending]:
+        groups.append((tensors[0] is None, tuple(message.name for message in messages)))
+        return Transport.post(transport, messages, tensors)
+
+    transport.post = post
     for seed in SEEDS:
         drawn = step(seed, num_ranks=size)
         work = NumberWork()
@@ -34,6 +45,10 @@ def all_equal(rank: int, size: int, place: Path) -> None:
         assert work.made == {name: expected[name] for name in work.made}, seed
         num_made = sum(transport.all_gather(len(work.made)))
         assert num_made == len(expected), seed
+    everywhere = [group for own in transport.all_gather(groups) for group in own]
+    sent, received = (sorted(names for is_received, names in everywhere if is_received == at) for at in (False, True))
+    assert sent == received
+    assert max(map(len, sent)) > 1
     transport.close()
     print("equal")
 
@@ -47,6 +62,6 @@ def keeps_promises(rank: int, size: int, place: Path) -> None:
 
 
 def keeps_promises_by_pairs(rank: int, size: int, place: Path) -> None:
-    """The same where messages to all peers of a group queue behind each other, as in nccl2."""
+    """The same where messages to all peers of a group queue behind each other, as on NCCL."""
     with mock.patch("mosaic.ranks.pipeline.transport.peers_share_a_communicator", return_value=True):
         keeps_promises(rank, size, place)

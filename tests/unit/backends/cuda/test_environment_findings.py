@@ -7,21 +7,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mosaic.backends.cuda.environment import (
-    NvmlAnswers,
-    Surroundings,
-    ask_nvml,
-    find_here,
-    find_in,
-    mps_control,
-)
+from mosaic.backends.cuda.environment import NvmlAnswers, Surroundings, ask_nvml, find_here, find_in, mps_control
 
 
-def found(environ: dict[str, str] | None = None, *, num_streams: int | None = 2, **seen: Any) -> list[str]:
-    return [one.name for one in find_in(Surroundings(environ=environ or {}, num_streams=num_streams, **seen))]
+def names_of_findings(environ: dict[str, str] | None = None, *, num_streams: int | None = 2, **seen: Any) -> list[str]:
+    return [finding.name for finding in find_in(Surroundings(environ=environ or {}, num_streams=num_streams, **seen))]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +25,7 @@ def found(environ: dict[str, str] | None = None, *, num_streams: int | None = 2,
 def test_a_share_of_threads_under_mps_is_found_and_all_of_them_are_fine(percentage: str | None, is_found: bool):
     name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
     environ = {} if percentage is None else {name: percentage}
-    assert found({**environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == [name] * is_found
+    assert names_of_findings({**environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == [name] * is_found
 
 
 @pytest.mark.parametrize(
@@ -49,7 +43,7 @@ def test_a_share_of_threads_under_mps_is_found_and_all_of_them_are_fine(percenta
 )
 def test_each_stream_and_the_loops_own_need_a_queue(setting: str | None, num_streams: int | None, is_enough: bool):
     environ = {} if setting is None else {"CUDA_DEVICE_MAX_CONNECTIONS": setting}
-    assert (found(environ, num_streams=num_streams) == []) == is_enough
+    assert (names_of_findings(environ, num_streams=num_streams) == []) == is_enough
 
 
 def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
@@ -60,7 +54,7 @@ def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
     (tmp_path / "control").unlink()
     os.mkfifo(tmp_path / "control")
     assert mps_control(environ) == str(tmp_path / "control")
-    assert found(mps_control=str(tmp_path / "control")) == ["MPS"]
+    assert names_of_findings(mps_control=str(tmp_path / "control")) == ["MPS"]
 
 
 @pytest.mark.parametrize(
@@ -78,52 +72,33 @@ def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own
     seen = Surroundings(environ={}, num_streams=2, nvml=NvmlAnswers(processes=processes), own_process=own)
     findings = find_in(seen)
     assert bool(findings) == bool(others)
-    assert all(f"(ids {others})" in one.found for one in findings)
+    assert all(f"(ids {others})" in finding.found for finding in findings)
 
 
-class FakeNvml:
-    """``pynvml`` with one device."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, knows_mig: bool = True, fails: bool = False) -> None:
-        self.ended = False
-        self._knows_mig = knows_mig
-        self._fails = fails
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if self._fails:
-            raise self.NVMLError("Driver/library version mismatch")
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.ended = True
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != "GPU-1":
-            raise self.NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=9), SimpleNamespace(pid=os.getpid())]
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
-        if not self._knows_mig:
-            raise self.NVMLError("Not Supported")
-        return [1, 1]
+def fake_nvml(*, fails: bool = False) -> SimpleNamespace:
+    """``pynvml`` with one device, which does not know of MIG."""
+    unsupported = Mock(side_effect=RuntimeError("Not Supported"))
+    return SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=Mock(side_effect=RuntimeError("Driver/library version mismatch") if fails else None),
+        nvmlShutdown=Mock(),
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": uuid}[uuid],
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=pid) for pid in (9, os.getpid())],
+        nvmlDeviceGetMigMode=unsupported,
+    )
 
 
-@pytest.mark.parametrize("module", [None, FakeNvml(fails=True)])
+@pytest.mark.parametrize("module", [None, fake_nvml(fails=True)])
 def test_nvml_that_cannot_be_asked_says_why(monkeypatch: pytest.MonkeyPatch, module: Any):
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert ask_nvml("GPU-1").problem
 
 
 def test_this_process_is_judged_by_its_own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(knows_mig=False))
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     findings = find_here("GPU-1", num_streams=2)
-    assert [one.name for one in findings] == ["CUDA_DEVICE_MAX_CONNECTIONS", "other processes"]
+    assert [finding.name for finding in findings] == ["CUDA_DEVICE_MAX_CONNECTIONS", "other processes"]
     assert "(ids 9)" in findings[1].found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from pipeline_cases import images, two_encoders
 
@@ -11,7 +9,7 @@ from mosaic.pipelining.partition import Request
 from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import ActionKind
-from mosaic.ranks.pipeline.trial import MeasuredTasks, fit_times, partition_to_fit
+from mosaic.ranks.pipeline.trial import fit_times, partition_to_fit
 
 STEP = images(2, 3, 6)
 SCALES = {"vision": 2.0, "text": 3.0}
@@ -29,11 +27,10 @@ def test_each_modules_phases_are_scaled_by_what_its_tasks_took():
         )
         for task in graph.tasks
     }
-    measured = MeasuredTasks(start_ns=dict.fromkeys(taken, 0), time_ns=taken)
+    measured, slower = ({name: (7, 7 + by * time) for name, time in taken.items()} for by in (1, 3))
     fitted = fit_times(graph, measured, [*SCALES, "audio"])
     for name, scale in SCALES.items():
         assert fitted.modules[name].forward == pytest.approx(scale, rel=1e-4)
         assert fitted.modules[name].backward == pytest.approx(2 * scale, rel=1e-4)
-    slower = replace(measured, time_ns={name: 3 * time for name, time in taken.items()})
-    before, after = (fit_times(graph, one, ["audio"]).modules["audio"] for one in (measured, slower))
+    before, after = (fit_times(graph, spans, ["audio"]).modules["audio"] for spans in (measured, slower))
     assert after.forward == pytest.approx(3 * before.forward)

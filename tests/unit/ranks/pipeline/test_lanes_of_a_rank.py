@@ -15,8 +15,7 @@ from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.program import RankTask
+from mosaic.ranks.pipeline.executor import Executor, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, Transport
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))

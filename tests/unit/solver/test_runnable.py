@@ -14,8 +14,7 @@ from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.simulate.step import simulate
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.runnable import plan_to_run
-from mosaic.solver.shared_network import WHOLE_DEVICE_PLANNERS
+from mosaic.solver.runnable import WHOLE_DEVICE_PLANNERS, plan_to_run
 from mosaic.solver.task import SearchOptions
 
 NUM_DEVICES = 2

@@ -1,8 +1,7 @@
 """Checks that a schedule runs each task of a step once, with the right data, within memory, and to the end.
 
 The check shares no code with the search or the lowering: it reads the actions one by one, first each row by itself,
-then the two ends of every channel, then all rows together with a clock. A cell has one canonical form: its text names
-the action.
+then the two ends of every channel, then all rows together with a clock.
 """
 
 from __future__ import annotations
@@ -18,30 +17,20 @@ from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed
 def check_pipeline_schedule(
     schedule: PipelineSchedule, graph: TaskGraph, *, training: Collection[int] | None = None
 ) -> Timed:
-    """Checks a schedule against the tasks of its step; returns their times, with messages in their channels' order.
+    """Returns the times of tasks, with messages in their channels' order; raises InvalidScheduleError with the cell.
 
-    Args:
-        schedule: The schedule.
-        graph: The expected tasks, with times and memory.
-        training: Chunks whose gradients must be reduced; None: those that the schedule reduces.
-
-    Raises:
-        InvalidScheduleError: It is of another plan, an action is missing, twice, in a wrong row or at a wrong place,
-            both ends of a channel differ, rows wait for each other for ever, or memory does not suffice; has the cell.
+    ``training`` has the chunks whose gradients must be reduced; by default those that the schedule reduces.
     """
     plan = plan_of(graph, schedule.chunks)
     if schedule.plan != plan or schedule.rank_of != graph.rank_of:
-        raise InvalidScheduleError(
-            f"the schedule is of plan {schedule.plan}, and this one is {plan}; make the schedule again"
-        )
-    check = _Check(schedule, graph)
-    check.sizes()
+        raise InvalidScheduleError(f"the schedule is of plan {schedule.plan}, and this one is {plan}")
+    check = _Rows(schedule, graph)
     check.rows(training)
     check.channels_alike()
     return _Clock(check).run()
 
 
-class _Check:
+class _Rows:
     """The tasks of a step by their texts, and checks of a schedule's rows."""
 
     def __init__(self, schedule: PipelineSchedule, graph: TaskGraph) -> None:
@@ -50,10 +39,8 @@ class _Check:
         self.index = {name: at for at, name in enumerate(names)}
         self.row = {name: task.row for name, task in zip(names, graph.tasks, strict=True)}
         self.waits = {f"{names[wait.source]}>{names[wait.target]}": wait for wait in graph.waits}
-        self.local: dict[str, list[str]] = defaultdict(list)
-        """Inputs of each task on its own rank."""
-        self.channels: dict[str, tuple[int, int, bool]] = {}
-        """Rows of each message between ranks, and True for the forward direction."""
+        self.local: dict[str, list[str]] = defaultdict(list)  # inputs of each task on its own rank
+        self.channels: dict[str, tuple[int, int, bool]] = {}  # rows of each message, and True for forwards
         for edge, wait in self.waits.items():
             source, target = graph.tasks[wait.source], graph.tasks[wait.target]
             if graph.rank_of[source.row] == graph.rank_of[target.row]:
@@ -62,28 +49,17 @@ class _Check:
                 self.channels[edge] = source.row, target.row, source.kind is ActionKind.FORWARD
         left = {name: task.takes_bytes - task.frees_bytes for name, task in zip(names, graph.tasks, strict=True)}
         self.kept = {name: size for name, size in left.items() if size > 0 and "F" in name}
+        # bytes that a backward for inputs leaves for the backward for weights to free
         self.for_weights = {name.replace("B", "W"): size for name, size in left.items() if size > 0 and "B" in name}
-        """Bytes that a backward for inputs leaves for the backward for weights to free."""
+        edges = {edge: wait.num_bytes for edge, wait in self.waits.items()}
+        assert (schedule.edges, schedule.kept) == (edges, self.kept)
         self.actions = [[_split(cell) for cell in row] for row in schedule.rows]
         self.where: dict[str, tuple[int, int]] = {}
-        """Row and place of each cell."""
         for row, cells in enumerate(schedule.rows):
             for place, cell in enumerate(cells):
                 if cell in self.where:
-                    other, earlier = self.where[cell]
-                    raise wrong_cell(schedule, row, place, f"it is also action {earlier} of row {other}; once")
+                    raise wrong_cell(schedule, row, place, f"it is also action {self.where[cell]}; once")
                 self.where[cell] = row, place
-
-    def sizes(self) -> None:
-        """Checks the bytes of messages and of kept activations."""
-        edges = {edge: wait.num_bytes for edge, wait in self.waits.items()}
-        for field, own, expected in (("edges", self.schedule.edges, edges), ("kept", self.schedule.kept, self.kept)):
-            for name in expected.keys() | own.keys():
-                if own.get(name) != expected.get(name):
-                    raise InvalidScheduleError(
-                        f"{field}: {name} has {own.get(name)} bytes, and the step's tasks say {expected.get(name)}; "
-                        "make the schedule again"
-                    )
 
     def rows(self, training: Collection[int] | None) -> None:
         """Checks that each action of the step is once in its row, behind those that it needs there, and no other is."""
@@ -103,8 +79,7 @@ class _Check:
 
     def _chains(self, training: Collection[int] | None) -> Iterator[tuple[int, tuple[str, ...]]]:
         """Yields actions that are in one row in this order, with the row."""
-        last: dict[tuple[int, int, int], tuple[str, str]] = {}
-        """First and last phase of each chunk with a piece."""
+        last: dict[tuple[int, int, int], tuple[str, str]] = {}  # first and last phase of each chunk with a piece
         for (name, row), task in zip(self.row.items(), self.graph.tasks, strict=True):
             yield row, (name,)
             key = task.chunk, task.microbatch, task.piece
@@ -132,17 +107,10 @@ class _Check:
             for verb, message in row:
                 if verb == "SEND":
                     sent[self.channels[message]].append(message)
-        num_received: dict[object, int] = defaultdict(int)
         for number, row in enumerate(self.actions):
             for place, (verb, message) in enumerate(row):
-                if verb != "RECV":
-                    continue
-                channel = self.channels[message]
-                other = sent[channel][num_received[channel]]
-                num_received[channel] += 1
-                if other != message:
-                    problem = f"row {channel[0]} sends {other} at this point; post both ends alike"
-                    raise wrong_cell(self.schedule, number, place, problem)
+                if verb == "RECV" and (other := sent[self.channels[message]].pop(0)) != message:
+                    raise wrong_cell(self.schedule, number, place, f"{other} is sent at this point; post both alike")
 
 
 def _split(cell: str) -> tuple[str | None, str]:
@@ -154,27 +122,21 @@ def _split(cell: str) -> tuple[str | None, str]:
 class _Clock:
     """All rows together, with a clock each."""
 
-    def __init__(self, check: _Check) -> None:
-        self.check = check
-        self.at = [0] * len(check.actions)
-        self.clock = [0] * len(check.actions)
+    def __init__(self, check: _Rows) -> None:
+        self.check, self.graph = check, check.graph
+        self.at, self.clock = [0] * len(check.actions), [0] * len(check.actions)
         self.start: dict[str, int] = {}
         self.end: dict[str, int] = {}
         self.arrival: dict[str, int] = {}
         self.posted: set[str] = set()
         self.busy: dict[tuple[int, int, bool], int] = defaultdict(int)
         self.began = [-1] * len(check.actions)
+        # changes of each rank: time, order at that time, place in the row, number, bytes, and the cell
         self.memory: list[list[tuple[int, int, int, int, int, tuple[int, int]]]] = [
-            [] for _ in range(check.graph.num_ranks)
+            [] for _ in range(self.graph.num_ranks)
         ]
-        """Changes of each rank: time, order at that time, place in the row, number, bytes, and the cell."""
 
     def run(self) -> Timed:
-        """Returns the times of tasks.
-
-        Raises:
-            InvalidScheduleError: Rows deadlock, or memory does not suffice; has the cell.
-        """
         has_moved = True
         while has_moved:
             has_moved = False
@@ -186,13 +148,12 @@ class _Clock:
         waiting = [row for row, actions in enumerate(self.check.actions) if self.at[row] < len(actions)]
         if waiting:
             stuck, *others = waiting
-            standing = ", ".join(f"row {row} stands at {schedule.rows[row][self.at[row]]}" for row in others[:3])
-            problem = f"it waits for ever; {standing or 'no other row waits'}: change an order"
-            raise wrong_cell(schedule, stuck, self.at[stuck], problem)
+            standing = ", ".join(f"row {row} stands at {schedule.rows[row][self.at[row]]}" for row in others)
+            raise wrong_cell(schedule, stuck, self.at[stuck], f"it waits for ever; {standing}")
         return Timed(
             start_ns=[self.start[name] for name in self.check.index],
             makespan_ns=max(self.end.values(), default=0),
-            peak_bytes=tuple(map(self._peak, range(self.check.graph.num_ranks))),
+            peak_bytes=tuple(map(self._peak, range(self.graph.num_ranks))),
         )
 
     def _advance(self, row: int, verb: str | None, subject: str) -> bool:
@@ -218,7 +179,7 @@ class _Clock:
         inputs = self.check.local.get(name, ())
         if any(source not in self.end for source in inputs):
             return False
-        task = self.check.graph.tasks[self.check.index[name]]
+        task = self.graph.tasks[self.check.index[name]]
         self.start[name] = self.began[row] = max([self.clock[row], *(self.end[source] for source in inputs)])
         self.end[name] = self.clock[row] = self.start[name] + task.time_ns
         self._note(row, task.takes_bytes, self.start[name])
@@ -229,20 +190,15 @@ class _Clock:
     def _note(self, row: int, change: int, at_ns: int) -> None:
         """Records a change of memory: at one instant ends come before starts, and starts in the row's order."""
         order = int(change > 0 or self.began[row] == at_ns)
-        changes = self.memory[self.check.graph.rank_of[row]]
+        changes = self.memory[self.graph.rank_of[row]]
         changes.append((at_ns, order, self.at[row], len(changes), change, (row, self.at[row])))
 
     def _peak(self, rank: int) -> int:
-        graph = self.check.graph
-        limit = graph.limit_bytes[rank] if graph.limit_bytes else 0
-        peak = used = graph.base_bytes[rank] if graph.base_bytes else 0
-        for at_ns, _, _, _, change, place in sorted(self.memory[rank]):
+        limit = self.graph.limit_bytes[rank] if self.graph.limit_bytes else 0
+        peak = used = self.graph.base_bytes[rank] if self.graph.base_bytes else 0
+        for *_, change, place in sorted(self.memory[rank]):
             used += change
             peak = max(peak, used)
             if limit and used > limit:
-                problem = (
-                    f"at {at_ns / 1e6:.3f} ms its rank has {used} bytes in use, {used - limit} more than it has; free "
-                    "earlier, keep less, or have fewer microbatches under way"
-                )
-                raise wrong_cell(self.check.schedule, *place, problem)
+                raise wrong_cell(self.check.schedule, *place, f"its rank uses {used - limit} bytes more than it has")
         return peak
