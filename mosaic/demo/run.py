@@ -24,7 +24,9 @@ from mosaic.demo.data import DigitTriples, load
 from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder, train_step
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord, agreement
+from mosaic.device import Device
 from mosaic.engine import Handle
+from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
@@ -126,10 +128,8 @@ def compare(
     if backend.device.kind == "host":
         num_slots = plan.device.num_slots
         backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
-    if not is_of_timed_plan:  # the encoders depend on nothing
-        names, most = handle.graph.topological_order(), backend.device.num_slots
-        stages = [dict.fromkeys(names[first : first + most], 1) for first in range(0, len(names), most)]
-        plan = plan_from_quotas(stages, graph=handle.graph, device=backend.device)
+    if not is_of_timed_plan:
+        plan = one_slot_plan(handle.graph, backend.device)
 
     def train(plan: Plan | None) -> tuple[list[Tensor], float]:
         model = settings.make_model(backend.torch_device)
@@ -163,6 +163,20 @@ def compare(
         "equality_overlap": overlap,
         "equality_of_timed_plan": is_of_timed_plan,
     }
+
+
+def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
+    """Places every module on one slot, side by side as far as slots go and dependencies allow."""
+    stages: list[dict[str, int]] = []
+    level: dict[str, int] = {}
+    for name in graph.topological_order():
+        level[name] = max((level[source] + 1 for source in graph.predecessors(name)), default=0)
+        while level[name] < len(stages) and len(stages[level[name]]) == device.num_slots:
+            level[name] += 1
+        if level[name] == len(stages):
+            stages.append({})
+        stages[level[name]][name] = 1
+    return plan_from_quotas(stages, graph=graph, device=device)
 
 
 @contextmanager

@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
+from mosaic.demo.run import one_slot_plan
 from mosaic.engine import Handle, find_modules
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan, plan_from_quotas
 
 FOLDER = Path(__file__).parents[3] / "examples"
 MARK = "# <- mosaic"
@@ -66,23 +65,9 @@ def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
         backend = HostBackend(num_slots=2)
         named = {"include": given.get("modules"), "exclude": given.get("exclude", ())}
         graph = find_modules(model, sample, **named).graph
-        return {"plan": _one_slot_plan(graph, backend), "backend": backend}
+        return {"plan": one_slot_plan(graph, backend.device), "backend": backend}
 
     return _run(name, arguments, planned)
-
-
-def _one_slot_plan(graph: ModuleGraph, backend: HostBackend) -> Plan:
-    """Places every module on one slot, side by side as far as slots go and dependencies allow."""
-    stages: list[dict[str, int]] = []
-    level: dict[str, int] = {}
-    for name in graph.topological_order():
-        level[name] = max((level[source] + 1 for source in graph.predecessors(name)), default=0)
-        while level[name] < len(stages) and len(stages[level[name]]) == backend.device.num_slots:
-            level[name] += 1
-        if level[name] == len(stages):
-            stages.append({})
-        stages[level[name]][name] = 1
-    return plan_from_quotas(stages, graph=graph, device=backend.device)
 
 
 def _run(
