@@ -189,30 +189,29 @@ class RoutedModule:
     def rows_of(self, leaves: Sequence[Any]) -> int:
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
-    @property
-    def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *modes_of(self.module))
+    def read_mode(self) -> tuple[bool, ...]:
+        """Returns whether gradients are computed and, where it runs here, which of its parts train."""
+        return (torch.is_grad_enabled(), *(modes_of(self.module) if self.is_member else ()))
 
-    @property
-    def is_new(self) -> bool:
-        """True if it has not run here in its present mode, so that the attributes that it writes are unknown."""
-        return self.is_member and self._mode not in self._known
+    def is_new(self, mode: tuple[bool, ...]) -> bool:
+        """Returns whether it has not run here in a mode, so that the attributes that it writes are unknown."""
+        return self.is_member and mode not in self._known
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self, mode: tuple[bool, ...]) -> Iterator[None]:
         """Learns which attributes its own forward writes, in the first call of each mode."""
-        if not self.is_new:
+        if not self.is_new(mode):
             yield
             return
-        mode, before, attributes = self._mode, Surroundings(self.module), self._attributes.read()
+        before, attributes = Surroundings(self.module), self._attributes.read()
         yield
         self._attributes.note_own(attributes)
         self.writes |= before.changed() is not None
         self._known.add(mode)
 
-    def draws(self) -> bool:
-        """Returns whether a call in the present modes may draw random numbers on this rank."""
-        return self.is_member and (self.learned.draws != 0 or modes_of(self.module) != self._modes)
+    def draws(self, mode: tuple[bool, ...]) -> bool:
+        """Returns whether a call in a mode may draw random numbers on this rank."""
+        return self.is_member and (self.learned.draws != 0 or mode[1:] != self._modes)
 
     def set_since(self) -> str:
         """Describes the attributes that others have set since the module was colocated; empty for none."""

@@ -48,5 +48,5 @@ def test_only_communicators_that_run_on_sms_are_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
     assert group_options("gloo", 4) is None
     assert group_options("nccl", None) is None
-    made = group_options("nccl", 4)
-    assert (made.config.min_ctas, made.config.max_ctas) == (1, 4)
+    options = group_options("nccl", 4)
+    assert (options.config.min_ctas, options.config.max_ctas) == (1, 4)

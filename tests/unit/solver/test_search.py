@@ -27,15 +27,15 @@ def test_a_star_takes_as_long_as_its_encoders_without_it_and_then_its_backbone(s
 
 
 def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound():
-    one = generate(Recipe(shape="align", num_modules=16, num_devices=32, tight_memory=True))
+    drawn = generate(Recipe(shape="align", num_modules=16, num_devices=32, tight_memory=True))
     answers = iter((False, False, True))
     limits = SearchLimits(effort=1e9, should_stop=lambda: next(answers, True))
     plan = solve(
-        one.graph, TableCost(one), one.device, num_devices=32, method="exact", search=SearchOptions(limits=limits)
+        drawn.graph, TableCost(drawn), drawn.device, num_devices=32, method="exact", search=SearchOptions(limits=limits)
     )
     assert next(answers, None) is None
     assert 0 < plan.search.bound_ms < plan.predicted_ms <= plan.sequential_ms
-    assert checked_ms(one, plan) > 0
+    assert checked_ms(drawn, plan) > 0
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,12 @@ def test_a_search_that_its_effort_ends_finds_the_same_on_a_slower_machine(method
     def work() -> bool:
         return sum(range(1_000_000)) < 0  # takes as long as the search between two questions
 
-    one, found = generate(recipe), []
+    drawn, plans = generate(recipe), []
     for should_stop in (None, work):
         search = SearchOptions(limits=SearchLimits(effort=0.05, should_stop=should_stop))
-        plan = solve(one.graph, TableCost(one), one.device, num_devices=one.num_devices, method=method, search=search)
-        found.append(replace(plan, search=replace(plan.search, seconds=0.0)))
-    assert found[0].search.status != "optimal"
-    assert found[0] == found[1]
+        plan = solve(
+            drawn.graph, TableCost(drawn), drawn.device, num_devices=drawn.num_devices, method=method, search=search
+        )
+        plans.append(replace(plan, search=replace(plan.search, seconds=0.0)))
+    assert plans[0].search.status != "optimal"
+    assert plans[0] == plans[1]
