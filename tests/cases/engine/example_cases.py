@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.run import one_slot_plan
 from mosaic.engine import Handle, find_modules
 
 FOLDER = Path(__file__).parents[3] / "examples"
