@@ -8,25 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.hardware import Link
+from mosaic.hardware import Cluster, Link
 
 _SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 _ROUTE_SIZES = tuple(8**power for power in range(4, 8))  # 4 KiB to 2 MiB
 _REPEATS = 7
 _TRIES = 4
-
-
-class Network(Protocol):
-    """Links between devices: a ``mosaic.hardware.Cluster``, or one ``Link`` for a plain ring."""
-
-    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
-        """Returns the time in which ``degree`` devices sum ``num_bytes`` that each of them has, in milliseconds."""
+Network = Cluster | Link
+"""Links between devices; one ``Link`` is a plain ring."""
 
 
 def fit_link(points: Sequence[tuple[int, float, float]]) -> Link:

@@ -158,7 +158,7 @@ class _Sweep:
             samples=samples,
             pairs=pairs,
             memory=tuple(dataclasses.replace(self.memory[name], lane_bytes=lane_bytes) for name in self.subjects),
-            structures=structures_of(tuple(self.subjects.values())),
+            structures=structures_of(self.subjects.values()),
             held_out=_held_out_of(samples),
             left_out=tuple(self.left_out),
             environment=environment_of(
@@ -176,11 +176,23 @@ class _Sweep:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
             UnstableMeasurementError: Memory ran out at each quota.
         """
+        subject, activation_bytes = self.subjects[name], 0
+        memory = self.cache.module(self.keys[name], name).memory
+        if memory is None:
+            self._warm_up(subject)
+            with attempt():  # its own size alone where it fails on the most slots
+                activation_bytes = self._lane(quotas[-1]).submit(subject.activation_bytes).wait()
+            memory = ModuleMemory(
+                module=name,
+                resident_bytes=subject.resident_bytes,
+                activation_bytes=activation_bytes,
+                num_trained=subject.num_trained,
+            )
+            self.cache.add_module(self.keys[name], (), memory)
+        self.memory[name] = memory
         for degree in degrees:
             samples = self.samples[name, degree] = []
-            for quota in self._measure_degree(name, degree, quotas, samples):
-                self._keep_memory(name, quotas[-1])  # from the first point on, for a run that is killed
-                yield quota
+            yield from self._measure_degree(name, degree, quotas, samples)
             reasons = [sample.infeasible for sample in samples]
             if degree == 1 and None not in reasons:
                 is_memory = all(str(reason).startswith(_OUT_OF_MEMORY) for reason in reasons)
@@ -188,7 +200,6 @@ class _Sweep:
                     f"{name!r} ran at no quota; it raised {reasons[0]}. Mend the module, make the batch "
                     "smaller, or leave it out (exclude)"
                 )
-        self._keep_memory(name, quotas[-1])
 
     def _measure_degree(self, name: str, degree: int, quotas: tuple[int, ...], samples: list[Sample]) -> Iterator[int]:
         """Adds to ``samples``. Once the deadline is over, two quotas on one device are enough: both ends that ran."""
@@ -258,26 +269,8 @@ class _Sweep:
                 for phase, used, most in zip(Phase, seen, peaks, strict=True)
             )
         point = MeasuredPoint(samples=samples, foreign_cpu_share=share)
-        self.cache.add_module(self.keys[part.name], (point,), self.memory.get(part.name))
+        self.cache.add_module(self.keys[part.name], (point,), self.memory[part.name])
         return samples
-
-    def _keep_memory(self, name: str, most_slots: int) -> None:
-        """Notes what the module keeps; its own size alone where it fails on the most slots."""
-        if name in self.memory:
-            return
-        memory = self.cache.module(self.keys[name], name).memory
-        if memory is None:
-            subject, activation_bytes = self.subjects[name], 0
-            with attempt():
-                activation_bytes = self._lane(most_slots).submit(subject.activation_bytes).wait()
-            memory = ModuleMemory(
-                module=name,
-                resident_bytes=subject.resident_bytes,
-                activation_bytes=activation_bytes,
-                num_trained=subject.num_trained,
-            )
-            self.cache.add_module(self.keys[name], (), memory)
-        self.memory[name] = memory
 
     def _measure_pair(self, names: tuple[str, ...], halves: Sequence[tuple[int, ...]]) -> tuple[PairSample, ...]:
         """Returns two samples for each phase of two modules; none where they fail, which is logged."""
@@ -336,15 +329,19 @@ class _Sweep:
         return is_over
 
     def _begin(self, point: str, *subjects: Subject, degree: int = 1) -> None:
-        """Reports the next measurement; libraries set themselves up on the whole device, once a module and degree."""
+        """Reports the next measurement."""
         if self.progress is not None:
             self.progress(point, self.num_done, max(self.num_expected, self.num_done + 1))
         self.num_done += 1
-        for subject in subjects:
-            if self.lanes.launches_inline and (subject.name, degree) not in self.warm:
-                self.warm.add((subject.name, degree))
-                with attempt():
-                    subject.backward(subject.forward())
+        for subject in subjects:  # those that came from the cache have not run yet
+            self._warm_up(subject, degree)
+
+    def _warm_up(self, subject: Subject, degree: int = 1) -> None:
+        """Lets libraries set themselves up and choose kernels on the whole device, once a module and degree."""
+        if self.lanes.launches_inline and (subject.name, degree) not in self.warm:
+            self.warm.add((subject.name, degree))
+            with attempt():
+                subject.backward(subject.forward())
 
 
 class Attempt:

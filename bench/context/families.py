@@ -2,7 +2,8 @@
 
 ``python -m bench.context.families [NAME ...]``
 
-The one process has a dense mask of packed documents, images and padding. A family ends in one word: ``equal``;
+The one process has a dense mask of packed documents, images and padding; for a family with sliding windows, one causal
+document and the masks that the family makes. A family ends in one word: ``equal``;
 ``refused`` by Mosaic; ``raised`` by its own code; ``different``, in silence; ``not made`` so small from one list of
 sizes. Ends with 1 if one is different.
 """
@@ -25,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from bench.ranks.launch import on_ranks
 from bench.record import Figure
-from mosaic.context import causal, gemma, packed, plan_context
-from mosaic.context.attention import Attend, ContextBatch, attach, sum_gradients
+from mosaic.context import MaskWords, causal, gemma, packed, plan_context
+from mosaic.context.attention import Attend, ContextBatch, attach, layer_windows, sum_gradients
 from mosaic.errors import MosaicError
 
 MAX_NUMBERS = 8_000_000
@@ -79,11 +80,19 @@ def make(kind: str) -> nn.Module:
     sizes: dict[str, Any] = {name: size for size, names in SIZES.items() for name in names.split()}
     sizes |= {"num_key_value_heads": 4 if hasattr(known, "kv_lora_rank") else 2, "is_decoder": True}
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    sizes |= {"sliding_window": None, "use_sliding_window": False, "attn_temperature_tuning": False}
+    sizes |= {
+        "sliding_window": 24,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "attn_temperature_tuning": False,
+    }
     sizes |= {name: 0.0 for name in vars(known) if name.endswith(DRAWN)}
     chosen = {name: size for name, size in sizes.items() if hasattr(known, name)} | {"vocab_size": VOCABULARY}
-    if getattr(known, "layer_types", None):
-        chosen["layer_types"] = ["full_attention"] * 2
+    if kinds := getattr(known, "layer_types", None):
+        chosen["layer_types"] = [
+            "sliding_attention" if "sliding_attention" in kinds else "full_attention",
+            "full_attention",
+        ]
     cls, settings = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]), config(**chosen)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in cls(settings).parameters())
@@ -107,14 +116,16 @@ def _outcome(kind: str, size: int) -> tuple[str, str, float | None]:
     ids = torch.randint(1, VOCABULARY, (1, MASK.num_tokens), generator=torch.Generator().manual_seed(1))
     try:
         attach(model)
-        own = ContextBatch(attend=Attend(plan_context(MASK, size, block=BLOCK)))
+        windows = layer_windows(model)
+        mask = causal(MASK.num_tokens) if any(windows) else MASK
+        own = ContextBatch(attend=Attend(plan_context(mask, size, block=BLOCK, windows=windows)))
         model(**own.inputs(input_ids=ids, labels=ids)).loss.backward()
     except Exception as error:  # ours or the family's, which the word says
         is_ours = isinstance(error, MosaicError) or "context" in str(error)
         return "refused" if is_ours else "raised", f"{type(error).__name__} {error}", None
     sum_gradients(model.parameters())
     try:
-        _plain_step(plain, ids, own)
+        _plain_step(plain, ids, own, mask)
     except Exception as error:  # the family's own with a dense mask, as the word says
         return "raised", f"with a dense mask, {type(error).__name__} {error}", None
     pairs = [
@@ -125,18 +136,19 @@ def _outcome(kind: str, size: int) -> tuple[str, str, float | None]:
     return "equal" if differs < NOISE else "different", f"gradients by {differs:.1e}", differs
 
 
-def _plain_step(model: Any, ids: torch.Tensor, own: ContextBatch) -> None:
-    """The same step of the whole sequence, with a matrix of who sees whom."""
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-    seen, padding = torch.from_numpy(MASK.dense()), torch.from_numpy(MASK.documents) < 0
+def _plain_step(model: Any, ids: torch.Tensor, own: ContextBatch, mask: MaskWords) -> None:
+    """The same step of the whole sequence, with a matrix of who sees whom unless the model makes it."""
+    caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    model.set_attn_implementation("sdpa" if model._supports_sdpa and not caps else "eager")
+    seen, padding = torch.from_numpy(mask.dense()), torch.from_numpy(mask.documents) < 0
     seen |= padding[:, None] & torch.eye(MASK.num_tokens, dtype=torch.bool)  # dense attention wants a key each
     labels = own.shift(ids)
     loss = model(
         input_ids=ids,
         labels=labels,
         shift_labels=labels,
-        attention_mask=seen[None, None],
-        position_ids=torch.from_numpy(MASK.positions())[None],
+        attention_mask=seen[None, None] if mask is MASK else None,
+        position_ids=torch.from_numpy(mask.positions())[None],
         use_cache=False,
     ).loss
     loss.backward()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosaic.context.words import EVERY_STREAM, MaskWords, token_words
+from mosaic.context.words import EVERY_STREAM, MaskWords, gemma, token_words
 from mosaic.glue.tower import Features
 
 Ints = npt.NDArray[np.int64]
@@ -214,12 +214,8 @@ def _gemma(items: Mapping[str, Ints], documents: Ints) -> Ints:
     key = np.full(len(documents), -1, np.int64)
     for place, numbers in enumerate(items.values()):
         key = np.where(numbers >= 0, numbers * len(items) + place, key)
-    streams = np.zeros(len(documents), np.int64)
     edges = np.flatnonzero(np.diff(documents)) + 1
-    for own in np.split(np.arange(len(documents)), edges):
-        item_tokens = own[key[own] >= 0]
-        streams[item_tokens] = np.unique(key[item_tokens], return_inverse=True)[1] + 1
-    return token_words(streams, both=key >= 0)
+    return np.concatenate([gemma(own).words for own in np.split(key, edges)])
 
 
 def _cornstarch(items: Mapping[str, Ints], documents: Ints) -> Ints:

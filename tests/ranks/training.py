@@ -1,13 +1,9 @@
-"""Training loops on several ranks, for the tests of ``mosaic.ranks``: each is called on every rank of a gloo group."""
+"""A model of three towers, a backbone and a head for loops on several ranks, its batches and its loss."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
-
-import mosaic
-from mosaic.backends.host.backend import HostBackend
 
 
 class Model(nn.Module):
@@ -41,20 +37,3 @@ def batch(step: int, rows: int) -> dict[str, torch.Tensor]:
 
 def loss_of(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return out["logits"].square().mean() + out["seen"].abs().mean() * 0.1
-
-
-def solved(rank: int, size: int) -> None:
-    """Has rank 0 profile and solve for all, and trains a step."""
-    from engine_cases import FAST
-
-    torch.manual_seed(0)
-    model = Model()
-    with pytest.raises(ValueError, match="cuda_graphs=True cannot be had on several ranks"):
-        mosaic.colocate(model, sample=batch(0, 4), options=mosaic.Options(cuda_graphs=True))
-    handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), options=mosaic.Options(profiling=FAST))
-    loss = loss_of(model(**batch(rank, 4)))
-    loss.backward()
-    plans, losses = zip(*handle.world.all_gather((handle.plan.fingerprint, loss.item())), strict=True)
-    assert plans[0] == plans[1]
-    assert losses[0] != losses[1]
-    handle.remove()

@@ -207,7 +207,7 @@ class _Prefetch:
 
     def take(self) -> torch.Tensor:
         """Waits for a group's blocks; the caller frees them before the next call."""
-        arrived = self._pending.wait()
+        arrived = self._pending()
         if self._left:
             self._pending = self._start(self._left.pop(0))
         else:
@@ -270,5 +270,5 @@ def _store(back: tuple[slice, Pending] | None, dk: torch.Tensor, dv: torch.Tenso
     if back is None:
         return
     heads, pending = back
-    both = pending.wait().permute(1, 2, 0, 3, 4).flatten(2, 3)
+    both = pending().permute(1, 2, 0, 3, 4).flatten(2, 3)
     dk[:, heads], dv[:, heads] = both[..., : dk.shape[-1]], both[..., dk.shape[-1] :]

@@ -8,7 +8,6 @@ both exchanges cut along the first dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,20 +23,8 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A pending exchange."""
-
-    work: Any
-    """Work of torch.distributed; None without communication."""
-    finish: Callable[[], torch.Tensor]
-    """Makes the result; holds the tensors that the exchange reads."""
-
-    def wait(self) -> torch.Tensor:
-        """Waits for the result and returns it."""
-        if self.work is not None:
-            self.work.wait()
-        return self.finish()
+Pending = Callable[[], torch.Tensor]
+"""Waits for an exchange and returns its result."""
 
 
 class Alone:
@@ -54,11 +41,11 @@ class Alone:
 
     def fetch(self, own: torch.Tensor) -> Pending:
         """Starts to fetch the blocks that this rank reads, including its own."""
-        return Pending(None, lambda: own)
+        return lambda: own
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
         """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
-        return Pending(None, lambda: gradient)
+        return lambda: gradient
 
 
 class GatherAll(Alone):
@@ -71,12 +58,12 @@ class GatherAll(Alone):
     def fetch(self, own: torch.Tensor) -> Pending:
         gathered = own.new_empty(self.num_blocks, *own.shape[1:])
         work = all_gather(gathered, own, group=self._group, async_op=True)
-        return Pending(work, lambda: _first(gathered, own))
+        return _pending(work, gathered, own)
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
         own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(self._group), *gradient.shape[1:])
         work = reduce_scatter(own, gradient, group=self._group, async_op=True)
-        return Pending(work, lambda: _first(own, gradient))
+        return _pending(work, own, gradient)
 
 
 class FetchNeeded(Alone):
@@ -100,12 +87,13 @@ class FetchNeeded(Alone):
         requested = own.index_select(0, self._sent)
         arrived = own.new_empty(self.num_blocks, *own.shape[1:])
         work = dist.all_to_all_single(arrived, requested, self._in, self._out, group=self._group, async_op=True)
-        return Pending(work, lambda: _first(arrived, requested))
+        return _pending(work, arrived, requested)
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
         arrived = gradient.new_empty(sum(self._out), *gradient.shape[1:])
         work = dist.all_to_all_single(arrived, gradient, self._out, self._in, group=self._group, async_op=True)
-        return Pending(work, lambda: self._summed(_first(arrived, gradient)))
+        received = _pending(work, arrived, gradient)
+        return lambda: self._summed(received())
 
     def _summed(self, arrived: torch.Tensor) -> torch.Tensor:
         own = arrived.new_zeros(self._slots, *arrived.shape[1:])
@@ -114,9 +102,12 @@ class FetchNeeded(Alone):
         return own
 
 
-def _first(result: torch.Tensor, _read: torch.Tensor) -> torch.Tensor:
-    """Returns the result; the caller's closure has held the tensor that the exchange reads."""
-    return result
+def _pending(work: Any, result: torch.Tensor, read: torch.Tensor) -> Pending:
+    def wait(_: torch.Tensor = read) -> torch.Tensor:  # holds the tensor that the exchange reads
+        work.wait()
+        return result
+
+    return wait
 
 
 EXCHANGES = {

@@ -34,6 +34,7 @@ class RoutedCall:
         waits: True to wait for its forward, so that its errors are raised here.
         obstacle: The reason why it has to run where it is made, or None.
         run: Makes the module's own call; None once it was made.
+        mode: The module's, as in ``RoutedModule.read_mode``.
         attributes: The attributes that were set in the module since it was colocated.
         added: Describes keyword arguments that the sample's step had not; the same text on all ranks.
         error: The reason why it cannot be routed: all ranks raise.
@@ -57,7 +58,7 @@ class RoutedCall:
     ) -> None:
         self.executor, self.routed = executor, routed
         self.is_there, self.waits, self.obstacle = is_there, waits, obstacle
-        self.attributes = routed.set_since()
+        self.attributes, self.mode = routed.set_since(), routed.read_mode()
         added = {key: value for key, value in kwargs.items() if key not in routed.keywords and _holds_no_rows(value)}
         self.added = ""
         if added:  # shape and type of tensors: reading a value would make the host wait for a GPU
@@ -179,7 +180,7 @@ class RoutedCall:
         state, context = ThreadState.capture(), copy_context()
 
         def forward() -> tuple[list[Any], pytree.TreeSpec]:
-            with state.applied(), routed.learning():
+            with state.applied(), routed.learning(self.mode):
                 args, kwargs = unflatten(own, spec)
                 return flatten(context.run(run, *args, **kwargs))
 

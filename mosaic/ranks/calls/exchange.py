@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.routed import Agreement, Facts, RoutedModule
-from mosaic.ranks.rows.routing import RowRouting, routing_of
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.progress import SentPhase
 
 _NEW = -1
@@ -76,7 +76,7 @@ def _agree(routed: RoutedModule, facts: Facts, error: ModuleContractError | None
     there = [each.is_there for each in table]
     agreement = routed.agreements[numbers] = Agreement(
         facts=table,
-        routing=routing_of(tuple(each.rows for each in table), routed.members),
+        routing=RowRouting(held=tuple(each.rows for each in table), members=routed.members),
         row_bytes=row_bytes,
         wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
         source=there.index(True) if any(there) and not all(there) else None,
@@ -141,34 +141,28 @@ def _all_to_all(
     """Sends a number and rows of some tensors to each rank, as bytes; returns the numbers of all ranks and the rows."""
     rank, ranks = routed.rank, range(routed.size)
     header = [] if number is None else [torch.tensor([number]).view(torch.uint8)]
-    ahead, each = 8 * len(header), sum(map(_row_bytes, tensors))
-    starts = list(accumulate(sends, initial=0))
-    own = [tensor.detach() for tensor in tensors]
-    outgoing = [
-        [*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own)] if to != rank else []
-        for to in ranks
-    ]
+    starts, row_bytes = list(accumulate(sends, initial=0)), list(map(_row_bytes, tensors))
+    ahead, each = 8 * len(header), sum(row_bytes)
+    data = list(zip(map(_bytes_of, tensors), row_bytes, strict=True))
+    parts = [[own[starts[to] * size : starts[to + 1] * size] for own, size in data] for to in ranks]
+    outgoing = [[*header, *parts[to]] if to != rank else [] for to in ranks]
     counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
     with routed.waiting(phase):
         if group is routed.control:
             pieces = _swap(group, outgoing, counts, tag)
         else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
-            sent = torch.cat([part for parts in outgoing for part in parts])
-            sizes = [sum(part.numel() for part in parts) for parts in outgoing]
+            sent = torch.cat([part for message in outgoing for part in message])
+            sizes = [sum(part.numel() for part in message) for message in outgoing]
             received = sent.new_empty(sum(counts))
             dist.all_to_all_single(received, sent, counts, sizes, group=group, async_op=True).wait()
             pieces = list(received.split(counts))
-    offsets, rows = [ahead] * routed.size, []
-    for tensor in own:
-        parts = []
-        for source in ranks:
-            if source == rank:
-                parts.append(_bytes_of(tensor[starts[rank] : starts[rank + 1]]))
-            else:
-                end = offsets[source] + receives[source] * _row_bytes(tensor)
-                parts.append(pieces[source][offsets[source] : end])
-                offsets[source] = end
-        rows.append(torch.cat(parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:]))
+    for source, piece in enumerate(pieces):
+        if source != rank:
+            parts[source] = list(piece[ahead:].split([receives[source] * size for size in row_bytes]))
+    rows = [
+        torch.cat(own_parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:])
+        for tensor, own_parts in zip(tensors, zip(*parts, strict=True), strict=True)
+    ]
     if number is None:
         return (), rows
     return tuple(number if at == rank else pieces[at][:ahead].view(torch.int64).tolist()[0] for at in ranks), rows
@@ -201,7 +195,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _check(routed: RoutedModule, table: Sequence[Facts], attributes: str) -> None:

@@ -89,8 +89,8 @@ class HostRankExecutor(RankExecutor):
         state = ModuleState.take(site.module)
         # What was set is likely to be set back right after the call; it cannot while the loop's thread waits.
         waits = self.engine.awaits(site, state) or call.waits or bool(call.attributes)
-        waits = waits or routed.is_new or routed.writes
-        if routed.draws():
+        waits = waits or routed.is_new(call.mode) or routed.writes
+        if routed.draws(call.mode):
             assert call.run is not None
             call.run = _drawing_anew(call.run)
         signature = self._signature_of(

@@ -129,6 +129,7 @@ class RoutedModule:
         numbers: The numbers of this rank's facts.
         writes: Whether a forward wrote attributes, globals, or variables that it encloses.
         sample_wants: For each argument, whether it took a gradient in the sample's step.
+        without_rows: Arguments of a call that this rank has no rows for.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
         plain: Makes its own call.
         is_member: Whether this rank runs it.
@@ -173,46 +174,39 @@ class RoutedModule:
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
-        self._sample = [
-            leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
-        ]
+        empty = [leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)]
+        self.without_rows: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(empty, self.spec)
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
         self._attributes = _Attributes(self.module)
         self._modes = modes_of(self.module)
         self._known: set[tuple[bool, ...]] = set()
 
-    def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns arguments without rows, for a call that this rank has nothing for."""
-        args, kwargs = unflatten(list(self._sample), self.spec)
-        return args, kwargs
-
     def rows_of(self, leaves: Sequence[Any]) -> int:
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
-    @property
-    def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *modes_of(self.module))
+    def read_mode(self) -> tuple[bool, ...]:
+        """Returns whether gradients are computed and, where it runs here, which of its parts train."""
+        return (torch.is_grad_enabled(), *(modes_of(self.module) if self.is_member else ()))
 
-    @property
-    def is_new(self) -> bool:
-        """True if it has not run here in its present mode, so that the attributes that it writes are unknown."""
-        return self.is_member and self._mode not in self._known
+    def is_new(self, mode: tuple[bool, ...]) -> bool:
+        """Returns whether it has not run here in a mode, so that the attributes that it writes are unknown."""
+        return self.is_member and mode not in self._known
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self, mode: tuple[bool, ...]) -> Iterator[None]:
         """Learns which attributes its own forward writes, in the first call of each mode."""
-        if not self.is_new:
+        if not self.is_new(mode):
             yield
             return
-        mode, before, attributes = self._mode, Surroundings(self.module), self._attributes.read()
+        before, attributes = Surroundings(self.module), self._attributes.read()
         yield
         self._attributes.note_own(attributes)
         self.writes |= before.changed() is not None
         self._known.add(mode)
 
-    def draws(self) -> bool:
-        """Returns whether a call in the present modes may draw random numbers on this rank."""
-        return self.is_member and (self.learned.draws != 0 or modes_of(self.module) != self._modes)
+    def draws(self, mode: tuple[bool, ...]) -> bool:
+        """Returns whether a call in a mode may draw random numbers on this rank."""
+        return self.is_member and (self.learned.draws != 0 or mode[1:] != self._modes)
 
     def set_since(self) -> str:
         """Describes the attributes that others have set since the module was colocated; empty for none."""

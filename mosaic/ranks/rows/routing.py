@@ -10,7 +10,7 @@ no order of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,6 @@ class RowRouting:
         return sum(
             count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
         )
-
-
-@lru_cache(maxsize=64)
-def routing_of(held: tuple[int, ...], members: tuple[int, ...]) -> RowRouting:
-    """Returns the routing of a call, remembered: most steps cut their batches alike."""
-    return RowRouting(held=held, members=members)
 
 
 def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:

@@ -9,7 +9,6 @@ from ranks.cases import run_ranks
 from ranks.nursery import run_program
 
 PROGRAMS = {
-    "rank 0 profiles and solves for all": ("training:solved", 2),
     "random graphs under random layouts, the same bits, activation checkpointing": (
         "programs.parameters.equality:on_two_ranks",
         2,

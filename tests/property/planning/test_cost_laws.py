@@ -24,9 +24,9 @@ TIMES = st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, ma
 def test_a_surface_never_rises_between_samples_that_fall(times: dict[int, float]) -> None:
     falling = dict(zip(sorted(times), sorted(times.values(), reverse=True), strict=True))
     surface = ScalingSurface([sample(q, t) for q, t in falling.items()])
-    found = [surface.time_ms(1, q) for q in surface.quotas(1)]
-    assert all(0 < after <= before * ROUNDING for before, after in itertools.pairwise(found))
-    assert min(found) == min(falling.values())
+    times_ms = [surface.time_ms(1, q) for q in surface.quotas(1)]
+    assert all(0 < after <= before * ROUNDING for before, after in itertools.pairwise(times_ms))
+    assert min(times_ms) == min(falling.values())
 
 
 @given(TIMES)

@@ -70,9 +70,9 @@ def test_a_bound_is_true_however_little_is_spent_on_it(instance, seconds, max_no
     truth, _ = solve_instance(instance, method="brute_force")
     problem = disturbed_problem_of(instance)
     for limits in ({"seconds": seconds}, {"max_nodes": max_nodes}):
-        found = _search.plan(problem, **limits)
-        assert found.bound_ns / 1e6 <= truth.objective_ms + ROUNDING_MS
-        assert truth.objective_ms <= found.cost_ns / 1e6 + ROUNDING_MS
+        limited = _search.plan(problem, **limits)
+        assert limited.bound_ns / 1e6 <= truth.objective_ms + ROUNDING_MS
+        assert truth.objective_ms <= limited.cost_ns / 1e6 + ROUNDING_MS
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_every_method_answers_within_memory_or_says_that_there_is_no_plan(instan
 
 
 OPTIONS = st.builds(
-    lambda degree, quota, kept, working: DeploymentOption(
-        degree=degree, quota=quota, forward_ns=1, backward_ns=1, memory_bytes=kept + working, kept_bytes=kept
+    lambda degree, quota, resident, working: DeploymentOption(
+        degree=degree, quota=quota, forward_ns=1, backward_ns=1, memory_bytes=resident + working, kept_bytes=resident
     ),
     *(st.integers(1, 3), st.integers(1, 3), st.integers(0, 6), st.integers(0, 6)),
 )
@@ -90,6 +90,6 @@ def test_a_time_limit_of_zero_is_answered_at_once_where_memory_is_tight_on_many_
         disturbed=True,
         seed=12,
     )
-    made = generate(recipe)
-    answer, _ = solve_instance(made, method="gahc", time_limit=0)
+    drawn = generate(recipe)
+    answer, _ = solve_instance(drawn, method="gahc", time_limit=0)
     assert len(answer.plan.stages) == 18

@@ -133,19 +133,19 @@ def test_what_modules_keep_fits_on_every_device_or_there_is_a_reason(name: str, 
     free = instance.plan(name)
     cost = CostModel.from_profile(instance.profile)
     try:
-        found = replace(instance, hold_memory=True).plan(name)
+        holding = replace(instance, hold_memory=True).plan(name)
     except (InfeasibleError, UndecidedError):
         assert instance.profile.device.memory_bytes
         return
     if name == "spindle":  # which takes no other degrees
-        assert found.predicted_ms == free.predicted_ms
-    assert found.predicted_ms >= free.predicted_ms / CLOSE or name == "sequential"
+        assert holding.predicted_ms == free.predicted_ms
+    assert holding.predicted_ms >= free.predicted_ms / CLOSE or name == "sequential"
     room = instance.profile.device.memory_bytes or math.inf
-    kept = [0.0] * instance.num_devices
-    for placement in found.placements:
+    held_bytes = [0.0] * instance.num_devices
+    for placement in holding.placements:
         for device in placement.devices:
-            kept[device] += cost.kept_bytes(placement.module, placement.degree) * placement.part.share
-    assert max(kept) <= room * CLOSE
+            held_bytes[device] += cost.kept_bytes(placement.module, placement.degree) * placement.part.share
+    assert max(held_bytes) <= room * CLOSE
 
 
 @given(instances(max_modules=5, max_devices=4))

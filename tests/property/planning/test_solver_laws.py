@@ -130,11 +130,11 @@ def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(ma
     device, names = instance.profile.device, instance.profile.graph.names
     machine = Machine(num_devices=instance.num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     options = all_options(instance.profile.graph, cost=cost, device=device, num_devices=instance.num_devices)
-    found = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
+    evaluated = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
     exact = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
-    assert (found is None) == (exact is None)
-    if found is not None and exact is not None:
-        assert found.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
+    assert (evaluated is None) == (exact is None)
+    if evaluated is not None and exact is not None:
+        assert evaluated.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
 
 
 @given(instances())

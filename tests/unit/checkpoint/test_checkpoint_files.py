@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mosaic.checkpoint.folder import (
     Manifest,
@@ -27,8 +27,8 @@ from mosaic.checkpoint.folder import (
     write_flushed,
 )
 from mosaic.checkpoint.state import from_plain, to_plain
-from mosaic.checkpoint.tensors import SUFFIX, bytes_of, describe, extract_weights, open_tensors, write_tensors
-from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
+from mosaic.checkpoint.tensors import SUFFIX, describe, open_tensors, write_tensors
+from mosaic.errors import InvalidCheckpointError, InvalidFileError
 
 RANK_0 = f"rank-00000{SUFFIX}"
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -90,18 +90,6 @@ def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: P
         choose(tmp_path / "nothing", None)
 
 
-def test_what_killed_runs_left_goes_with_the_next_checkpoint_and_other_files_stay(tmp_path: Path):
-    SavingPlace.make(tmp_path, 1)
-    (tmp_path / "notes").mkdir()
-    (tmp_path / ".saving-00000009-of-a-later-save").mkdir()
-    write(tmp_path, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".saving-00000009-of-a-later-save",
-        "00000001-step-1",
-        "notes",
-    ]
-
-
 def test_any_byte_that_is_changed_or_missing_is_found(tmp_path: Path):
     whole = write(tmp_path, 1)
     assert damage_of(whole) == ()
@@ -133,24 +121,6 @@ def _read_or_none(folder: Path) -> Manifest | None:
         return Manifest.read(folder)
     except InvalidCheckpointError:
         return None
-
-
-def test_weights_come_out_of_a_checkpoint_under_all_of_their_names(tmp_path: Path):
-    whole = write(tmp_path, 1)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in some_tensors(3).items()}
-    assert tensors
-    assert extract_weights(whole, tmp_path / "deep" / "out.safetensors") == len(tensors) + 1
-    found = load_file(tmp_path / "deep" / "out.safetensors")
-    assert found.keys() == {*tensors, "also"}
-    for name, tensor in {**tensors, "also": tensors["0/é"]}.items():
-        assert bytes(bytes_of(found[name])) == bytes(bytes_of(tensor))
-    (tmp_path / "file").touch()
-    with pytest.raises(MosaicError, match="cannot write"):
-        extract_weights(whole, tmp_path / "file" / "out.safetensors")
-    (whole / "state.json").write_text("[]")
-    with pytest.raises(InvalidCheckpointError, match="was changed"):
-        extract_weights(whole, tmp_path / "out.safetensors")
-    assert not (tmp_path / "out.safetensors").exists()
 
 
 KEYS = st.one_of(st.text(max_size=3), st.just("$"), st.integers(), st.tuples(st.integers(), st.text(max_size=2)))

@@ -77,9 +77,9 @@ def test_the_sum_of_gradients_is_what_its_backward_does_not_hide():
     traffic = {"a": ModuleTraffic(parameter_gradients=2 * BUCKET_BYTES)}
     cost = ranked({"a": flat(4)}, traffic)
     # Two buckets of 2 x 0.1 + 26.2 ms each; the first has the second half of the backward to hide behind.
-    found = cost.communication("a", 2, 1)
+    sent = cost.communication("a", 2, 1)
     whole = 2 * (0.2 + BUCKET_BYTES / MB)
-    assert found.reduce_ms == pytest.approx(whole - 2.0)
+    assert sent.reduce_ms == pytest.approx(whole - 2.0)
     assert cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4 + whole - 2.0)
     assert cost.time_ms("a", Phase.BACKWARD, 1, 1) == pytest.approx(4)
 

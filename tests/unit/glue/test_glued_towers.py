@@ -152,14 +152,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: glue_of(vision=Tower(cases.vision())),
         r"'vision' has no token .*; use Tower\(token=...\), or MultimodalModel\(before=...\)",
     ),
-    "no tower": (
-        lambda: glue_of(vision=cases.vision()),
-        r"vision=SiglipVisionModel is not a Tower; use vision=Tower\(model, token=...\)",
-    ),
-    "a name that is taken": (
-        lambda: glue_of(forward=Tower(cases.vision(), token=50)),
-        "a tower cannot have the name 'forward', which the model has already; choose another",
-    ),
     "no such projector": (
         lambda: Tower(cases.vision(), projector="resampler"),
         "unknown projector 'resampler'; choose one of: linear, mlp, or use a module or None",
@@ -175,10 +167,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an encoder with a decoder as a tower": (
         lambda: Tower(t5()),
         r"T5ForConditionalGeneration is an encoder with a decoder, not a tower: .* such as model.get_encoder\(\)",
-    ),
-    "an encoder with a decoder as the language model": (
-        lambda: MultimodalModel(language_model=t5()),
-        "T5ForConditionalGeneration is an encoder with a decoder, not a language model",
     ),
     "a language model without embeddings": (
         lambda: MultimodalModel(language_model=nn.Linear(2, 2)),
@@ -213,14 +201,6 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: changed(vision={"pixel_values": torch.randn(2, 3, 8, 8)}),
         r"hold 12 placeholders of 'vision' \(by row 8, 4\), its inputs give 8 features; put one placeholder into the",
     ),
-    "more features than placeholders": (
-        lambda: with_ids((0, 1), 3),
-        r"hold 11 placeholders of 'vision' \(by row 7, 4\), its inputs give 12 features; .* check that no text was cut",
-    ),
-    "an item in two rows": (
-        lambda: with_ids((0, 1), 3) | {"input_ids": moved()},
-        r"item 1 of 'vision' has 4 features and row 0 of input_ids 3 placeholders left for it \(by row 7, 5\)",
-    ),
     "a tower that is not there": (
         lambda: changed(visoin={"pixel_values": torch.zeros(1, 3, 8, 8)}),
         "there is no tower 'visoin'; this model has vision, audio",
@@ -238,13 +218,6 @@ CALLS: dict[str, tuple[Any, str]] = {
         r"labels hold 46 placeholders of 'vision' \(id 50\), which is beyond the vocabulary; set labels to -100 there",
     ),
 }
-
-
-def moved() -> torch.Tensor:
-    """Ids in which one placeholder of the first row stands in the second."""
-    ids = cases.batch()["input_ids"]
-    ids[0, 1], ids[1, -1] = 3, cases.IMAGE
-    return ids
 
 
 @pytest.mark.parametrize("name", CALLS)

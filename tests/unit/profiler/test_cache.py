@@ -83,7 +83,7 @@ def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(1, 33)))
-    assert sorted(one.point for one in cache.module(key("s"), "x").points) == [(1, quota) for quota in range(1, 33)]
+    assert sorted(entry.point for entry in cache.module(key("s"), "x").points) == [(1, quota) for quota in range(1, 33)]
     assert {path.suffix for path in cache.folder.iterdir() if path.name != ".lock"} == {".json"}
 
 

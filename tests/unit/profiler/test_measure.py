@@ -77,9 +77,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "host":
         yield HostBackend(num_slots=3)
         return
-    made = FakeBackend()
-    with made.api.watching():
-        yield made
+    streams = FakeBackend()
+    with streams.api.watching():
+        yield streams
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -66,12 +66,12 @@ def test_numbers_and_names_that_cannot_be_are_refused(make, said):
 
 
 def full_profile():
-    made = profile(
+    measured = profile(
         replace(sample(), bandwidth_utilisation=0.25, sm_occupancy=1.0, source="composed"),
         Sample(module="image", phase=Phase.FORWARD, quota=2, infeasible="OutOfMemoryError: tried 3 GiB"),
     )
     return replace(
-        made,
+        measured,
         pairs=(pair(),),
         held_out=(HeldOutError(subject="image", phase=Phase.FORWARD, median=0.01, largest=0.1, count=8),),
         structures=(ModuleStructure(module="image", digest="a1"),),
@@ -81,16 +81,16 @@ def full_profile():
 
 
 def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
-    made = full_profile()
-    artifact.save(made, tmp_path / "profile.json")
-    assert artifact.load(Profile, tmp_path / "profile.json") == made
+    measured = full_profile()
+    artifact.save(measured, tmp_path / "profile.json")
+    assert artifact.load(Profile, tmp_path / "profile.json") == measured
 
 
 @pytest.mark.parametrize("field", ["driver", "driver_version", "torch_version"])
 def test_another_driver_or_torch_warns_and_goes_on(field):
-    made = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
+    measured = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
     with pytest.warns(UserWarning, match=f"measured with {field}=1.0, this is 2.0"):
-        made.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}))
+        measured.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}))
 
 
 def test_a_module_that_was_rebuilt_since_the_profile_is_refused_by_name():

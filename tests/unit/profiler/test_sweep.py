@@ -37,14 +37,14 @@ def profiled(model: Any = None, *, slots: int = 2, settings: ProfileSettings = A
 
 
 def test_every_module_is_measured_at_every_quota_and_phase_and_pair():
-    told: list[tuple[str, int, int]] = []
-    profile = profiled(settings=FAST, progress=lambda *what: told.append(what))
+    reports: list[tuple[str, int, int]] = []
+    profile = profiled(settings=FAST, progress=lambda *what: reports.append(what))
     points = {(sample.module, sample.phase, sample.quota) for sample in profile.samples}
     assert points == {(name, phase, quota) for name in ("left", "right") for phase in Phase for quota in (1, 2)}
     assert {(pair.module, pair.beside) for pair in profile.pairs} == {("left", "right"), ("right", "left")}
     assert {memory.module for memory in profile.memory} == {"left", "right"}
-    assert [done for _, done, _ in told] == list(range(5))
-    assert {total for *_, total in told} == {5}
+    assert [done for _, done, _ in reports] == list(range(5))
+    assert {total for *_, total in reports} == {5}
 
 
 def test_the_cuda_backend_itself_is_profiled_and_what_cublas_keeps_for_lanes_does_not_add_up():

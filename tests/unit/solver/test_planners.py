@@ -51,22 +51,22 @@ def planned(
     return solved(profile, name, num_devices, **settings)
 
 
-def stages_of(found: Plan) -> list[dict[str, int]]:
+def stages_of(result: Plan) -> list[dict[str, int]]:
     """Degree of each module, stage after stage."""
-    return [{placed.module: placed.degree for placed in stage.placements} for stage in found.stages]
+    return [{placed.module: placed.degree for placed in stage.placements} for stage in result.stages]
 
 
-def counts_of(found: Plan) -> list[list[tuple[str, int, int]]]:
+def counts_of(result: Plan) -> list[list[tuple[str, int, int]]]:
     """Module, first layer and layers of each part, stage after stage."""
-    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in found.stages]
+    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in result.stages]
 
 
 def test_megatron_runs_every_module_in_turn_at_the_best_one_degree() -> None:
     times = {"a": linear(8), "b": flat(2), "c": by_degree(6, 3, 3, 5)}
-    found = planned("megatron", times, 4, edges=[("c", "a")])
-    assert [placed.devices for placed in found.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
-    assert [placed.module for placed in found.placements] == ["b", "c", "a"]
-    assert found.predicted_ms == pytest.approx(2 * (2 + 3 + 8 / 3))
+    result = planned("megatron", times, 4, edges=[("c", "a")])
+    assert [placed.devices for placed in result.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
+    assert [placed.module for placed in result.placements] == ["b", "c", "a"]
+    assert result.predicted_ms == pytest.approx(2 * (2 + 3 + 8 / 3))
     on_all = planned("data-parallel", times, 4, edges=[("c", "a")])
     assert [placed.devices for placed in on_all.placements] == [(0, 1, 2, 3)] * 3
     assert on_all.predicted_ms == pytest.approx(2 * (2 + 5 + 2))
@@ -114,9 +114,9 @@ GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
 def test_stages_and_degrees_are_those_worked_out_by_hand(
     name: str, times: dict[str, Time], num_devices: int, more: dict, stages: list[dict[str, int]], step_ms: float
 ) -> None:
-    found = planned(name, times, num_devices, **more)
-    assert stages_of(found) == stages
-    assert found.predicted_ms == pytest.approx(step_ms)
+    result = planned(name, times, num_devices, **more)
+    assert stages_of(result) == stages
+    assert result.predicted_ms == pytest.approx(step_ms)
 
 
 def test_spindle_slices_the_papers_example_over_three_waves() -> None:
@@ -136,17 +136,24 @@ def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     whole.check_matches(graph=profile.graph, device=profile.device)
 
 
-def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
-    memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept.items()]
+def profile_keeping(kept_bytes: dict[str, int], memory_bytes: int, **more: object) -> Profile:
+    memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept_bytes.items()]
     return profile_of(
-        dict.fromkeys(kept, linear(8)), num_slots=2, degrees=(1, 2), memory=memory, memory_bytes=memory_bytes, **more
+        dict.fromkeys(kept_bytes, linear(8)),
+        num_slots=2,
+        degrees=(1, 2),
+        memory=memory,
+        memory_bytes=memory_bytes,
+        **more,
     )
 
 
 @pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
 def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
-    found = solved(made({"a": 60, "b": 60}, 100), name, 2, default_layers=1)  # both devices would keep both modules
-    assert sorted(placed.devices for placed in found.placements) == [(0,), (1,)]
+    result = solved(
+        profile_keeping({"a": 60, "b": 60}, 100), name, 2, default_layers=1
+    )  # both devices would keep both modules
+    assert sorted(placed.devices for placed in result.placements) == [(0,), (1,)]
 
 
 SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)

@@ -80,12 +80,12 @@ def test_modules_share_a_stage_just_where_some_placement_does(memory):
         rows = draw_rows(draw, num_slots, memory)
         if any(min(need for *_, need in options) > memory for options in rows):
             continue  # that module fits nowhere
-        found = _search.plan(problem_of(rows, num_slots=num_slots, memory=memory), effort=60.0)
+        answer = _search.plan(problem_of(rows, num_slots=num_slots, memory=memory), effort=60.0)
         possible = fits(rows, num_slots=num_slots, memory=memory)
-        assert (found.status, found.cost_ns == 1) == ("optimal", possible)
-        for stage in found.stages:
+        assert (answer.status, answer.cost_ns == 1) == ("optimal", possible)
+        for stage in answer.stages:
             check(rows, stage.rows, num_slots=num_slots, memory=memory)
         answers.add(possible)
         if possible:
-            assert sorted(module for module, *_ in found.stages[0].rows) == list(range(len(rows)))
+            assert sorted(module for module, *_ in answer.stages[0].rows) == list(range(len(rows)))
     assert answers == {True, False}

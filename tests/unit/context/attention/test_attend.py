@@ -71,7 +71,7 @@ def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.M
         def _noted(self, what: str, made: torch.Tensor) -> Pending:
             alive[what].add(made)
             most[what] = max(most[what], len(alive[what]))
-            return Pending(None, lambda: made)
+            return lambda: made
 
     monkeypatch.setattr(attend, "make_exchange", lambda name, plan, *_: Counted(plan))
     q, k, v = (one.requires_grad_() for one in tensors(6, q=12))
