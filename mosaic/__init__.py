@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mosaic.profile import Profile as Profile
     from mosaic.take_turns import TrialSettings as TrialSettings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "mosaic.colocate": ("colocate",),

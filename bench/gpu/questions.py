@@ -31,7 +31,7 @@ def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figu
         yield missing_figure(name, f"this version has no question {name!r}; it has {', '.join(QUESTIONS)}")
         return
     setup = Setup(backend=bench.backend, settings=bench.settings(grid=grid), budget=bench.budget)
-    for row in QUESTIONS[name].measure(setup):
+    for row in QUESTIONS[name].rows(setup):
         yield from figures_of(row)
     bench.notes += setup.notes
 

@@ -1,32 +1,64 @@
 """Days that are killed all the time beside undisturbed days: do they end with the same bits?
 
+A chain of kills runs a folder, kills it at instants drawn by a seed, and runs it again, until nothing is left to do.
 ``python -m bench.retrain [--quick] [--json FILE]``
 """
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any, Literal
 
 from bench.record import Figure
-from bench.retrain.chain import TARGETS, Kill, Running, chain, program
 from bench.retrain.small_folder import bits_of, write_day, write_folder
 from mosaic.artifact import load
 from mosaic.lines import lines_of
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.report import DayReport
 
+Target = Literal["launcher", "worker", "loader", "all", "told", "told twice"]
+"""Receivers of SIGKILL; ``told``: the launcher receives SIGTERM; ``told twice``: and again at once."""
+TARGETS: dict[Target, str] = {
+    "launcher": "kills of the launcher alone",
+    "worker": "kills of the process that trains alone",
+    "loader": "kills of a process that loads data alone",
+    "all": "kills of all processes at once",
+    "told": "kills by SIGTERM, which ends the step first",
+    "told twice": "kills by SIGTERM and again at once",
+}
+"""Names of kills in figures."""
+Start = Callable[[Folder], Any]
+"""Starts a launcher: a ``subprocess.Popen``, or a fork with its ``pid``, ``poll`` and ``wait``."""
+EARLY = 0.2
+"""Share of the kills that do not wait for the worker's first sign."""
 WORKERS = 2
 """Processes that load data in killed days; the undisturbed days have none."""
 PAUSE_S = 0.02
 """Time of a micro-batch; two of them are a step."""
 LONGEST_S = 2.5
 """Latest kill after a worker's first sign; a day's training and scoring take as long."""
+_PROGRAM = "import sys; from mosaic.cli.main import main; main(sys.argv[1:])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A kill that fell."""
+
+    target: Target
+    left: int
+    """Processes that should have ended by it, and had not after a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +75,6 @@ class KilledDay:
     """Those of them that had another loss the second time."""
     outcome: str | None
     report: DayReport
-
-
-def killed_days(
-    top: Path,
-    start: Callable[[Folder], Running],
-    *,
-    count: int,
-    seed: int,
-    longest_s: float = LONGEST_S,
-    pause_s: float = PAUSE_S,
-    until: float = float("inf"),
-) -> Iterator[KilledDay]:
-    """Runs days, each from the model of the day before, until ``count`` kills have fallen.
-
-    No day begins after ``until``, on the clock of ``time.monotonic()``.
-    """
-    quiet, killed = write_folder(top / "quiet"), write_folder(top / "killed", budget={"workers": WORKERS})
-    fallen = 0
-    for index in range(count):
-        if fallen >= count or time.monotonic() > until:
-            return
-        day = (date(2026, 11, 20) + timedelta(days=index)).isoformat()
-        write_day(quiet.path, day)
-        write_day(killed.path, day, pause_s=pause_s)
-        if (code := start(quiet).wait()) != 0:
-            raise RuntimeError(f"{day}, undisturbed, ended with {code}: {quiet.day(day).state}")
-        kills = tuple(chain(killed, start, seed=seed + index, longest_s=longest_s))
-        fallen += len(kills)
-        yield _compared(day, quiet, killed, kills)
 
 
 def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure]:
@@ -93,18 +96,137 @@ def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure
         yield Figure(name=name, source="measured", value=float(value))
 
 
-def _compared(day: str, quiet: Folder, killed: Folder, kills: tuple[Kill, ...]) -> KilledDay:
-    expected, bits = bits_of(quiet.day(day)), bits_of(killed.day(day))
-    losses: dict[int, list[float]] = {}
-    for row in lines_of(killed.day(day).metrics):
-        losses.setdefault(row["step"], []).append(row["loss"])
-    again = [each for each in losses.values() if len(each) > 1]
-    return KilledDay(
-        day=day,
-        kills=kills,
-        differs=tuple(name for name in expected if expected[name] != bits[name]),
-        again=len(again),
-        again_differently=sum(len(set(each)) > 1 for each in again),
-        outcome=killed.day(day).state.outcome,
-        report=load(DayReport, killed.day(day).report),
+def killed_days(
+    top: Path,
+    start: Start,
+    *,
+    count: int,
+    seed: int,
+    longest_s: float = LONGEST_S,
+    pause_s: float = PAUSE_S,
+    until: float = float("inf"),
+) -> Iterator[KilledDay]:
+    """Runs days, each from the model of the day before, until ``count`` kills have fallen.
+
+    No day begins after ``until``, on the clock of ``time.monotonic()``.
+    """
+    quiet, killed = write_folder(top / "quiet"), write_folder(top / "killed", budget={"workers": WORKERS})
+    fallen = 0
+    for index in range(count):
+        if fallen >= count or time.monotonic() > until:
+            return
+        day = (date(2026, 11, 20) + timedelta(days=index)).isoformat()
+        write_day(quiet.path, day)
+        write_day(killed.path, day, pause_s=pause_s)
+        if (code := start(quiet).wait()) != 0:
+            raise RuntimeError(f"{day}, undisturbed, ended with {code}: {quiet.day(day).state}")
+        kills = tuple(_chain(killed, start, seed=seed + index, longest_s=longest_s))
+        fallen += len(kills)
+        expected, bits = bits_of(quiet.day(day)), bits_of(killed.day(day))
+        losses: dict[int, list[float]] = {}
+        for row in lines_of(killed.day(day).metrics):
+            losses.setdefault(row["step"], []).append(row["loss"])
+        again = [each for each in losses.values() if len(each) > 1]
+        yield KilledDay(
+            day=day,
+            kills=kills,
+            differs=tuple(name for name in expected if expected[name] != bits[name]),
+            again=len(again),
+            again_differently=sum(len(set(each)) > 1 for each in again),
+            outcome=killed.day(day).state.outcome,
+            report=load(DayReport, killed.day(day).report),
+        )
+
+
+def program(folder: Folder) -> subprocess.Popen[bytes]:
+    """Starts ``mosaic retrain run``, as a timer would."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, "retrain", "run", str(folder.path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
+
+
+def _chain(folder: Folder, start: Start, *, seed: int, longest_s: float) -> Iterator[Kill]:
+    """Runs a folder until nothing is left to do, and kills on the way; yields each kill.
+
+    A kill falls at most ``longest_s`` after the worker's first sign. Each target gets its turn before another gets its
+    second.
+    """
+    draw, turn = random.Random(seed), list[Target]()
+    process = start(folder)
+    while process.poll() != 0:
+        if process.poll() is not None:  # it was killed, or told to stop, or had failed after a kill
+            process = start(folder)
+        before, waits = _signs(folder), draw.random() >= EARLY
+        while waits and process.poll() is None and _signs(folder) == before:
+            time.sleep(0.002)
+        until = time.monotonic() + draw.uniform(0.0, longest_s)
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+        turn = turn or draw.sample(tuple(TARGETS), len(TARGETS))
+        target = turn.pop()
+        struck = _strike(process, target) if process.poll() is None else ()
+        if not struck:  # there was no such process; its turn comes again
+            turn.insert(0, target)
+            continue
+        process.poll()
+        yield Kill(target=target, left=len(alive(struck)))
+
+
+def _strike(process: Any, target: Target) -> tuple[int, ...]:
+    """Kills; returns the processes that have to end by it: none without a process to kill."""
+    family = descendants(process.pid)
+    workers = tuple(pid for pid in family if _stat(pid, 1) == str(process.pid))
+    loaders = tuple(pid for pid in family if pid not in workers)
+    whole = (process.pid, *family)
+    killed, ending = {
+        "worker": (workers[:1], (*workers[:1], *loaders)),
+        "loader": (loaders[:1], loaders[:1]),
+        "all": (whole, whole),
+    }.get(target, ((process.pid,), whole))
+    number = signal.SIGTERM if target.startswith("told") else signal.SIGKILL
+    for pid in killed:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    if target == "told twice":
+        time.sleep(0.01)  # two signals at once are one
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+    return ending if killed else ()
+
+
+def _signs(folder: Folder) -> object:
+    """Returns the files that a worker changes first in a day's folder, with their times."""
+    day = next(reversed(folder.days()), None)
+    if day is None:
+        return None
+    paths = (day.sources, day.metrics, day.checkpoints, day.trained, day.scores)
+    return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]
+
+
+def descendants(pid: int) -> tuple[int, ...]:
+    """Returns the processes that a process has started, and those started by them."""
+    pids: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                pids += [int(child), *descendants(int(child))]
+    return tuple(pids)
+
+
+def alive(pids: tuple[int, ...], within_s: float = 60.0) -> tuple[int, ...]:
+    """Returns the processes that have not ended after a while."""
+    until = time.monotonic() + within_s
+    while (left := tuple(pid for pid in pids if _stat(pid, 0) not in ("Z", ""))) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
+
+
+def _stat(pid: int, place: int) -> str:
+    """Returns a process's state (0) or parent (1); empty without the process."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[place]
+    return ""

@@ -280,7 +280,7 @@ def _compare(plain: _Plain) -> tuple[str, str, str]:
         if not chain.state_after(plain.kwargs).is_same(plain.state):
             return DIFFERENT, f"{name}: other random numbers are drawn", modules
         seed_all(SEED)
-        loss = chain.step(plain.kwargs, loss_of, strategy=STRATEGIES[number % 2])
+        loss = chain.step(plain.kwargs, loss_of, strategy=STRATEGIES[number % len(STRATEGIES)])
         if difference := _difference(plain, loss, chain.gradients()):
             return DIFFERENT, f"{name}: {difference}", modules
     return EQUAL, "", modules

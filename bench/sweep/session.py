@@ -20,7 +20,7 @@ from bench.sweep.device import device
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
-from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.run import one_slot_plan
 from mosaic.engine import Handle, Options, find_modules
 from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import tyro
 from tyro.conf import arg, subcommand
 
-from mosaic.cli.options import Json, write_json
+from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError
 
 Root = Annotated[
@@ -25,7 +25,7 @@ Day = Annotated[
 
 def init(folder: Root = Path()) -> None:
     """Create a working folder: recipe, model, a day of data, frozen rows."""
-    from mosaic.demo.days.starter import write_starter
+    from mosaic.demo.days.digits import write_starter
 
     print(*(f"wrote {path}" for path in write_starter(folder)), sep="\n")
     print(f"next: mosaic retrain check {folder}; then mosaic retrain run {folder}, every day")
@@ -65,14 +65,15 @@ def status(folder: Root = Path()) -> None:
 
 def report(folder: Root = Path(), day: Day = None, *, json: Json = None) -> None:
     """Write a day's page again and print its path."""
+    from mosaic.artifact import write_text
     from mosaic.retrain.folder import Folder
-    from mosaic.retrain.report import report_of, write_page
+    from mosaic.retrain.report import page_of, report_of
 
     folder_day = Folder(folder).find_day(day)
     content = report_of(Folder(folder), folder_day)
     write_json(content, json)
     write_json(content, folder_day.report)
-    write_page(content, folder_day.page)
+    write_text(page_of(content), folder_day.page)
     if json is None:
         print(f"{content.state.day}: {content.outcome}: {content.reason}\n{folder_day.page}")
 
@@ -114,6 +115,26 @@ def verify(folder: Root = Path(), day: Day = None, *, steps: int = 50) -> None:
     _aside(folder, day, "verify", "--steps", str(steps))
 
 
+def simulate(folder: Root = Path(), *, last: int = 7) -> None:
+    """Judge past days again by today's recipe; promotes and writes nothing.
+
+    Each candidate meets the versions that it met then, on the rows of that day.
+
+    Args:
+        last: Number of days, the latest ones.
+    """
+    from rich.table import Table
+
+    from mosaic.retrain import day
+    from mosaic.retrain.folder import named_remedy
+
+    table = Table("day", "candidate", "decision then", "decision now", "why", box=None, padding=(0, 1))
+    with named_remedy():
+        for simulated in day.simulate(folder, last):
+            table.add_row(*simulated)
+    console_beside(None).print(table)
+
+
 def demo(
     folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder for all results.")] = Path(
         "mosaic-seven-days"
@@ -147,7 +168,7 @@ def _bound(action: Callable[..., Any]) -> Any:
 if TYPE_CHECKING:
     Action = Callable[[], int | None]
 else:
-    ACTIONS = (init, check, run, status, report, promote, rollback, hold, verify, demo)
+    ACTIONS = (init, check, run, status, report, promote, rollback, hold, verify, simulate, demo)
     Action = Union[tuple(map(_bound, ACTIONS))]  # noqa: UP007
 
 

@@ -53,11 +53,6 @@ class DigitTriples:
     train: Split
     test: Split
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens that a caption may have, padding included."""
-        return len(ALPHABET) + 1
-
 
 def load_scans() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns scans of handwriting (num_scans, 8, 8), 0 (paper) to 1 (ink), in order of collection, and their digits.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mosaic.artifact import parse, to_json
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
-from mosaic.demo.data import Batch, DigitTriples, Split, batches, load, whole
+from mosaic.demo.data import Batch, DigitTriples, batches, load, whole
 from mosaic.demo.model import SIZES, Size, TriModal, contrastive_loss
 from mosaic.timeline import Span, Timeline
 
@@ -34,7 +34,6 @@ class DemoSettings:
     kind: str
     """Kind of the device, a key of ``SIZES``."""
     seed: int = 0
-    """Seed of model, batches and dropout."""
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
@@ -53,7 +52,6 @@ class DemoSettings:
 
     @property
     def size(self) -> Size:
-        """The model's size and learning rate."""
         return SIZES[self.kind]
 
     def make_model(self, device: torch.device) -> TriModal:
@@ -68,33 +66,11 @@ class DemoSettings:
 
 
 def train_step(model: nn.Module, batch: Batch, optimizer: Optimizer) -> float:
-    """Trains on a batch; returns the loss."""
     loss = contrastive_loss(model(**batch))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     return loss.item()
-
-
-def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
-    """Measures the share of samples whose nearest sample of another modality is the right one (R@1).
-
-    Returns:
-        A share for each of ``image->text``, ``text->image``, ``image->audio``, ``audio->image`` and ``audio->text``
-        (which no loss ever compared), and ``chance``, the share by guessing.
-    """
-    was_training = model.training
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    model.eval()
-    with torch.no_grad():
-        features = model(**{name: tensor.to(device) for name, tensor in whole(split).items()})
-    model.train(was_training)
-    right = torch.arange(len(split.strings), device=device)
-    recall = {}
-    for query, answer in _DIRECTIONS:
-        nearest = (features[query] @ features[answer].T).argmax(dim=1)
-        recall[f"{query}->{answer}"] = (nearest == right).double().mean().item()
-    return {**recall, "chance": 1 / len(right)}
 
 
 class Loop:
@@ -131,8 +107,24 @@ class Loop:
         return to_json(self._recorder.timeline())
 
     def retrieval(self) -> dict[str, float]:
-        """Evaluates the model on held-out samples."""
-        return retrieval(self._model, self._test)
+        """Measures the share of held-out samples whose nearest sample of another modality is the right one (R@1).
+
+        Returns:
+            A share for each of ``image->text``, ``text->image``, ``image->audio``, ``audio->image`` and
+            ``audio->text`` (which no loss ever compared), and ``chance``, the share by guessing.
+        """
+        model, was_training = self._model, self._model.training
+        device = next(model.parameters()).device
+        model.eval()
+        with torch.no_grad():
+            features = model(**{name: tensor.to(device) for name, tensor in whole(self._test).items()})
+        model.train(was_training)
+        right = torch.arange(len(self._test.strings), device=device)
+        recall = {}
+        for query, answer in _DIRECTIONS:
+            nearest = (features[query] @ features[answer].T).argmax(dim=1)
+            recall[f"{query}->{answer}"] = (nearest == right).double().mean().item()
+        return {**recall, "chance": 1 / len(right)}
 
 
 def plain_loop(settings: str) -> Loop:
@@ -178,12 +170,10 @@ class Recorder:
         ]
 
     def remove(self) -> None:
-        """Takes the hooks off."""
         for hook in self._hooks:
             hook.remove()
 
     def end_step(self) -> None:
-        """Ends a training step; calls from now on belong to the next."""
         self._step += 1
         if self._clock is not None:
             self._clock.start_step()

@@ -36,7 +36,6 @@ SIZES: Mapping[str, Size] = MappingProxyType(
         "cuda": Size(width=384, depth=8, hidden=384, batch_size=512, learning_rate=5e-4),
     }
 )
-"""Sizes by the kind of the device."""
 
 
 class ImageEncoder(nn.Module):

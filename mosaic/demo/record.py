@@ -54,7 +54,6 @@ class RunRecord(StrictFile):
     plain_waiting: str = ""
     """Way of waiting of its threads; empty on a GPU."""
     step_ms_colocated: float
-    """Median step of the colocated loop."""
     speedup: float
     """Median over rounds of plain over colocated, rounds taken in turn (A B A B)."""
     round_speedups: tuple[float, ...]
@@ -74,7 +73,6 @@ class RunRecord(StrictFile):
 
 
 def summary_table(record: RunRecord) -> Table:
-    """Returns the summary of a run."""
     notes = "".join(f"\nnote: {note}" for note in record.notes)
     caption = f"predicted: {PREDICTED}\nmeasured: {MEASURED}{notes}"
     table = Table("", "predicted", "measured", box=None, padding=(0, 2), caption=caption, caption_justify="left")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,17 +13,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 import mosaic
 from mosaic.artifact import check_writable, parse, save, to_json
 from mosaic.backends.base import Backend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.child import plain_loops
 from mosaic.demo.data import DigitTriples, load
-from mosaic.demo.equality import compare
-from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder
+from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder, train_step
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord, agreement
+from mosaic.device import Device
 from mosaic.engine import Handle
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
@@ -35,6 +39,11 @@ from mosaic.report.trace import write_trace
 from mosaic.take_turns import take_turns
 from mosaic.timeline import Timeline
 
+TOLERANCES = {"host": 0.0, "cuda": 1e-4}
+"""Largest difference of values that count as equal, by the kind of the device; relative for values above 1.
+
+On the host the bits are equal. On a GPU a library may choose another kernel on fewer SMs, and some kernels add up in an
+order that varies."""
 _FEWEST_ROUNDS = 2
 _MAX_ROUNDS_S = 90.0
 """Seconds after which no further round of timed training begins."""
@@ -72,10 +81,11 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
 
     progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
     equality = compare(settings, data, handle, backend, progress.advance)
-    plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
+    outcome = agreement(equality["max_abs_difference"], equality["equality_tolerance"])
+    plan = "the plan above" if equality["equality_of_timed_plan"] else "a plan of one slot a module"
     console.print(
-        f"plain and colocated training are {agreement(equality.max_abs_difference, equality.tolerance)} after "
-        f"{equality.steps} steps by {plan}, with {equality.overlap:.0%} of lane time overlapping"
+        f"plain and colocated training are {outcome} after {settings.equality_steps} steps by {plan}, with "
+        f"{equality['equality_overlap']:.0%} of lane time overlapping"
     )
 
     measured, timelines = _train_in_turn(model, handle, data, settings, backend, progress)
@@ -89,16 +99,11 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
         driver=handle.profile.environment.driver,
         machine=handle.plan.device,
         seed=settings.seed,
-        bitwise_equal=equality.max_abs_difference == 0,
-        max_abs_difference=equality.max_abs_difference,
-        equality_tolerance=equality.tolerance,
-        equality_steps=equality.steps,
-        equality_overlap=equality.overlap,
-        equality_of_timed_plan=equality.is_of_timed_plan,
         predicted_ms_plain=handle.plan.sequential_ms,
         predicted_ms_colocated=handle.plan.predicted_ms,
         predicted_speedup=handle.plan.predicted_speedup,
         colocated=handle.active,
+        **equality,
         **measured,
     )
     save(record, output / "run.json")
@@ -107,6 +112,83 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     write_trace(timelines, output / "trace.json")
     handle.remove()
     return record
+
+
+def compare(
+    settings: DemoSettings, data: DigitTriples, handle: Handle, backend: Backend, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """Trains twice from the same seed, plain and colocated; returns the record's fields on equality.
+
+    The colocated training uses the handle's plan. If that plan runs no modules side by side, a comparison proves
+    nothing: then each module gets one slot. On the host every lane has one thread, because other thread counts add
+    the same sums in another order.
+    """
+    plan = handle.plan
+    is_of_timed_plan = handle.active and plan.is_colocated
+    if backend.device.kind == "host":
+        num_slots = plan.device.num_slots
+        backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
+    if not is_of_timed_plan:
+        plan = one_slot_plan(handle.graph, backend.device)
+
+    def train(plan: Plan | None) -> tuple[list[Tensor], float]:
+        model = settings.make_model(backend.torch_device)
+        stream = settings.draw(data, settings.equality_steps, backend.torch_device)
+        # Keys of attention have biases whose gradients are rounding alone; a large eps keeps AdamW from following it.
+        optimizer = torch.optim.AdamW(model.parameters(), settings.size.learning_rate, eps=1e-4)
+        ours = None if plan is None else mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend)
+        torch.manual_seed(settings.seed)
+        losses, overlap = [], 0.0
+        for batch in stream:
+            losses.append(train_step(model, batch, optimizer))
+            advance()
+        if ours is not None:
+            overlap = ours.metrics()["overlap"]
+            ours.remove()
+        return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in model.parameters())], overlap
+
+    with _reproducible():
+        expected, _ = train(None)
+        actual, overlap = train(plan)
+    differences = [
+        ((ours - plain).abs() / plain.abs().clamp(min=1)).max().double().cpu()
+        for ours, plain in zip(actual, expected, strict=True)
+    ]
+    difference = torch.stack(differences).max().item()  # NaN where one is
+    return {
+        "bitwise_equal": difference == 0,
+        "max_abs_difference": difference,
+        "equality_tolerance": TOLERANCES[backend.device.kind],
+        "equality_steps": settings.equality_steps,
+        "equality_overlap": overlap,
+        "equality_of_timed_plan": is_of_timed_plan,
+    }
+
+
+def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
+    """Places every module on one slot, side by side as far as slots go and dependencies allow."""
+    stages: list[dict[str, int]] = []
+    level: dict[str, int] = {}
+    for name in graph.topological_order():
+        level[name] = max((level[source] + 1 for source in graph.predecessors(name)), default=0)
+        while level[name] < len(stages) and len(stages[level[name]]) == device.num_slots:
+            level[name] += 1
+        if level[name] == len(stages):
+            stages.append({})
+        stages[level[name]][name] = 1
+    return plan_from_quotas(stages, graph=graph, device=device)
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """One thread, and cuDNN in full float32 by algorithms that add up in one order."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _train_in_turn(

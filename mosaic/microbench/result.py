@@ -148,11 +148,19 @@ class Question:
     takes_subjects: bool = False
     """It measures a user's modules."""
 
+    def rows(self, setup: Setup) -> Iterator[Row]:
+        """Measures, and yields each row when it is ready; an absence is named once."""
+        absences: list[Row] = []
+        for row in self.measure(setup):
+            if row not in absences:
+                absences += [row] if row.of == ABSENT else []
+                yield row
+
     def answer(self, setup: Setup) -> Result:
         """Measures everything."""
         backend, budget, load = setup.backend, setup.budget, ForeignLoad()
         began_s, num_left_out = budget.used_s, len(budget.left_out)
-        rows = [*self.measure(setup)]
+        rows = tuple(self.rows(setup))
         return Result(
             question=self.name,
             backend=backend.name,
@@ -163,7 +171,7 @@ class Question:
             notes=setup.notes,
             foreign_cpu_share=load.share,
             seconds=round(budget.used_s - began_s, 3),
-            rows=tuple(row for index, row in enumerate(rows) if row.of != ABSENT or row not in rows[:index]),
+            rows=rows,
             left_out=budget.left_out[num_left_out:],
         )
 

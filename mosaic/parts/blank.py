@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from mosaic.cost.counting.operators import kind_of
+from mosaic.cost.counts import OperatorKind
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import forked, python_state
 from mosaic.parts.split import copied
@@ -76,17 +78,26 @@ class DrawsSeen(TorchDispatchMode):
 
     Attributes:
         draws: Operators in order, with the leaves of their arguments, tensors without data, and their tree.
+        kept: Memory of results that selective recomputation keeps.
+        writes_kept: True if an operator writes into it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[tuple[Any, list[Any], Any]] = []
+        self.kept: dict[int, Any] = {}
+        self.writes_kept = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if draws_random_numbers(func, args, kwargs or {}):
             leaves, tree = pytree.tree_flatten((args, kwargs or {}))
             self.draws.append((func, list(map(_without_data, leaves)), tree))
-        return func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            self.writes_kept |= any(_memory(leaf) in self.kept for leaf in pytree.tree_leaves((args, kwargs)))
+        result = func(*args, **(kwargs or {}))
+        if is_kept_by_selection(func, args, kwargs or {}):  # held: other memory gets no such number
+            self.kept |= {_memory(leaf): leaf for leaf in pytree.tree_leaves(result)}
+        return result
 
 
 def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -96,6 +107,19 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[s
     names = [argument.name for argument in operator._schema.arguments]
     arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
     return "dropout_p" not in names or arguments.get("dropout_p", 0.0) != 0.0
+
+
+def is_kept_by_selection(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Returns True for an operator whose result selective recomputation keeps: a product, a convolution, attention.
+
+    One that draws random numbers, such as attention with dropout, runs again: later ones draw behind it.
+    """
+    return _is_expensive(operator) and not draws_random_numbers(operator, args, kwargs)
+
+
+@cache
+def _is_expensive(operator: Any) -> bool:
+    return isinstance(operator, torch._ops.OpOverload) and kind_of(operator) is not OperatorKind.MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +134,8 @@ class BlankResult:
     """True if the call draws from Python's or numpy's generator."""
     has_effects: bool
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+    may_select: bool
+    """True if nothing writes into results that selective recomputation keeps."""
     passed: tuple[int | None, ...]
     """The index of the arguments' leaf that each leaf is, or is a view of."""
 
@@ -221,16 +247,15 @@ def _recorded(call: ModuleCall, arguments: list[Any], weight: Callable[..., torc
         result = functional_call(_Bare(call.module, call.forward), weights | buffers, *args)
     draws_in_python = not before.is_same(python_state())
     leaves, tree = pytree.tree_flatten(result)
-    memory = {each.untyped_storage()._cdata: at for at, each in enumerate(arguments) if isinstance(each, torch.Tensor)}
+    memory = {_memory(each): at for at, each in enumerate(arguments) if isinstance(each, torch.Tensor)}
     return BlankResult(
         leaves=tuple(map(_without_data, leaves)),
         tree=tree,
         draws=seen.draws,
         draws_in_python=draws_in_python,
         has_effects=draws_in_python or versions != _versions([*arguments, *buffers.values()]),
-        passed=tuple(
-            memory.get(leaf.untyped_storage()._cdata) if isinstance(leaf, torch.Tensor) else None for leaf in leaves
-        ),
+        may_select=not seen.writes_kept and not any(_memory(leaf) in seen.kept for leaf in leaves),
+        passed=tuple(memory.get(_memory(leaf)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves),
     )
 
 
@@ -259,6 +284,11 @@ def _inner_hooks_off(module: nn.Module) -> Iterator[None]:
     finally:
         for part, hooks in zip(inner, before, strict=True):
             part._forward_hooks = hooks
+
+
+def _memory(leaf: Any) -> int:
+    """Returns the identity of a tensor's memory; -1 for other values."""
+    return int(leaf.untyped_storage()._cdata) if isinstance(leaf, torch.Tensor) and not leaf.is_sparse else -1
 
 
 def _versions(leaves: list[Any]) -> list[int]:

@@ -11,11 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, python_state, torch_state
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall, without_cache
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, is_kept_by_selection, without_cache
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import WeightsInUse
 
@@ -24,7 +29,7 @@ Draws = Literal["own", "all", "none"]
 none; several threads may then call at a time, because generators stay untouched."""
 
 
-STRATEGIES = ("keep", "recompute")
+STRATEGIES = ("keep", "recompute", "selective")
 
 
 class ChunkEnded(BaseException):
@@ -62,8 +67,10 @@ class ChunkCall:
         index = self._site(patch)
         if index in self.own:
             self.resume_random_numbers()
-            strategy = self.strategies.get(index, "keep")
-            is_repeated = self.split.sites[index].has_effects and strategy != "keep"
+            site, strategy = self.split.sites[index], self.strategies.get(index, "keep")
+            if strategy == "selective" and not site.may_select:
+                strategy = "recompute"
+            is_repeated = site.has_effects and strategy != "keep"
             run = repeatable(patch.run, tuple(patch.module.buffers())) if is_repeated else patch.run
             result = run_layer(strategy, run, args, kwargs)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
@@ -229,11 +236,24 @@ def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor
 
 
 def run_layer(strategy: str, layer: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a layer with one of ``STRATEGIES``."""
+    """Runs a layer with one of ``STRATEGIES``.
+
+    ``recompute`` keeps its arguments alone, and ``selective`` also the results of products, convolutions and attention
+    (PipeWeaver, section 6.3); backward runs the rest again.
+    """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":
         return layer(*args, **kwargs)
     args = tuple(map(without_cache, args))
     kwargs = {name: without_cache(value) for name, value in kwargs.items()}
-    return checkpoint(layer, *args, use_reentrant=False, **kwargs)
+    context = _selection if strategy == "selective" else noop_context_fn
+    return checkpoint(layer, *args, use_reentrant=False, context_fn=context, **kwargs)
+
+
+def _selection() -> Any:
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_kept = is_kept_by_selection(operator, args, kwargs)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

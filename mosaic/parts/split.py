@@ -42,6 +42,8 @@ class Site:
     """True if its first result has its first input's shape and dtype."""
     has_effects: bool = False
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+    may_select: bool = field(default=False, compare=False)
+    """True if its backward may run with what selective recomputation keeps."""
     form: Any = field(default=None, repr=False, compare=False)
     """Its result without the tensors, as leaves and a tree."""
 

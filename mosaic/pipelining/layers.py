@@ -19,7 +19,7 @@ class Strategy:
     """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
 
     name: str
-    """``keep`` or ``recompute``; see ``mosaic.parts.chunk_call``."""
+    """``keep``, ``recompute`` or ``selective``; see ``mosaic.parts.chunk_call``."""
     kept_bytes: int
     """Bytes from the end of forward to the end of backward."""
     extra_forward_ms: float = 0.0

@@ -28,7 +28,7 @@ from mosaic.pipelining.tuning import MemoryShortage, Pair, pairs_of, strategies_
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 """Partition methods of ``auto``."""
-UNIFORM_STRATEGIES = ("keep", "recompute")
+UNIFORM_STRATEGIES = ("keep", "selective", "recompute")
 """Strategies of all layers, in the order in which a baseline tries them until its memory holds."""
 _TRIAL_SHARE = 0.6
 """Share of the effort for all partitions together; the rest is for the best one again."""
@@ -176,7 +176,7 @@ def plan_baseline(
                 )
     except ValueError as error:
         raise InfeasibleError(f"{name} cannot run this step", reasons=[str(error)]) from None
-    reason = f"its memory does not hold with {' or '.join(UNIFORM_STRATEGIES)}"
+    reason = f"its memory does not hold with any of {', '.join(UNIFORM_STRATEGIES)}"
     raise InfeasibleError(f"{name} cannot run this step", reasons=[reason])
 
 

@@ -174,6 +174,7 @@ def rank_layer(
     trains: bool,
     share: RankShare = WHOLE,
     halves: int = 2,
+    may_select: bool = False,
 ) -> Layer:
     """Returns a layer's times and bytes on one rank.
 
@@ -186,6 +187,8 @@ def rank_layer(
         trains: True if its weights train.
         share: The rank's part along the context axis.
         halves: Pairs of products whose input is gathered and whose output is reduce-scattered: attention and MLP.
+        may_select: True if selective recomputation of the layer is possible: it keeps the results of products and of
+            attention beside the layer's input, and runs the rest again.
     """
     tensor = machine.degrees.tensor
     forward, backward = (_divided(phase, share, tensor) for phase in (counts.forward, counts.backward))
@@ -209,14 +212,26 @@ def rank_layer(
     kept_bytes = round(counts.memory.activation_bytes * share.rows / tensor)
     gathered_bytes = whole_bytes if tensor > 1 else 0
     fetched_bytes = 0 if fetched is None else 6 * _key_bytes(counts.forward, share, tensor) // HEAD_GROUPS
+    input_bytes = min(kept_bytes, whole_bytes // tensor)
+    strategies = [
+        Strategy(name="keep", kept_bytes=kept_bytes),
+        Strategy(name="recompute", kept_bytes=input_bytes, extra_backward_ms=forward_ms),
+    ]
+    if may_select:
+        kinds = (*_PRODUCTS, OperatorKind.ATTENTION)
+        results_bytes = sum(each.calls * each.written_bytes for each in forward.of_kind(*kinds))
+        strategies.append(
+            Strategy(
+                name="selective",
+                kept_bytes=min(kept_bytes, input_bytes + results_bytes),
+                extra_backward_ms=max(0.0, forward_ms - _ms_of(forward, kinds, machine)),
+            )
+        )
     return Layer(
         forward_ms=forward_ms,
         backward_ms=backward_ms,
         weights_ms=weights_ms,
-        strategies=(
-            Strategy(name="keep", kept_bytes=kept_bytes),
-            Strategy(name="recompute", kept_bytes=min(kept_bytes, whole_bytes // tensor), extra_backward_ms=forward_ms),
-        ),
+        strategies=tuple(strategies),
         workspace_bytes=round(counts.memory.workspace_bytes * share.rows / tensor) + gathered_bytes + fetched_bytes,
     )
 

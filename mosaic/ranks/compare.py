@@ -99,7 +99,11 @@ def compare_plans(
     plans: Mapping[str, Plan | str] = (
         {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
     )
-    baseline = _data_parallel(make())
+    workload = make()
+    workload.loss(runner_of(workload.model, workload.sample)()).backward()
+    unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+    workload.model.zero_grad(set_to_none=True)
+    baseline = Steps(DistributedDataParallel(workload.model, find_unused_parameters=unused), workload)
     measured: dict[str, MeasuredMethod] = {}
     layouts: dict[Any, str] = {}
     for method, planned in plans.items():
@@ -217,11 +221,3 @@ class Steps:
         state = [value for of in self._optimizer.state.values() for value in of.values()]
         tensors = [t for t in (*parameters, *gradients, *state) if isinstance(t, torch.Tensor) and not t.is_meta]
         return sum(tensor.nbytes for tensor in tensors)
-
-
-def _data_parallel(workload: Any) -> Steps:
-    """Returns the steps of the baseline: torch's DDP on the same ranks."""
-    workload.loss(runner_of(workload.model, workload.sample)()).backward()
-    unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
-    workload.model.zero_grad(set_to_none=True)
-    return Steps(DistributedDataParallel(workload.model, find_unused_parameters=unused), workload)

@@ -60,6 +60,8 @@ def make_table(
 
 def profile_table(profile: Profile) -> Table:
     """Returns the measurements: medians and quartiles by module and quota, memory, load of the machine."""
+    from rich.filesize import decimal
+
     has_degrees = any(sample.degree > 1 for sample in profile.samples)
     columns = ["module", *[">degree"] * has_degrees, ">slots", ">forward ms\n(quartiles)", ">backward ms\n(quartiles)"]
     resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
@@ -71,7 +73,8 @@ def profile_table(profile: Profile) -> Table:
             pair = [samples.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
             peak = max((sample.peak_bytes for sample in pair if sample), default=0)
             cells = [name if first else "", *([str(degree)] * has_degrees), str(quota), *map(_times, pair)]
-            rows.append([*cells, _bytes(peak), _bytes(resident_bytes.get(name, 0)) if first else ""])
+            sizes = (peak, resident_bytes.get(name, 0) if first else None)  # 0 is unknown in a profile
+            rows.append([*cells, *("" if size is None else decimal(size) if size else "-" for size in sizes)])
             first = False
         ends.append(len(rows) - 1)
     title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
@@ -118,7 +121,7 @@ def graph_table(graph: ModuleGraph) -> Table:
         rows.append(
             (
                 node.name,
-                _count(node.num_parameters),
+                f"{node.num_parameters:,}",
                 "yes" if node.trainable else "frozen" if node.num_parameters else "no parameters",
                 ", ".join(graph.predecessors(node.name)) or "the batch",
                 "all others" if is_free else ", ".join(beside) or "-",
@@ -160,18 +163,3 @@ def _note(plan: Plan) -> str:
     if plan.search.bound_ms > 0 and plan.predicted_ms:
         return f"at most {plan.predicted_ms / plan.search.bound_ms - 1:.1%} above the best of whole modules"
     return "cannot be run: it slices modules" if plan.sliced else ""
-
-
-def _count(number: int) -> str:
-    """A count of parameters in three digits: ``1.23 M``."""
-    return _scaled(number, (("G", 10**9), ("M", 10**6), ("k", 10**3))) or str(number)
-
-
-def _bytes(number: int) -> str:
-    """Bytes in three digits; ``-`` for 0, which means unknown in a profile."""
-    text = _scaled(number, (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)))
-    return text or (f"{number} B" if number > 0 else "-")
-
-
-def _scaled(number: int, units: Sequence[tuple[str, int]]) -> str:
-    return next((f"{number / size:.3g} {unit}" for unit, size in units if number >= size), "")

@@ -83,7 +83,6 @@ class DataCheck:
     """``data_check.json``: the result of the check."""
 
     quarantine: bool
-    """True if today's rows must not be trained on."""
     reason: str
     """Reason, in one sentence; empty without a quarantine."""
     findings: tuple[Finding, ...]

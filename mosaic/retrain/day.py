@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.folder import sha256_of
@@ -53,11 +54,9 @@ CODES: dict[Outcome, int] = {
     "failed": FAILED,
     "interrupted": INTERRUPTED,
 }
-"""Exit codes by outcome."""
 MAX_UNREPORTED = 7
 """Last days whose missing reports are written."""
 Say = Callable[[str], None]
-"""Prints a line."""
 
 
 def run(root: Path, say: Say, offset: timedelta = timedelta()) -> int:
@@ -234,16 +233,7 @@ class _Day:
             values=scores.mean_values(state.version),
         )
         versions.add(folder, card, day.model, folder.path / self._recipe.program)
-        earlier = reversed([past for past in folder.days() if past.path.name < state.day])
-        contest = Contest(
-            challenger=state.version,
-            champion=state.champion,
-            anchor=state.anchor,
-            facts=load(ModelFacts, day.facts),
-            refused_before=sum(1 for _ in takewhile(lambda past: past.state.outcome == "refused", earlier)),
-            folder=shlex.quote(str(folder.path.resolve())),
-        )
-        save(decide(scores, contest, self._recipe.gate), day.gate)
+        save(decide(scores, _contest(folder, day), self._recipe.gate), day.gate)
         self._set(phase="decided")
 
     def _apply(self) -> None:
@@ -265,6 +255,60 @@ class _Day:
             failures = hooks.run_pending(folder, promote, state.version)
             self._set(messages=tuple(dict.fromkeys((*self._state.messages, *failures))))  # each once, even after a kill
         versions.drop_old(folder, promote.keep_versions)
+
+
+def _contest(folder: Folder, day: DayFolder) -> Contest:
+    """Returns the versions that a day's gate compares."""
+    state = day.state
+    earlier = reversed([past for past in folder.days() if past.path.name < state.day])
+    return Contest(
+        challenger=state.version,
+        champion=state.champion,
+        anchor=state.anchor,
+        facts=load(ModelFacts, day.facts),
+        refused_before=sum(1 for _ in takewhile(lambda past: past.state.outcome == "refused", earlier)),
+        folder=shlex.quote(str(folder.path.resolve())),
+    )
+
+
+class SimulatedDay(NamedTuple):
+    day: str
+    candidate: str
+    """Its version; empty for a day that no gate judged."""
+    then: str
+    now: str
+    """``promote`` or ``refuse``; empty for a day that no gate judged."""
+    why: str
+
+
+def simulate(root: Path, last: int) -> tuple[SimulatedDay, ...]:
+    """Judges the last days again by today's recipe, from the scores that they kept; promotes and writes nothing.
+
+    Each challenger meets the champion and the anchor that it met then: they are the versions that were scored on its
+    rows.
+
+    Raises:
+        MosaicError: There are no days, or files of a judged day are gone or damaged.
+    """
+    if last < 1:
+        raise ValueError(f"--last {last} names no day; use 1 or more")
+    folder = Folder(root)
+    gate, simulated = read_recipe(folder.recipe).gate, []
+    for day in folder.days()[-last:] or (folder.find_day(None),):
+        state = day.state
+        if state.outcome not in ("promoted", "held", "refused"):
+            then = state.outcome or "not finished"
+            simulated.append(SimulatedDay(state.day, "", then, "", state.reason or "It was not judged."))
+            continue
+        for path in (day.scores, day.facts):
+            if not path.is_file():
+                raise MosaicError(
+                    f"{path} is gone, so {state.day} cannot be judged again; restore it, or take fewer days by --last"
+                )
+        result = decide(load(DayScores, day.scores), _contest(folder, day), gate)
+        now = "promote" if result.passes else "refuse"
+        simulated.append(SimulatedDay(state.day, state.version, state.outcome, now, result.reason))
+    return tuple(simulated)
 
 
 def _boot_id() -> str:

@@ -35,11 +35,8 @@ HEADLINES: dict[Outcome, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A start of a day's workers."""
-
     at: str
     boot: str
-    """The kernel's id of the machine's boot."""
     from_step: int
     ended: str = ""
     """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
@@ -66,18 +63,15 @@ class DayState:
     anchor: str | None
     """Approved version at that time."""
     version: str
-    """Name of the challenger."""
     began: str
     deadline: str | None = None
     """Time to release the device, UTC; None for none."""
     starts: tuple[Start, ...] = ()
     outcome: Outcome | None = None
-    """Outcome of the day; None before its end."""
     reason: str = ""
     ended: str | None = None
     """End of its last run, UTC; None before."""
     messages: tuple[str, ...] = ()
-    """Messages for the morning's report."""
 
     @property
     def is_over(self) -> bool:
@@ -86,8 +80,6 @@ class DayState:
 
 
 class _File:
-    """A file of a folder, by its name."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -183,7 +175,6 @@ def named_remedy() -> Iterator[None]:
 
 
 def load_or_none(kind: type[_T], path: Path) -> _T | None:
-    """Returns a record; None without the file."""
     return load(kind, path) if path.is_file() else None
 
 

@@ -81,7 +81,6 @@ class Scores:
     """Scores of one version on one set of rows, in row order."""
 
     version: str
-    """Name of the version, such as ``0042``."""
     rows: RowSet
     value: tuple[float | None, ...]
     """One per row, larger is better; None if it was not finite."""
@@ -186,11 +185,9 @@ class Pair:
     """Two versions' values on the rows on which both have one."""
 
     against: str
-    """The compared version."""
     old: Floats
     new: Floats
     cluster: NDArray[np.int64]
-    """Number of each row's cluster."""
     columns: Mapping[str, NDArray[np.str_]]
 
     def only(self, rows: NDArray[np.bool_]) -> Pair:
@@ -313,14 +310,10 @@ class Contest:
     """The versions of a decision, and the facts beside their scores."""
 
     challenger: str
-    """The day's version."""
     champion: str | None
-    """The version in force; None for none yet."""
     anchor: str | None
-    """The approved version; None for none."""
     facts: ModelFacts
     refused_before: int = 0
-    """Consecutive refused days before this one."""
     folder: str = "FOLDER"
     """The retraining folder, as on a command line."""
 
@@ -349,7 +342,6 @@ class GateResult:
 
     schema_version: int = SCHEMA_VERSION
     passes: bool
-    """True if the challenger may be promoted."""
     reason: str
     todo: str
     """Task of a person; empty for none."""
@@ -358,7 +350,6 @@ class GateResult:
     margin: float
     """In units of the score."""
     confidence: float
-    """One-sided, such as 0.95."""
 
 
 def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateResult:

@@ -21,9 +21,7 @@ class PendingHook:
 
     command: str
     version: str
-    """The promoted version."""
     day: str
-    """The day that promoted it."""
     tries: int = 0
 
 

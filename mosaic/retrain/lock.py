@@ -20,7 +20,6 @@ from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError, MosaicError
 
 BEAT_S = 5.0
-"""Seconds between heartbeats."""
 WAIT_S = 15.0
 """Seconds to wait for a lock, and for a heartbeat of another machine."""
 

@@ -19,7 +19,6 @@ from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate import GateSettings
 
 RECIPE = "retrain.toml"
-"""Name of the recipe in its folder."""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -51,9 +50,7 @@ class Replay(StrictFile):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources(StrictFile):
     new: NewData
-    """New data of each day."""
     replay: Replay = field(default_factory=Replay)
-    """Earlier data."""
     frozen: str
     """Folder of the rows that compare champion and challenger; never trained on."""
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
@@ -126,7 +123,6 @@ class Budget(StrictFile):
                 clock_time(value, name)
 
     def _check_pipeline(self) -> None:
-        """Raises ValueError if keys do not fit ``pipeline``."""
         if not self.pipeline:
             if self.memory_gb is not None:
                 raise ValueError(
@@ -222,19 +218,13 @@ class Recipe(StrictFile):
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto``: the GPU if there is one."""
     sources: Sources
-    """Data."""
     budget: Budget
-    """Training budget."""
     gate: GateSettings = field(default_factory=GateSettings)
-    """Rules of the gate."""
     check: DataCheckSettings = field(default_factory=DataCheckSettings)
-    """Limits of a day's data."""
     promote: Promote = field(default_factory=Promote)
-    """Actions after a promotion."""
 
     @property
     def program(self) -> str:
-        """File of the model's function."""
         return self.model.partition(":")[0]
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The JSON files that a day's training writes: its plan, its environment, and its end. No torch."""
+"""The JSON files that a day's training writes: its data, its plan, its environment, and its end. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.plan import Plan
@@ -23,6 +23,58 @@ def differences(now: Any, before: Any) -> str:
     )
 
 
+Kind = Literal["new", "replay", "frozen"]
+"""``new``: today's rows; ``replay``: a promoted day's; ``frozen``: rows that compare versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    kind: Kind
+    day: str
+    """Date; empty for frozen rows."""
+    path: str
+    """Relative to the recipe's folder."""
+    files: dict[str, int]
+    """Size of each file in bytes, by its name relative to ``path``."""
+    digest: str
+    """SHA-256 of the files' names and content."""
+    rows: int = 0
+    trained: int = 0
+    """Rows for training; the others are held out for the comparison on fresh rows."""
+    samples: int = 0
+
+    @property
+    def name(self) -> str:
+        """Such as ``new 2026-11-22``."""
+        return f"{self.kind} {self.day}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """``sources.json``: the training data and the steps of a day."""
+
+    SCHEMA_VERSION: ClassVar[int] = 2
+
+    schema_version: int = SCHEMA_VERSION
+    day: str
+    seed: int
+    """Seed of the order and of the held-out rows."""
+    fresh_share: float
+    """Held-out part of the rows."""
+    batch: int
+    num_steps: int
+    sources: tuple[SourceRecord, ...]
+    """New ones first."""
+    frozen: SourceRecord
+
+    def drawn(self, steps: int) -> tuple[int, ...]:
+        """Returns each source's number of samples in the first ``steps`` steps, which its samples are spread over."""
+        return tuple(round(source.samples * steps / self.num_steps) for source in self.sources)
+
+    def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
+        return tuple(source for source in self.sources if source.kind == kind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
     """The conditions of a plan; a change of one requires a new plan."""
@@ -37,7 +89,6 @@ class PlanKey:
     num_ranks: int
     torch: str
     colocate: bool
-    """The recipe lets modules run side by side."""
     pipeline: str
     """The recipe's pipeline settings, in words."""
 
@@ -97,12 +148,10 @@ class DayNotes:
     loaded: str
     """Start of the model, with its new and missing parts."""
     rejects: dict[str, dict[str, int]]
-    """Unreadable rows, by source and reason."""
     differs_from_step: int | None = None
     """First step whose bits may differ from an undisturbed run; None for none."""
     differs_because: str = ""
     messages: tuple[str, ...] = ()
-    """Messages for the morning's report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

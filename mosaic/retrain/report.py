@@ -24,12 +24,10 @@ from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck, DayFigures
 from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_if_intact, load_or_none
 from mosaic.retrain.gate import Comparison, Finding, GateResult
-from mosaic.retrain.records import Environment, StoredPlan, Trained
-from mosaic.retrain.worker.sources import Sources
+from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
-"""Squares on the page."""
 _MAX_MARGINS = 12.0
 """Margins that the picture of a comparison spans to either side."""
 _OUTCOMES: dict[Outcome, tuple[str, str, str]] = {
@@ -50,7 +48,6 @@ class SourceRows:
     rows: int
     drawn: int
     rejected: dict[str, int]
-    """Unreadable rows, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,6 @@ class DayReport:
     outcome: Outcome
     reason: str
     todo: str
-    """Task of a person; empty for none."""
     gate: GateResult | None
     data_check: tuple[Finding, ...]
     data: tuple[SourceRows, ...]
@@ -84,7 +80,6 @@ class DayReport:
     trained: Trained | None
     steps: int
     num_steps: int
-    """Planned steps."""
     step_ms: float | None
     champion: str | None
     """Version in force now; None for none."""
@@ -103,7 +98,7 @@ def write_report(folder: Folder, day: DayFolder) -> None:
     """Writes ``report.json`` and ``report.html``; only logs a full disk, because the day itself is done."""
     try:
         report = report_of(folder, day)
-        write_page(report, day.page)
+        write_text(page_of(report), day.page)
         save(report, day.report)
     except MosaicError as error:
         _LOG.warning("the report of %s could not be written: %s", day.path.name, error)
@@ -125,12 +120,8 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         MosaicError: A file of the day is damaged; names it.
     """
     state, rows = day.state, steps_in(day.metrics)
-    gate, check, sources = (
-        load_or_none(GateResult, day.gate),
-        load_or_none(DataCheck, day.data_check),
-        load_or_none(Sources, day.sources),
-    )
-    trained = load_or_none(Trained, day.trained)
+    gate, check = load_or_none(GateResult, day.gate), load_or_none(DataCheck, day.data_check)
+    sources, trained = load_or_none(Sources, day.sources), load_or_none(Trained, day.trained)
     root = shlex.quote(str(folder.path.resolve()))
     champion = versions.linked(folder, "champion")
     outcome = state.outcome or "interrupted"
@@ -191,15 +182,6 @@ def _history(folder: Folder, today: str) -> Iterator[DaySquare]:
 
 
 # The page.
-
-
-def write_page(report: DayReport, path: Path) -> None:
-    """Writes the page to ``path`` atomically.
-
-    Raises:
-        MosaicError: The folder cannot be written or the disk is full.
-    """
-    write_text(page_of(report), path)
 
 
 def page_of(report: DayReport) -> str:

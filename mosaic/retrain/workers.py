@@ -29,7 +29,7 @@ from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.lines import last_line_of
 from mosaic.retrain.folder import DayFolder, Folder, Outcome, Phase
 from mosaic.retrain.recipe import Recipe
-from mosaic.retrain.worker.sources import Sources
+from mosaic.retrain.records import Sources
 
 DONE = 0
 FAILED = 1
@@ -46,7 +46,6 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """Stop signals: the first finishes the step and saves, the second exits at once. Slurm sends SIGUSR1 before the time
 limit."""
 WORKER = "mosaic.retrain.worker.main"
-"""Module of a worker."""
 PARTS = ("data", "train", "score")
 """Parts of a worker's task, in order: check the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
@@ -55,7 +54,6 @@ GRACE_S = 60.0
 ALONE_S = 20.0
 """Seconds after a rank's failure until the others are killed."""
 POLL_S = 0.5
-"""Seconds between polls of the ranks."""
 PRINT_S, PRINT_SHARE = 5.0, 0.05
 """Least seconds between two lines about the step, and the same as a share of the time so far."""
 PORTS = 20_000, 32_000
@@ -89,7 +87,6 @@ class Ended:
     outcome: Outcome | None = None
     """Outcome of the day; None if it continues."""
     reason: str = ""
-    """Message of the workers."""
 
     @property
     def crashed(self) -> bool:

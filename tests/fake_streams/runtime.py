@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.autograd import Variable
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fake_streams.backward import Backward, Engine, Origins
@@ -326,19 +326,34 @@ class _Watch(TorchDispatchMode):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    written: list[torch.Tensor] = []
+    for index, name in _written_arguments(func):
+        written += _tensors(args[index] if index < len(args) else kwargs.get(name))
     if func is torch.ops.aten.native_batch_norm.default and args[5]:
-        found += _tensors(args[3:5])  # the running statistics; its schema does not say so
-    return found
+        written += _tensors(args[3:5])  # the running statistics; its schema does not say so
+    return written
 
 
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple(
+        (index, own.name) for index, own in arguments if own.alias_info is not None and own.alias_info.is_write
+    )
+
+
+@cache
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """Returns the tensors in arguments of an operator, which are nested in lists, tuples and dicts alone."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for each in value for tensor in _tensors(each)]

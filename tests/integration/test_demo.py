@@ -16,7 +16,6 @@ from mosaic.cli.main import run
 from mosaic.demo import loop
 from mosaic.demo import run as demo
 from mosaic.demo.data import batches, load
-from mosaic.demo.equality import compare
 from mosaic.demo.loop import DemoSettings
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord
@@ -62,9 +61,9 @@ def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_s
     triples, settings = load(), DemoSettings(kind="host", batch_size=8, equality_steps=2)
     (sample,) = batches(triples.train, 8, 0, 1)
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
-        equality = compare(settings, triples, handle, HostBackend(3), lambda: None)
-    assert equality.max_abs_difference == equality.tolerance == 0.0
-    assert not equality.is_of_timed_plan
+        equality = demo.compare(settings, triples, handle, HostBackend(3), lambda: None)
+    assert equality["max_abs_difference"] == equality["equality_tolerance"] == 0.0
+    assert not equality["equality_of_timed_plan"]
 
 
 def test_the_demo_proves_equality_and_records_its_measurements(folder: Path):

@@ -1,4 +1,4 @@
-"""Days of digits at two sites: handwriting (real scans, warped), speech and gestures (synthetic).
+"""A new folder for ``mosaic retrain``, and its days: handwriting (real scans, warped), speech, gestures (synthetic).
 
 The frozen set shares no scan and no voice with any day. All days draw from the same scans and the usual voices; a
 day's scans are all different. Nothing is downloaded; the same seed gives the same bytes. A day's folder has
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from mosaic.demo.data import load_scans
 from mosaic.demo.speech import MAX_FRAMES, NUM_MELS, Levels, speak
 from mosaic.errors import MosaicError
 
+TEMPLATES = ("retrain.toml", "train.py")
 NUM_FROZEN_SCANS = 597
 NUM_NEW_VOICES = 16
 SCANS_A_WRITER = 20
@@ -55,6 +58,36 @@ class DayKind:
     """Site with labels one too high; None for none."""
 
 
+def write_starter(
+    folder: Path, day: date | None = None, *, num_rows: int = 800, num_frozen: int = 1800
+) -> tuple[Path, ...]:
+    """Writes recipe, model file, one ready day (by default yesterday in UTC) and the frozen set; overwrites nothing.
+
+    Returns:
+        The written paths: two files and two folders.
+
+    Raises:
+        MosaicError: One of them exists already (then nothing is written), or the extra ``demo`` is missing.
+    """
+    day = day if day is not None else datetime.now(UTC).date() - timedelta(days=1)
+    files = tuple(folder / name for name in TEMPLATES)
+    first, frozen = folder / "data" / day.isoformat(), folder / "data" / "frozen"
+    for path in (*files, first, frozen):
+        if path.exists():
+            raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
+    # First the frozen set: without the extra, nothing is written. Its voices and scans are those that no day has.
+    usable, random = slice(-NUM_FROZEN_SCANS, None), np.random.default_rng(10**6)
+    _write(frozen, DayKind(num_rows=num_frozen), usable, list(_FROZEN_VOICES), random)
+    write_day(first, DayKind(num_rows=num_rows), seed=1)
+    for path in files:
+        path.write_bytes(template(path.name))
+    return (*files, first, frozen)
+
+
+def template(name: str) -> bytes:
+    return (resources.files("mosaic.demo.days.template") / name).read_bytes()
+
+
 def write_day(folder: Path, kind: DayKind, *, seed: int) -> None:
     """Writes a day's folder; raises MosaicError if it exists already, or the extra ``demo`` is missing."""
     voices = list(_USUAL_VOICES)
@@ -62,12 +95,6 @@ def write_day(folder: Path, kind: DayKind, *, seed: int) -> None:
         first = _USUAL_VOICES.stop + kind.new_voices * NUM_NEW_VOICES
         voices = [*voices[:NUM_NEW_VOICES], *range(first, first + NUM_NEW_VOICES)]
     _write(folder, kind, slice(-NUM_FROZEN_SCANS), voices, np.random.default_rng(seed))
-
-
-def write_frozen(folder: Path, *, num_rows: int = 1800) -> None:
-    """Writes the frozen set: the last scans in order of collection, and voices that no day has."""
-    random = np.random.default_rng(10**6)
-    _write(folder, DayKind(num_rows=num_rows), slice(-NUM_FROZEN_SCANS, None), list(_FROZEN_VOICES), random)
 
 
 def _write(folder: Path, kind: DayKind, part: slice, voices: list[int], random: _Random) -> None:

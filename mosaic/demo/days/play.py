@@ -1,17 +1,27 @@
 """The seven days of ``mosaic retrain demo``, played with a timer, a user and failures.
 
-Each day is an act: it runs the day and yields checks, which compare what came of it with the story.
+Each day is an act: it runs the day and yields checks, which compare what came of it with the story. Acts work on a
+``Node`` by the operations of a timer, a user and failures: start, edit, copy, kill.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
-from time import monotonic
+from resource import RLIMIT_FSIZE, prlimit
+from time import monotonic, sleep
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +33,11 @@ from safetensors.numpy import load_file
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.tensors import extract_weights
-from mosaic.demo.days.digits import DayKind, write_day
-from mosaic.demo.days.node import Node, Say
-from mosaic.demo.days.starter import write_starter
+from mosaic.demo.days.digits import DayKind, write_day, write_starter
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
-from mosaic.retrain import versions
-from mosaic.retrain.folder import DayFolder, Outcome
+from mosaic.retrain import steering, versions
+from mosaic.retrain.folder import DayFolder, Folder, Outcome
 from mosaic.retrain.records import WINDOW_OVER, Environment, Trained
 from mosaic.retrain.report import DayReport
 from mosaic.retrain.workers import DONE, QUARANTINED
@@ -42,6 +50,127 @@ TRAINING_S, JUDGING_S = 15.0, 60.0
 CLOSES = time(5, 30)
 """``until`` of the recipe."""
 MODALITIES, MORE = 'MODALITIES = ("image", "audio")', 'MODALITIES = ("image", "audio", "imu")'
+ASIDE = "aside"
+PATIENCE_S = 180.0
+"""Seconds after which a missing event of a run is an error."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A retraining folder; ``say`` prints the lines of its runs, and ``on_cpu`` hides GPUs from them."""
+
+    path: Path
+    say: Say
+    on_cpu: bool = False
+
+    def day(self, name: date) -> DayFolder:
+        return Folder(self.path).day(name.isoformat())
+
+    def begin(self, name: date, clock: str = "01:00:00") -> Run:
+        """Starts ``mosaic retrain run`` like a timer in the night after a day, at a UTC time."""
+        now = f"{(name + timedelta(days=1)).isoformat()}T{clock}Z"
+        command = [sys.executable, "-m", "mosaic", "retrain", "run", str(self.path), "--now", now]
+        return Run(self.day(name), command, self.say, {"CUDA_VISIBLE_DEVICES": ""} if self.on_cpu else {})
+
+    def run(self, name: date) -> int:
+        return self.begin(name).wait()
+
+    def copy(self, name: str) -> Node:
+        to = self.path / ASIDE / name
+        shutil.copytree(self.path, to, symlinks=True, ignore=shutil.ignore_patterns(ASIDE))
+        return replace(self, path=to)
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Replaces a text of a file; raises MosaicError unless it occurs once."""
+        text = (self.path / file).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise MosaicError(f"{self.path / file} has {old!r} {text.count(old)} times; it must have it once")
+        (self.path / file).write_text(text.replace(old, new), encoding="utf-8")
+
+    def set(self, **values: str) -> None:
+        """Changes settings of the recipe, each written ``table__key="value as TOML has it"``."""
+        path = Folder(self.path).recipe
+        text = path.read_text(encoding="utf-8")
+        for name, value in values.items():
+            table, _, key = name.partition("__")  # no two tables have settings of one name
+            text, heading = re.sub(rf"^{key} *=.*\n", "", text, flags=re.MULTILINE), f"\n[{table}]\n"
+            text = text if heading in text else f"{text.rstrip()}\n{heading}"
+            text = text.replace(heading, f"{heading}{key} = {value}\n")
+        path.write_text(text, encoding="utf-8")
+
+
+class Run:
+    """A running command of ``mosaic retrain``; its output so far is in ``lines``."""
+
+    def __init__(self, day: DayFolder, command: list[str], say: Say, environment: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self._day, self._say, self._is_killed = day, say, False
+        self._child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> int:
+        code = self._child.wait()
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until a step is in the day's log; raises MosaicError if the run ends before, or takes too long."""
+        self._wait_for(lambda: max(steps_in(self._day.metrics), default=0) >= step, f"step {step}")
+
+    def wait_for_line(self, part: str) -> None:
+        """Waits for an output line with some text, as ``wait_for_step``."""
+        self._wait_for(lambda: any(part in line for line in self.lines), f"a line with {part!r}")
+
+    def kill(self, *, launcher: bool, workers: bool) -> None:
+        """Kills the launcher, whose workers end by themselves; the workers, as without memory; or all at once."""
+        pids = self._workers() if workers else ()
+        if launcher:
+            self._is_killed, pids = True, (self._child.pid, *pids)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if launcher:
+            self.wait()
+
+    def limit_files(self, num_bytes: int | None) -> None:
+        """Limits the size of its workers' files, like a full disk; None for no limit.
+
+        A write then fails with EFBIG ("file too large") instead of ENOSPC; both mean no room.
+        """
+        for pid in self._workers():
+            with suppress(ProcessLookupError):
+                hard = prlimit(pid, RLIMIT_FSIZE)[1]
+                prlimit(pid, RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
+
+    def _workers(self) -> tuple[int, ...]:
+        try:
+            children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children").read_text(encoding="ascii")
+        except OSError:
+            return ()
+        return tuple(map(int, children.split()))
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout as printed:
+            for line in printed:
+                self.lines.append(line.rstrip())
+                if not self._is_killed:  # later messages about the kill are not news
+                    self._say(self.lines[-1])
+
+    def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
+        until = monotonic() + PATIENCE_S
+        while not happened():
+            if self._child.poll() is not None:
+                code = self.wait()  # for its last lines
+                raise MosaicError(f"the run ended with {code} before {what} came; see what it printed above")
+            if monotonic() > until:
+                self.kill(launcher=True, workers=True)
+                raise MosaicError(f"the run took more than {PATIENCE_S:.0f} s before {what} came; see the lines above")
+            sleep(0.005)
 
 
 class Check(NamedTuple):
@@ -54,8 +183,6 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Today:
-    """A day to play."""
-
     node: Node
     name: date
     steps: int
@@ -104,11 +231,11 @@ def three_kills(today: Today) -> Iterator[Check]:
     digest, expected = (load(Trained, each.trained).digest for each in (day, whole))
     equal = digest == expected and day.model.read_bytes() == whole.model.read_bytes()
     yield Check("equal bits" if equal else "OTHER bits", equal, f"{digest[:12]} and {expected[:12]}")
-    node.promote("1")
+    node.say(f"$ mosaic retrain promote {node.path.name} 1")
+    node.say(steering.promote(node.path, "1"))
 
 
 def new_people(today: Today) -> Iterator[Check]:
-    """Runs the day."""
     yield today.ended(today.node.run(today.name), "promoted")
 
 
@@ -136,6 +263,15 @@ def new_task(today: Today) -> Iterator[Check]:
     equal = old.keys() <= new.keys() and all((new[name] == values).all() for name, values in old.items())
     words = f"{len(old)} old tensors {'equal' if equal else 'NOT equal'} at step 0"
     yield Check(words, equal and added == "imu", f"new: {added}")
+
+
+def _weights(day: DayFolder, *, first: bool) -> dict[str, NDArray[np.generic]]:
+    """Reads the model's tensors from a day's first or last kept checkpoint."""
+    checkpoints = checkpoints_in(day.checkpoints)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        extract_weights(checkpoints[-1 if first else 0].path, path)
+        return dict(load_file(path))
 
 
 def wrong_labels(today: Today) -> Iterator[Check]:
@@ -201,15 +337,6 @@ def short_window(today: Today) -> Iterator[Check]:
     yield Check(f"{took_s:.0f} s of {window_s} s", took_s < window_s)
 
 
-def _weights(day: DayFolder, *, first: bool) -> dict[str, NDArray[np.generic]]:
-    """Reads the model's tensors from a day's first or last kept checkpoint."""
-    checkpoints = checkpoints_in(day.checkpoints)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.safetensors"
-        extract_weights(checkpoints[-1 if first else 0].path, path)
-        return dict(load_file(path))
-
-
 class StoryDay(NamedTuple):
     """One day of the demo: its change since the day before, its expected outcome, its rows, and its act."""
 
@@ -231,22 +358,10 @@ STORY = (
     StoryDay("two ranks, full disk", "same samples, losses as on one rank", _WITH_MOTION, other_ranks),
     StoryDay("strong drift, short window", "ends in time, judged as it is", _DRIFT, short_window),
 )
-"""The days in order, from index 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Size of the demo: rows of a day, frozen rows, and steps of a day."""
-
-    num_rows: int = 800
-    num_frozen: int = 1800
-    steps: int = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Result of a played day, whose number counts from 1."""
-
     number: int
     day: StoryDay
     checks: tuple[Check, ...]
@@ -254,38 +369,38 @@ class Played:
 
     @property
     def met(self) -> bool:
-        """True if all checks are as expected."""
         return all(check.met for check in self.checks)
 
 
-def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale: Scale | None = None) -> list[Played]:
-    """Plays days of the story.
-
-    Args:
-        folder: A new folder.
-        say: Prints the events.
-        numbers: Days to play; 1 is the first.
-        scale: Amount of data and steps.
+def play(
+    folder: Path,
+    say: Say,
+    *,
+    numbers: Sequence[int] = range(1, 8),
+    num_rows: int = 800,
+    num_frozen: int = 1800,
+    steps: int = 120,
+) -> list[Played]:
+    """Plays days of the story, of which 1 is the first, in a new folder; ``num_rows`` and ``steps`` are of each day.
 
     Raises:
         MosaicError: The demo cannot run.
     """
-    scale = scale if scale is not None else Scale()
     node = Node(folder, lambda line: say(f"    {line}"))
     played: list[Played] = []
     for place, number in enumerate(numbers):
         day, name, began = STORY[number - 1], FIRST_DAY + timedelta(days=place), monotonic()
         say(f"day {number}, {name}: {day.change}")
         if place == 0:
-            write_starter(folder, name, num_rows=scale.num_rows, num_frozen=scale.num_frozen)
-            node.set(budget__steps=str(scale.steps), budget__save='"1s"')
+            write_starter(folder, name, num_rows=num_rows, num_frozen=num_frozen)
+            node.set(budget__steps=str(steps), budget__save='"1s"')
         else:
-            data = replace(day.data, num_rows=scale.num_rows)
+            data = replace(day.data, num_rows=num_rows)
             write_day(folder / "data" / name.isoformat(), data, seed=number)
         quick_s = min((each.seconds for each in played), default=0.0)
         checks: list[Check] = []
         try:
-            for check in day.act(Today(node, name, scale.steps, quick_s)):
+            for check in day.act(Today(node, name, steps, quick_s)):
                 checks.append(check)  # those before an error count, too
         except MosaicError as error:
             checks.append(Check("it FAILED", False, str(error)))
@@ -297,7 +412,6 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
 
 
 def played_table(played: Sequence[Played]) -> Table:
-    """Returns a row per day."""
     table = Table("day", "change", "expected", "came of it", "", box=None, padding=(0, 1))
     for day in played:
         outcomes = "; ".join(check.result for check in day.checks)

@@ -62,6 +62,7 @@ def describe(
                 parameters=used,
                 keeps_shape=call.keeps_shape,
                 has_effects=call.has_effects,
+                may_select=call.may_select and not call.has_effects,
                 form=call.form,
             )
             for ((path, layer), call), used in zip(owned, parameters, strict=True)

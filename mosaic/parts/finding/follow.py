@@ -20,7 +20,15 @@ from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.find.random_numbers import python_state
 from mosaic.find.structure import tensors_in
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall, draws_random_numbers, hidden_of, replaced_forwards
+from mosaic.parts.blank import (
+    BlankResults,
+    Forward,
+    ModuleCall,
+    draws_random_numbers,
+    hidden_of,
+    is_kept_by_selection,
+    replaced_forwards,
+)
 from mosaic.parts.split import Value
 
 
@@ -56,6 +64,8 @@ class TracedCall:
     """Its result without the tensors."""
     has_effects: bool = False
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+    may_select: bool = True
+    """False if something writes into a result that selective recomputation keeps."""
     keeps_shape: bool = False
     """True if its first result has its first input's shape."""
 
@@ -102,6 +112,7 @@ class Dataflow(Tracer[Labels]):
         self._scopes: list[str] = []
         self._decided = _NOTHING  # of numbers that Python read between calls: all later results may depend on them
         self._blank = blank
+        self._kept: dict[int, TracedCall] = {}  # memory of results that selective recomputation keeps
         self._counts: Counter[str] = Counter()
         self._buffers = {self.memory(buffer): name for name, buffer in buffers.items()}
         owned = [(tensor, Label("parameter", name)) for name, tensor in parameters.items()]
@@ -115,6 +126,8 @@ class Dataflow(Tracer[Labels]):
     def begin(self, operation: Operation) -> None:
         for tensor in operation.written:
             self._check_written(tensor)
+            if (maker := self._kept.get(self.memory(tensor))) is not None:
+                maker.may_select = False
             if self._here is not None and Label("inside", self._here) not in self.labels([tensor]):
                 self._here.has_effects = True
 
@@ -123,6 +136,8 @@ class Dataflow(Tracer[Labels]):
         if not operation.results:
             self._note_decision(labels)
         if self._here is not None:
+            if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
+                self._kept |= dict.fromkeys(map(self.memory, operation.created), self._here)
             return frozenset([Label("inside", self._here)])
         if not isinstance(operation.operator, torch._ops.OpOverload):
             return labels
@@ -234,7 +249,7 @@ class Dataflow(Tracer[Labels]):
         with _disable_current_modes():
             result = blank.of(module_call)
             leaves, tree = blank.zeros(module_call)
-        call.has_effects = result.has_effects
+        call.has_effects, call.may_select = result.has_effects, result.may_select
         for leaf, number in zip(leaves, result.passed, strict=True):
             if isinstance(leaf, torch.Tensor):
                 inside = frozenset([Label("inside", call)])

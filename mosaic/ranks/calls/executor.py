@@ -186,7 +186,7 @@ class RankExecutor(Executor):
                 self._called.add(name)
                 self._passed_over.add(name)
                 routed = self.routed[name]
-                self._made(RoutedCall(self, routed, routed.plain, *routed.without_rows(), is_there=False))
+                self._made(RoutedCall(self, routed, routed.plain, *routed.without_rows, is_there=False))
 
     def _made(self, call: RoutedCall) -> Any:
         """Makes a call, and notes the token of its backward."""

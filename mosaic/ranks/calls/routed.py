@@ -129,6 +129,7 @@ class RoutedModule:
         numbers: The numbers of this rank's facts.
         writes: Whether a forward wrote attributes, globals, or variables that it encloses.
         sample_wants: For each argument, whether it took a gradient in the sample's step.
+        without_rows: Arguments of a call that this rank has no rows for.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
         plain: Makes its own call.
         is_member: Whether this rank runs it.
@@ -173,18 +174,12 @@ class RoutedModule:
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
-        self._sample = [
-            leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
-        ]
+        empty = [leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)]
+        self.without_rows: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(empty, self.spec)
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
         self._attributes = _Attributes(self.module)
         self._modes = modes_of(self.module)
         self._known: set[tuple[bool, ...]] = set()
-
-    def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns arguments without rows, for a call that this rank has nothing for."""
-        args, kwargs = unflatten(list(self._sample), self.spec)
-        return args, kwargs
 
     def rows_of(self, leaves: Sequence[Any]) -> int:
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)

@@ -9,7 +9,6 @@ from functools import partial
 
 from torch import nn
 
-from mosaic.artifact import parse, to_json
 from mosaic.cost import Cost, CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_measure
@@ -55,12 +54,10 @@ def plans_of_first(session: RankSession, trial: TrialSettings | None) -> Candida
     """
     world = session.world
     ring, route = measure_links(world)
-    candidates = world.run_on_all(
-        lambda: _planned(session, ring, route, trial) if world.rank == 0 else Candidates(plans=())
+    candidates: Candidates = world.broadcast(
+        world.run_on_all(lambda: _planned(session, ring, route, trial) if world.rank == 0 else Candidates(plans=()))
     )
-    texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
-    plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
-    return replace(candidates, plans=plans, sentences=tuple(sentences))
+    return candidates
 
 
 def measure_links(world: World) -> tuple[Link, Link | None]:

@@ -55,9 +55,6 @@ class Holdings:
     devices: Mapping[str, torch.device]
     """For each name of a parameter or buffer, where it is on ranks that hold it."""
 
-    def held_by(self, rank: int) -> frozenset[int]:
-        return frozenset(key for key, members in self.by_id.items() if rank in members)
-
 
 def holdings_of(
     model: nn.Module,
@@ -75,7 +72,10 @@ def holdings_of(
     by_id: dict[int, Members] = {}
     tied: dict[Members, list[nn.Parameter]] = {}
     loose: list[nn.Parameter] = []
-    named = _named(model)
+    named: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     for tensor in named.values():
         key = id(tensor)
         if key in by_id:
@@ -112,10 +112,3 @@ def even_out(parameter: nn.Parameter, holders: Members, members: Mapping[str, Me
 
     hook: RemovableHandle = parameter.register_hook(scaled)
     return hook
-
-
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }

@@ -24,7 +24,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import Layer
-from mosaic.pipelining.partition import Partition, even_pieces
+from mosaic.pipelining.partition import Partition, even_pieces, strategy_of
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Edge, RankTask
@@ -97,7 +97,7 @@ class StepData:
         for part in self.partition.chunks[task.chunk].parts:
             for layer in self.layers[part.module][part.first : part.end]:
                 index = 0 if chosen is None or len(names) >= len(chosen) else chosen[len(names)]
-                names.append(default if chosen is None else layer.strategies[index].name)
+                names.append(strategy_of(layer, default).name if chosen is None else layer.strategies[index].name)
         return tuple(names)
 
     @cached_property

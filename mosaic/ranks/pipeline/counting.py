@@ -30,6 +30,7 @@ from mosaic.pipelining.layers import (
     Strategy,
     scaled_layer,
 )
+from mosaic.pipelining.partition import strategy_of
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
@@ -125,7 +126,10 @@ def count_model(
             hidden_bytes=sizes[site.module][1] if site.is_layer else 0,
             trains=any(parameter.requires_grad for parameter in module.parameters()),
             share=shares[site.module],
+            may_select=site.is_layer and site.may_select,
         )
+        if not site.is_layer:  # what is before or behind a layer is kept whatever becomes of the layer
+            layer = replace(layer, strategies=layer.strategies[:1])
         if site.is_layer:
             costs[site.module] = context_costs(known[key], machine, layer, shares[site.module])
         layers[site.module][site.layer].append(layer)
@@ -205,20 +209,20 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
 
 
 def _sum(calls: Sequence[Layer]) -> Layer:
-    """Returns the calls of modules that run with one layer as one, whose strategies are those of all."""
+    """Returns the calls of modules that run with one layer as one, with the layer's strategies."""
+    most = max((call.strategies for call in calls), key=len, default=(Strategy(name="keep", kept_bytes=0),))
     return Layer(
         forward_ms=sum(call.forward_ms for call in calls),
         backward_ms=sum(call.backward_ms for call in calls),
         weights_ms=sum(call.weights_ms for call in calls),
         strategies=tuple(
             Strategy(
-                name=strategies[0].name,
-                kept_bytes=sum(each.kept_bytes for each in strategies),
-                extra_backward_ms=sum(each.extra_backward_ms for each in strategies),
+                name=name,
+                kept_bytes=sum(strategy_of(call, name).kept_bytes for call in calls),
+                extra_backward_ms=sum(strategy_of(call, name).extra_backward_ms for call in calls),
             )
-            for strategies in zip(*(call.strategies for call in calls), strict=True)
-        )
-        or (Strategy(name="keep", kept_bytes=0),),
+            for name in (strategy.name for strategy in most)
+        ),
         workspace_bytes=max((call.workspace_bytes for call in calls), default=0),
     )
 

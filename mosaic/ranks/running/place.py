@@ -116,7 +116,8 @@ def _begin_routed(
     """Makes the modules with their communicators and reducers, and gives up what this rank does not run."""
     world, finding, sparse = session.world, session.finding, sparse_in(session.model)
     rank, everyone = world.rank, range(world.size)
-    slots, held = _slots_here(plan, rank), holdings.held_by(rank)
+    slots = _slots_here(plan, rank)
+    held = {key for key, holders in holdings.by_id.items() if rank in holders}
     tied = {id(parameter) for parameters in holdings.tied.values() for parameter in parameters}
     routed: dict[str, RoutedModule] = {}
     for subject in finding.subjects:

@@ -281,7 +281,8 @@ class CancelToken:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._tokens.remove(self)
+        with contextlib.suppress(ValueError):  # left already
+            self._tokens.remove(self)
         with self._lock:
             self._is_over = True
         self._progress.explain, self._progress.fail = self._hooks

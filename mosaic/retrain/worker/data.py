@@ -1,31 +1,40 @@
-"""The day's data before training: freezes the list of it, measures it, and checks it against earlier days."""
+"""The rows of a day: their list, frozen before the first step, the rows held out of training, and how rows are read.
+
+Files that arrive later belong to the next day. The list has each file's size and the digest of a folder's content; a
+restart compares the sizes, so data that changes during a run is an error.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils import _pytree as pytree
+from torch.utils.data import Subset
 
 from mosaic.artifact import save
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.folder import load_if_intact
-from mosaic.retrain.worker.loader import is_iterable
-from mosaic.retrain.worker.positions import replayed_share, samples_of
-from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_rows
-from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, record_of
+from mosaic.retrain.records import Kind, SourceRecord, Sources
+from mosaic.retrain.worker.loader import Samples, is_iterable
+from mosaic.retrain.worker.positions import (
+    PositionStream,
+    Source,
+    drawn_under,
+    generators_of,
+    replayed_share,
+    samples_of,
+    words_at,
+    words_of,
+)
 from mosaic.retrain.worker.work import Work
-
-MAX_ROWS = 5000
-"""Most rows of a day to check, evenly spread."""
 
 
 def freeze(work: Work) -> None:
@@ -58,7 +67,6 @@ def freeze(work: Work) -> None:
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
-    frozen = work.folder.path / recipe.sources.frozen
     sources = Sources(
         day=state.day,
         seed=budget.seed,
@@ -66,21 +74,49 @@ def freeze(work: Work) -> None:
         batch=budget.batch,
         num_steps=num_steps,
         sources=tuple(replace(record, samples=samples.get(record.name, 0)) for record in records),
-        frozen=record_of(work.folder.path, frozen, kind="frozen", day="", known=known),
+        frozen=_listed(work, recipe.sources.frozen, "frozen", "", known),
     )
     save(sources, work.day.sources)
 
 
-def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> SourceRecord:
+def _counted(work: Work, day: str, kind: Kind, known: Mapping[str, SourceRecord]) -> SourceRecord:
     """Lists a day's data folder and counts its rows; the record of an iterable data set has a sample and no rows."""
-    path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
-    record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
-    data = work.program.make_dataset(path, True)
+    record = _listed(work, work.recipe.sources.new.path.replace("{day}", day), kind, day, known)
+    data = work.dataset(record.path, train=True)
     if is_iterable(data):
         _check_iterable(work, data, kind)
         return replace(record, rows=0, trained=0, samples=1)
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
     return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
+
+
+def _listed(work: Work, name: str, kind: Kind, day: str, known: Mapping[str, SourceRecord]) -> SourceRecord:
+    """Lists a data folder; ``known`` has the records of earlier days by path, whose digests equal sizes reuse.
+
+    Raises:
+        MosaicError: The folder is missing, empty, or changed since a day trained on it.
+    """
+    path, name = work.folder.path / name, Path(name).as_posix()
+    if not path.is_dir():
+        raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
+    files = {
+        file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()
+    }
+    if not files:
+        raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
+    if (before := known.get(name)) is not None:
+        if (was := before.files) != files:
+            changed = min(file for file in was | files if was.get(file) != files.get(file))
+            raise MosaicError(
+                f"{path} changed since a day trained on it ({changed} had {was.get(changed, 'no')} bytes and has "
+                f"{files.get(changed, 'no')}); folders of days must not change: restore it, or put new files into a "
+                "day of their own"
+            )
+        return replace(before, kind=kind, day=day, samples=0)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file}\0{sha256_of(path / file)}\0".encode())
+    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest.hexdigest())
 
 
 def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
@@ -99,71 +135,103 @@ def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
         )
 
 
-def check_new_data(work: Work) -> None:
-    """Writes ``figures.json`` and ``data_check.json``.
+def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
+    """Returns the mask of a day's held-out rows: whole clusters, drawn by seed and day.
 
-    The champion scores today's rows. Without one, new weights do, for labels and modalities only.
+    ``data.cluster(index)``, if present, names the cluster of a row (a recording, a robot, a shop); otherwise each row
+    is its own cluster.
     """
-    judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
-    earlier = [load_if_intact(DayFigures, day.figures) for day in judged if day.path != work.day.path]
-    before = tuple(figures for figures in earlier if figures is not None)
-    today, frozen, state = _Measured(), _Measured(), work.day.state
-    rows = today.rows_of(work, [work.folder.path / record.path for record in work.sources.of_kind("new")])
-    figures = day_figures(
-        state.day,
-        score_rows(work, model_of(work, state.champion), state.champion or "none", "fresh", rows),
-        unreadable=today.unreadable,
-        inputs={name: _input(*sums) for name, sums in sorted(today.inputs.items())},
-        is_champion=state.champion is not None,
-        known={name for figures in before for name in figures.modalities},
-    )
-    save(figures, work.day.figures)
-    for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
-        pass
-    check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
-    save(check, work.day.data_check)
+    cluster = getattr(data, "cluster", None)
+    if cluster is None:
+        words = words_at(words_of("held out", seed, day)[0], np.arange(len(data), dtype=np.uint64))
+        return words < np.uint64(share * 2**64)
+    names = [str(cluster(index)) for index in range(len(data))]
+    digests = {name: hashlib.sha256(f"{seed}/{day}/{name}".encode()).digest() for name in set(names)}
+    return np.array([int.from_bytes(digests[name][:8], "big") / 2**64 < share for name in names], dtype=bool)
 
 
-class _Measured:
-    """Figures of the samples so far."""
+def open_samples(work: Work) -> Samples | Callable[[], Iterable[Any]]:
+    """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it.
 
-    def __init__(self) -> None:
-        self.digests: set[str] = set()
-        self.unreadable: Counter[str] = Counter()
-        self.inputs: dict[str, list[float]] = {}
-
-    def rows_of(self, work: Work, folders: list[Path]) -> Iterator[Any]:
-        """Yields the readable rows of data folders, without augmentation."""
-        sets = [work.program.make_dataset(folder, False) for folder in folders]
-        total = sum(0 if is_iterable(data) else len(data) for data in sets)
-        stride = max(1, math.ceil(total / MAX_ROWS))
-        for data in sets:
-            rows = range(0, MAX_ROWS if is_iterable(data) else len(data), stride)
-            for sample in read_rows(data, rows, work.recipe.budget.seed):
-                if isinstance(sample, Unreadable):
-                    self.unreadable[sample.reason] += 1
-                else:
-                    self._add(sample)
-                    yield sample
-
-    def _add(self, sample: Any) -> None:
-        digest = hashlib.sha256()
-        for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
-            values = leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
-            if not isinstance(values, np.ndarray) or not values.ndim:
-                continue
-            digest.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
-            if values.dtype.kind == "f" and values.any():  # zeros mark a modality that the row lacks
-                name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "sample"
-                sums = self.inputs.setdefault(name, [0.0, 0.0, 0.0])
-                wide = values.astype(np.float64)
-                sums[0] += wide.size
-                sums[1] += float(wide.sum())
-                sums[2] += float(np.square(wide).sum())
-        self.digests.add(digest.hexdigest())
+    Raises:
+        MosaicError: Files of the frozen list are gone, new, or of another size; names the first.
+    """
+    sources = work.sources
+    for each in (*sources.sources, sources.frozen):
+        _listed(work, each.path, each.kind, each.day, {each.path: each})
+    datasets, streamed = [], []
+    for record in (record for record in sources.sources if record.samples):
+        data = work.dataset(record.path, train=True)
+        if is_iterable(data):
+            return partial(work.dataset, record.path, train=True)
+        out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
+        if (len(data), len(data) - int(out.sum())) != (record.rows, record.trained):
+            raise MosaicError(
+                f"{record.path} has {len(data)} rows now and had {record.rows} when the day began, {record.trained} of "
+                "them to train on; restore it. Rows that arrive later belong to the next day"
+            )
+        rows = array("q", np.flatnonzero(~out).astype(np.int64).tobytes())
+        datasets.append(Subset(data, rows) if out.any() else data)  # type: ignore[arg-type]  # it is indexed alone
+        streamed.append(Source(name=record.name, rows=record.trained, samples=record.samples))
+    return Samples(datasets, PositionStream(streamed, sources.seed))
 
 
-def _input(count: float, total: float, squares: float) -> InputFigures:
-    mean, spread = total / count, math.sqrt(max(0.0, squares / count - (total / count) ** 2))
-    finite = math.isfinite(mean) and math.isfinite(spread)
-    return InputFigures(mean=mean if finite else None, spread=spread if finite else None)
+# Rows to score, without augmentation.
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    reason: str
+    """Kind and message of the error."""
+
+
+def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
+    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same.
+
+    An iterable data set yields as many rows from its beginning as it has.
+    """
+    generators = generators_of(data)
+    iterator = iter(data) if is_iterable(data) else None
+    for row in rows:
+        with drawn_under(seed, row, generators):
+            try:
+                sample = data[row] if iterator is None else next(iterator)
+            except StopIteration:
+                return
+            except MemoryError:
+                raise
+            except Exception as error:  # of any kind, from the user's data set: the caller counts it, or raises
+                sample = Unreadable(f"{type(error).__name__}: {error}")
+        yield sample
+
+
+def frozen_rows(work: Work) -> tuple[Any, ...]:
+    return tuple(_judged_rows(work, work.recipe.sources.frozen))
+
+
+def fresh_rows(work: Work) -> tuple[Any, ...]:
+    """Reads the held-out rows of the day's new data."""
+    rows: list[Any] = []
+    for record in work.sources.of_kind("new"):
+        if record.rows:  # an iterable data set has no held-out rows
+            rows += _judged_rows(work, record.path, held_out_on=record.day)
+    return tuple(rows)
+
+
+def _judged_rows(work: Work, path: str, held_out_on: str | None = None) -> Iterator[Any]:
+    """Yields the rows of a folder, all of them or those held out on a day."""
+    data = work.dataset(path, train=False)
+    if is_iterable(data):
+        raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
+    selected = list(range(len(data)))
+    if held_out_on is not None:
+        sources = work.sources
+        out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=held_out_on)
+        selected = np.flatnonzero(out).tolist()
+    for row, sample in zip(selected, read_rows(data, selected, work.recipe.budget.seed), strict=True):
+        if isinstance(sample, Unreadable):
+            raise MosaicError(
+                f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
+                "take it out of the folder"
+            )
+        yield sample

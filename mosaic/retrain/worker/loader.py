@@ -28,8 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.retrain.worker.positions import PositionStream
-from mosaic.retrain.worker.seeds import generators_of, put_back, sample_words, seed_sample
+from mosaic.retrain.worker.positions import PositionStream, generators_of, put_back, sample_words, seed_sample
 
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """Cores of this process at its start."""
@@ -59,12 +58,10 @@ class Reject:
 
     position: int
     source: str
-    """Name of the source."""
     row: int
     reason: str
     """Kind of the error; rejected rows are counted by it."""
     detail: str
-    """Message of the error."""
 
 
 class Samples(Dataset[Any]):
@@ -181,14 +178,12 @@ class MicroBatch:
     weight: float
     """Its rows over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
-    """Collated samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
     micro_batches: tuple[MicroBatch, ...]
     rejects: tuple[Reject, ...] = ()
-    """Unreadable rows of this step."""
 
 
 class LoaderDiedError(MosaicError):

@@ -1,4 +1,4 @@
-"""The loop of a day, which survives a kill at any instant and resumes with equal bits.
+"""The loop of a day, which survives a kill at any instant and resumes with equal bits; and its worker group.
 
 A step is a function of the state before it, of its positions in the stream, and of (seed, step, micro-batch): every
 random number is seeded by these. A checkpoint therefore holds the model, the optimizers, and one step number.
@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
+import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.checkpointer import Checkpointer
+from mosaic.checkpoint.ranks import gather_objects
 from mosaic.engine import Handle
+from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError, NoRoomError
+from mosaic.find.random_numbers import Generator
 from mosaic.lines import append_line
+from mosaic.ranks.world.world import World
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
-from mosaic.retrain.worker.group import StepLoss, WorkerGroup
 from mosaic.retrain.worker.loader import Reject, StepBatch, StepLoader
 from mosaic.retrain.worker.pipelined import PipelinedModel
-from mosaic.retrain.worker.seeds import generators_of, seed_step
+from mosaic.retrain.worker.positions import generators_of, seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 FIRST_STEPS = 5
 """Slow first steps of a process, which its median leaves out."""
@@ -37,6 +47,110 @@ MAX_TRIES = 3
 """Most attempts of a step whose modules are called in a new way."""
 MAX_STEPS_NOT_FINITE = 20
 """Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """A rank's part of a step's loss; the copy to the host overlaps the launch of the next step."""
+
+    part: torch.Tensor
+    """On the host."""
+    arrived: torch.cuda.Event | None
+    """End of the copy; None if it is done."""
+
+
+class WorkerGroup:
+    """One process that trains alone, or one rank of several, by torchrun's variables.
+
+    Attributes:
+        world: The ranks of a pipeline; None for colocated ranks, whose handle has a world of its own.
+        scale: Factor of the losses that makes gradients add up to those of the mean over the global batch.
+        reads_all: True if each rank reads the whole global batch, as in a pipeline.
+    """
+
+    def __init__(self, device: torch.device, *, pipeline: bool = False) -> None:
+        self.device = device
+        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        pipeline = pipeline and self.size > 1
+        self.world = World.join(device, watch=RankSettings()) if pipeline else None
+        self.scale = 1.0 if pipeline else float(self.size)
+        self.reads_all = pipeline or self.size == 1
+        self._group: Any = None
+
+    def leave(self) -> None:
+        if self.world is not None:
+            self.world.close()
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def moved(self, batch: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+
+    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
+        """Starts to copy this rank's part of a step's loss to the host; does not wait."""
+        part = (torch.stack([loss.double() for loss in losses]).sum() / self.scale).to("cpu", non_blocking=True)
+        arrived = None
+        if self.device.type == "cuda":
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return StepLoss(part, arrived)
+
+    def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
+        """Returns each flag that any rank has set, and the mean loss of a step over all ranks."""
+        local = torch.tensor([*flags, 0.0], dtype=torch.float64)
+        if loss is not None:
+            if loss.arrived is not None:
+                loss.arrived.synchronize()
+            if self.rank == 0 or not self.reads_all:  # else rank 0 has the same losses
+                local[-1] = loss.part
+        if self.size > 1:
+            dist.all_reduce(local, group=self._cpu_group())
+        return tuple(value > 0 for value in local[:-1].tolist()), None if loss is None else float(local[-1])
+
+    def mean_loss(self, loss: StepLoss) -> float:
+        mean = self.agree((), loss)[1]
+        assert mean is not None
+        return mean
+
+    def gather(self, value: _T) -> list[_T]:
+        if self.world is not None:
+            return self.world.all_gather(value)
+        return gather_objects(self._cpu_group() if self.size > 1 else None, value)
+
+    def on_first(self, work: Callable[[], _T]) -> _T:
+        """Runs ``work`` on rank 0 while the others wait; returns its result on all ranks, or raises on all."""
+        result = error = None
+        if self.rank == 0:
+            try:
+                result = work()
+            except Exception as failure:  # of any kind: the other ranks raise it too
+                error = failure
+        result, failure_text = self.gather((result, None if error is None else f"{type(error).__name__}: {error}"))[0]
+        if error is not None:
+            raise error
+        if failure_text is not None:
+            raise MosaicError(f"rank 0: {failure_text}")
+        return result  # type: ignore[return-value]  # there is no error
+
+    @contextmanager
+    def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
+        """A folder that all ranks share until the end of the block."""
+        with ExitStack() as stack:
+            folder = ""
+            if self.rank == 0:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
+            yield Path(self.gather(folder)[0])
+            self.gather(None)  # all ranks are done with it
+
+    def _cpu_group(self) -> Any:
+        """A group on CPUs for a few numbers."""
+        if self.world is not None:
+            return self.world.agreements
+        if self._group is None:
+            if not dist.is_initialized():
+                World.join(self.device)
+            self._group = dist.new_group(backend="gloo")
+        return self._group
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +165,6 @@ class TrainState:
     scaler: Any = None
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
-    """EMA models."""
 
     @property
     def checkpointed(self) -> dict[str, Any]:
@@ -74,35 +187,27 @@ class _Unlogged:
     rejects: tuple[Reject, ...]
 
 
+@dataclass(slots=True, kw_only=True)
 class Loop:
     """The training loop, from a step and the notes of its checkpoint."""
 
-    def __init__(
-        self,
-        work: Work,
-        state: TrainState,
-        group: WorkerGroup,
-        stop: StopRequests,
-        *,
-        until: float | None,
-        step: int,
-        notes: DayNotes,
-    ) -> None:
-        self.step = step
-        self.notes = notes
-        self._program = work.program
-        self._budget = work.budget
-        self._day = work.day
-        self._state = state
-        self._group = group
-        self._stop = stop
-        self._until = until
-        self._generators = generators_of(state.model)
-        self._saved = time.monotonic()
-        self._failed_saves = 0
-        self._not_finite = 0
-        self._unlogged: deque[_Unlogged] = deque()
-        self._times_ms: list[float] = []
+    work: Work
+    state: TrainState
+    group: WorkerGroup
+    stop: StopRequests
+    until: float | None
+    """Deadline on the clock of ``time.monotonic()``; None for none."""
+    step: int
+    notes: DayNotes
+    _saved: float = field(init=False, default_factory=time.monotonic)
+    _failed_saves: int = field(init=False, default=0)
+    _not_finite: int = field(init=False, default=0)
+    _unlogged: deque[_Unlogged] = field(init=False, default_factory=deque)
+    _times_ms: list[float] = field(init=False, default_factory=list)
+    _generators: tuple[Generator, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generators = generators_of(self.state.model)
 
     @property
     def step_ms(self) -> float | None:
@@ -121,7 +226,7 @@ class Loop:
             try:
                 batch = next(batches)
             except MosaicError:
-                if not self._stop.received:  # the stop signal may have ended the loader's workers
+                if not self.stop.received:  # the stop signal may have ended the loader's workers
                     raise
                 continue
             loss = self.take_step(batch)
@@ -133,13 +238,13 @@ class Loop:
 
     def take_step(self, batch: StepBatch) -> StepLoss:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
-        state, scaler = self._state, self._state.scaler
+        state, scaler = self.state, self.state.scaler
         losses = self._gradients(batch)
-        if self._budget.clip_norm is not None:
+        if self.work.budget.clip_norm is not None:
             if scaler is not None:
                 for optimizer in state.optimizers:
                     scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
+            nn.utils.clip_grad_norm_(state.model.parameters(), self.work.budget.clip_norm)
         for optimizer in state.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
@@ -151,10 +256,10 @@ class Loop:
             scheduler.step()
         for optimizer in state.optimizers:
             optimizer.zero_grad()
-        if self._program.update_companions is not None:
+        if self.work.program.update_companions is not None:
             with torch.no_grad():
-                self._program.update_companions(state.model, state.companions)
-        return self._group.bring(losses)
+                self.work.program.update_companions(state.model, state.companions)
+        return self.group.bring(losses)
 
     def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         """Runs forward and backward; returns the losses.
@@ -162,13 +267,13 @@ class Loop:
         A module's first call of a kind runs on other threads than later calls. A resumed process makes them in other
         steps than a process that was never killed. Steps with first calls therefore run again.
         """
-        model, keeper = self._state.model, self._state.keeper
-        if isinstance(keeper, Handle) and self._group.device.type == "cpu":
+        model, keeper = self.state.model, self.state.keeper
+        if isinstance(keeper, Handle) and self.group.device.type == "cpu":
             for _ in range(MAX_TRIES):
                 num_learned = keeper.num_learned
                 buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
                 losses = self._try_gradients(batch)
-                if not any(self._group.agree((keeper.num_learned > num_learned,), None)[0]):
+                if not any(self.group.agree((keeper.num_learned > num_learned,), None)[0]):
                     return losses
                 model.zero_grad()
                 with torch.no_grad():
@@ -178,15 +283,15 @@ class Loop:
         return self._try_gradients(batch)  # not colocated, or new calls each time
 
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
-        state, scaler, group = self._state, self._state.scaler, self._group
+        state, scaler, group = self.state, self.state.scaler, self.group
         if isinstance(state.keeper, PipelinedModel):
-            seed_step(self._budget.seed, self.step, 0)
+            seed_step(self.work.budget.seed, self.step, 0)
             losses = state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
             return [loss * part.weight for loss, part in zip(losses, batch.micro_batches, strict=True)]
         losses = []
         for part in batch.micro_batches:
-            seed_step(self._budget.seed, self.step, part.index, self._generators)
-            loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            seed_step(self.work.budget.seed, self.step, part.index, self._generators)
+            loss = self.work.program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
             (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
@@ -194,15 +299,15 @@ class Loop:
     def _agree_to_stop(self, batches: StepLoader) -> str:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now = time.monotonic()
-        over = self._until is not None and now >= self._until
-        flags = bool(self._stop.received), over, now - self._saved >= self._budget.save_s
+        over = self.until is not None and now >= self.until
+        flags = bool(self.stop.received), over, now - self._saved >= self.work.budget.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
-        (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
+        (stop, over, due), loss = self.group.agree(flags, before.loss if before else None)
         if before is not None and loss is not None:
             self._write(before, loss)
         if stop:
-            return self._stop.received or "stopped by another rank"
+            return self.stop.received or "stopped by another rank"
         if over:
             return WINDOW_OVER
         if due:
@@ -217,7 +322,7 @@ class Loop:
                 f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
                 "rate, or look at the day's data"
             )
-        if self._group.rank > 0:
+        if self.group.rank > 0:
             return
         row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
         if unlogged.rejects:
@@ -225,30 +330,30 @@ class Loop:
                 f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in unlogged.rejects
             ]
         try:
-            append_line(self._day.metrics, row)
+            append_line(self.work.day.metrics, row)
         except OSError as error:
-            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
+            self._remember(f"lines of {self.work.day.metrics.name} are missing: {error.strerror or error}")
 
     def _save(self, batches: StepLoader, *, is_last: bool) -> None:
         """Begins a checkpoint; waits for the last one.
 
         A full disk drops old checkpoints; two in a row are an error.
         """
-        keeper, folder, keep = self._state.keeper, self._day.checkpoints, self._budget.keep
+        keeper, folder, keep = self.state.keeper, self.work.day.checkpoints, self.work.budget.keep
         for unlogged in self._unlogged:  # a run that resumes here does not repeat them
-            self._write(unlogged, self._group.mean_loss(unlogged.loss))
+            self._write(unlogged, self.group.mean_loss(unlogged.loss))
         self._unlogged.clear()
         self._saved = time.monotonic()
-        gathered = self._group.gather((batches.rejects.by_source, batches.state_dict()))
+        gathered = self.group.gather((batches.rejects.by_source, batches.state_dict()))
         total: dict[str, dict[str, int]] = {}
-        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
+        for counts, _ in gathered[:1] if self.group.reads_all else gathered:
             for source, reasons in counts.items():
                 sums = total.setdefault(source, {})
                 sums |= {reason: sums.get(reason, 0) + count for reason, count in reasons.items()}
         self.notes = replace(self.notes, rejects=total)
         extra = {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
         try:
-            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self._state.checkpointed)
+            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self.state.checkpointed)
             if is_last:
                 keeper.finish_saving()
             self._failed_saves = 0

@@ -1,7 +1,8 @@
 """The worker process, which needs torch: checks a day's data, trains, and scores versions for the gate.
 
 Run by the launcher as ``python -m mosaic.retrain.worker.main FOLDER DAY data train score``. Each part ends with
-atomically written files, and is skipped if they exist.
+atomically written files, and is skipped if they exist. The parts ``check`` and ``verify`` rehearse a day and repeat
+steps of one; both keep nothing.
 """
 
 from __future__ import annotations
@@ -9,36 +10,43 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
+import statistics
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from mosaic.artifact import load, save
+from mosaic.checkpoint.checkpointer import Checkpointer
+from mosaic.checkpoint.folder import check_room, checkpoints_in
 from mosaic.errors import MosaicError
-from mosaic.retrain import workers
+from mosaic.lines import steps_in
+from mosaic.retrain import versions, workers
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.folder import Folder, named_remedy
+from mosaic.retrain.folder import DayFolder, Folder, load_or_none, named_remedy, new_dates, ready_dates
+from mosaic.retrain.gate import margin_finding
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.records import WINDOW_OVER
-from mosaic.retrain.worker.check import check, verify
-from mosaic.retrain.worker.data import check_new_data, freeze
-from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.records import WINDOW_OVER, Trained
+from mosaic.retrain.worker.data import freeze, frozen_rows
 from mosaic.retrain.worker.loader import LoaderDiedError
-from mosaic.retrain.worker.score import score_versions
+from mosaic.retrain.worker.loop import WorkerGroup
+from mosaic.retrain.worker.score import check_new_data, model_of, score_rows, score_versions
 from mosaic.retrain.worker.train import Training
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 
 _LOG = logging.getLogger(__name__)
+_CHECK_STEPS = 4
+"""Steps that a check takes; the first is not timed."""
 
 
 class _StopError(Exception):
-    """The worker ends with a code and a sentence."""
-
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
@@ -115,7 +123,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
 
     parts, day = arguments.parts, work.day
     if parts[0] in ("check", "verify"):
-        lines = check(work, group) if parts[0] == "check" else verify(work, group, stop, arguments.steps)
+        lines = _check(work, group) if parts[0] == "check" else _verify(work, group, stop, arguments.steps)
         for line in lines:
             if group.rank == 0:
                 print(line, flush=True)
@@ -146,6 +154,139 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
     if group.rank == 0:
         save(trained, work.day.trained)
     return model
+
+
+# Check and verify.
+
+
+def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
+    """Rehearses a small day in a temporary folder; yields its results, line by line.
+
+    Raises:
+        MosaicError: A step of the day would fail.
+    """
+    with group.shared_folder(work.folder.path, prefix=".check-") as aside:
+        work = replace(work, day=DayFolder(aside / "day"))
+        yield from group.on_first(lambda: list(_check_data(work)))
+        training = Training(work, group)
+        times_ms = []
+        for _ in range(_CHECK_STEPS):
+            began = time.perf_counter()
+            training.try_step()
+            times_ms.append((time.perf_counter() - began) * 1e3)
+        step_ms, budget = statistics.median(times_ms[1:]), work.budget
+        yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
+        yield from (f"plan: {line}" for line in training.plan.description.splitlines())
+        size, count = training.checkpoint_bytes, budget.keep + 2
+        check_room(work.day.checkpoints, checkpoint_bytes=size, count=count, more_bytes=size)
+        yield f"disk: there is room for {count} checkpoints of {size / 2**20:.1f} MiB, and the export"
+        digest = training.handle.digest()
+        training.export(work.day.model, None)
+        if budget.ranks > 1 and not budget.pipeline:
+            training.check_for_ranks()
+            yield f"ranks: its modules can be divided over {budget.ranks}"
+        yield from group.on_first(lambda: list(_check_end(work, digest)))
+
+
+def _check_data(work: Work) -> Iterator[str]:
+    """Begins a day on the new data, or on the last day's, and checks it."""
+    folder, recipe = work.folder, work.recipe
+    ready = ready_dates(folder, recipe)
+    if not ready:
+        new = recipe.sources.new
+        raise MosaicError(
+            f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
+            "there, and that file last"
+        )
+    work.day.path.mkdir()
+    work.day.set(versions.first_state(folder, recipe, new_dates(folder, recipe) or ready[-1:], "check"))
+    freeze(work)
+    rows = ", ".join(f"{record.name}: {record.rows} rows" for record in work.sources.sources)
+    yield f"data: {rows}; {work.sources.num_steps} steps of {work.sources.batch}"
+    check_new_data(work)
+    data_check = load(DataCheck, work.day.data_check)
+    yield from (f"data: {finding.sentence}" for finding in data_check.findings)
+    if data_check.quarantine:
+        yield f"this data would be QUARANTINED: {data_check.reason}"
+
+
+def _check_end(work: Work, digest: str) -> Iterator[str]:
+    """Reads the export back, computes what the frozen rows can tell, and looks for the programs of hooks."""
+    exported = Checkpointer(work.program.make_model())
+    exported.load_weights(work.day.model)
+    if exported.digest() != digest:
+        raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
+    yield f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
+    gate, champion = work.recipe.gate, work.day.state.champion
+    rows = frozen_rows(work)
+    if not rows:
+        raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
+    scores = score_rows(work, model_of(work, champion), champion or "none", "frozen", rows)
+    if missing := [name for name in gate.slices if name not in scores.columns]:
+        raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
+    finding = margin_finding(scores, gate)
+    if not finding.passed:
+        raise MosaicError(finding.sentence)
+    yield f"gate: {finding.sentence}"
+    for command in work.recipe.promote.hooks:
+        program = command.split()[0]
+        if shutil.which(program) is None and not (work.folder.path / program).exists():
+            raise MosaicError(
+                f"hook {command!r}: there is no program {program}; give its path from the recipe's folder"
+            )
+        yield f"hook: {command}"
+
+
+def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
+    """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result.
+
+    Raises:
+        MosaicError: No step can be repeated, or one differs; names the first.
+    """
+    day, before = work.day, steps_in(work.day.metrics)
+    paths = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
+    first, last = min(paths, default=0), max(before, default=0)
+    if not paths or first >= last:
+        raise MosaicError(
+            f"{day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
+        )
+    to = min(first + steps, last)
+    to = max((step for step in paths if first < step <= to), default=to)
+    budget = replace(work.recipe.budget, save="1000000h")  # saves only at the end
+    with group.shared_folder() as aside:
+        copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
+        if group.rank == 0:
+            shutil.copytree(paths[first], copied.day.checkpoints / paths[first].name)
+            for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
+                shutil.copyfile(path, copied.day.path / path.name)
+        group.gather(None)  # the copy is there
+        training = Training(copied, group)
+        trained = training.train(stop, to=to)
+        training.leave()
+        again = steps_in(copied.day.metrics)
+    for step in range(first + 1, to + 1):
+        if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:
+            raise MosaicError(
+                f"step {step} of {day.path.name} had the loss {before[step]['loss']} and has "
+                f"{again[step]['loss']}: something is not as it was; see environment.json"
+            )
+    sentence = f"steps {first + 1} to {to} of {day.path.name} have the same losses to the last bit"
+    expected = _digest_at(work, to)
+    if expected is not None and trained.digest != expected:
+        raise MosaicError(f"{sentence}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
+    yield f"{sentence}, and the parameters after step {to} too" if expected else f"{sentence}; no digest is kept"
+
+
+def _digest_at(work: Work, step: int) -> str | None:
+    """Returns the digest of the parameters after a step, from the day's end or a checkpoint."""
+    trained = load_or_none(Trained, work.day.trained)
+    if trained is not None and trained.step == step:
+        return trained.digest
+    if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):
+        return None
+    keeper = Checkpointer(work.program.make_model())
+    keeper.load(work.day.checkpoints, step=step)
+    return keeper.digest()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from mosaic.find.random_numbers import python_state
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
-from mosaic.retrain.worker.seeds import generators_of
+from mosaic.retrain.worker.positions import generators_of
 
 COUNTED = PlannerOptions(limits=OrderLimits(rollouts=1000))
 """Planner options of steps: limits by counts, so a restart finds the same orders."""

@@ -1,10 +1,12 @@
-"""Scores the challenger, the champion and the anchor on the same rows, for the gate. One process has the model."""
+"""Scores of versions: the champion's on today's rows, for the data check, and all of a day's, for the gate."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,18 @@ from mosaic.artifact import save
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
+from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
+from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, joined
+from mosaic.retrain.worker.data import Unreadable, fresh_rows, frozen_rows, read_rows
 from mosaic.retrain.worker.loader import is_iterable
-from mosaic.retrain.worker.seeds import drawn_under, generators_of, seed_step
-from mosaic.retrain.worker.sources import held_out_rows
+from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 
 VALUE = "value"
 """The column that decides."""
+MAX_ROWS = 5000
+"""Most rows of a day to check, evenly spread."""
 _REPEATS = 5
 
 
@@ -39,7 +45,7 @@ def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[
         check_time: Raises after the end of the window.
     """
     state = work.day.state
-    rows: dict[RowSet, tuple[Any, ...]] = {"frozen": frozen_rows(work), "fresh": tuple(_fresh_rows(work))}
+    rows: dict[RowSet, tuple[Any, ...]] = {"frozen": frozen_rows(work), "fresh": fresh_rows(work)}
     scores = []
     for name in dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None):
         check_time()
@@ -66,10 +72,10 @@ def _make_model(work: Work, weights: Path | None, *, partial: bool = False) -> n
 
 
 def score_rows(work: Work, model: nn.Module, version: str, kind: RowSet, rows: Iterable[Any]) -> Scores:
-    return Scores.of(version, kind, joined(score_batches(work, model, rows)) or {VALUE: []})  # no row is readable
+    return Scores.of(version, kind, joined(_score_batches(work, model, rows)) or {VALUE: []})  # no row is readable
 
 
-def score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+def _score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
     """Scores samples batch by batch, in evaluation mode and without gradients; yields the results of ``score``.
 
     Raises:
@@ -102,11 +108,11 @@ def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tup
     first = rows[: work.recipe.budget.batch]
     difference, times_ms = None, []
     if trained is not None and first:
-        values = [np.array(joined(score_batches(work, model, first))[VALUE]) for model in (exported, trained)]
+        values = [np.array(joined(_score_batches(work, model, first))[VALUE]) for model in (exported, trained)]
         difference = float(np.max(np.abs(values[0] - values[1])))
     for _ in range(_REPEATS if first else 0):
         began = time.perf_counter()
-        for columns in score_batches(work, exported, first[:1]):
+        for columns in _score_batches(work, exported, first[:1]):
             torch.as_tensor(columns[VALUE]).cpu()
         times_ms.append((time.perf_counter() - began) * 1e3)
     state = exported.state_dict()
@@ -118,58 +124,71 @@ def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tup
     )
 
 
-# Rows.
+# The check of new data.
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    reason: str
-    """Kind and message of the error."""
+def check_new_data(work: Work) -> None:
+    """Writes ``figures.json`` and ``data_check.json``.
 
-
-def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
-    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same.
-
-    An iterable data set yields as many rows from its beginning as it has.
+    The champion scores today's rows. Without one, new weights do, for labels and modalities only.
     """
-    generators = generators_of(data)
-    iterator = iter(data) if is_iterable(data) else None
-    for row in rows:
-        with drawn_under(seed, row, generators):
-            try:
-                sample = data[row] if iterator is None else next(iterator)
-            except StopIteration:
-                return
-            except MemoryError:
-                raise
-            except Exception as error:  # of any kind, from the user's data set: the caller counts it, or raises
-                sample = Unreadable(f"{type(error).__name__}: {error}")
-        yield sample
+    judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
+    earlier = [load_if_intact(DayFigures, day.figures) for day in judged if day.path != work.day.path]
+    before = tuple(figures for figures in earlier if figures is not None)
+    today, frozen, state = _Measured(), _Measured(), work.day.state
+    rows = today.rows_of(work, *(record.path for record in work.sources.of_kind("new")))
+    figures = day_figures(
+        state.day,
+        score_rows(work, model_of(work, state.champion), state.champion or "none", "fresh", rows),
+        unreadable=today.unreadable,
+        inputs={name: _input(*sums) for name, sums in sorted(today.inputs.items())},
+        is_champion=state.champion is not None,
+        known={name for figures in before for name in figures.modalities},
+    )
+    save(figures, work.day.figures)
+    for _ in frozen.rows_of(work, work.recipe.sources.frozen):
+        pass
+    check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
+    save(check, work.day.data_check)
 
 
-def frozen_rows(work: Work) -> tuple[Any, ...]:
-    return tuple(_rows(work, work.recipe.sources.frozen))
+class _Measured:
+    def __init__(self) -> None:
+        self.digests: set[str] = set()
+        self.unreadable: Counter[str] = Counter()
+        self.inputs: dict[str, list[float]] = {}
+
+    def rows_of(self, work: Work, *folders: str) -> Iterator[Any]:
+        """Yields the readable rows of data folders, without augmentation."""
+        sets = [work.dataset(folder, train=False) for folder in folders]
+        total = sum(0 if is_iterable(data) else len(data) for data in sets)
+        stride = max(1, math.ceil(total / MAX_ROWS))
+        for data in sets:
+            rows = range(0, MAX_ROWS if is_iterable(data) else len(data), stride)
+            for sample in read_rows(data, rows, work.recipe.budget.seed):
+                if isinstance(sample, Unreadable):
+                    self.unreadable[sample.reason] += 1
+                else:
+                    self._add(sample)
+                    yield sample
+
+    def _add(self, sample: Any) -> None:
+        digest = hashlib.sha256()
+        for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
+            values = leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
+            if not isinstance(values, np.ndarray) or not values.ndim:
+                continue
+            digest.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
+            if values.dtype.kind == "f" and values.any():  # zeros mark a modality that the row lacks
+                name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "sample"
+                wide = values.astype(np.float64)
+                added = wide.size, float(wide.sum()), float(np.square(wide).sum())
+                sums = self.inputs.get(name, (0.0, 0.0, 0.0))
+                self.inputs[name] = [before + more for before, more in zip(sums, added, strict=True)]
+        self.digests.add(digest.hexdigest())
 
 
-def _fresh_rows(work: Work) -> Iterator[Any]:
-    """Yields the held-out rows of the day's new data."""
-    sources = work.sources
-    for record in sources.of_kind("new"):
-        if record.rows:  # an iterable data set has no held-out rows
-            data = work.program.make_dataset(work.folder.path / record.path, False)
-            is_out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
-            yield from _rows(work, record.path, np.flatnonzero(is_out).tolist())
-
-
-def _rows(work: Work, path: str, rows: list[int] | None = None) -> Iterator[Any]:
-    data = work.program.make_dataset(work.folder.path / path, False)
-    if is_iterable(data):
-        raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
-    selected = list(range(len(data))) if rows is None else rows
-    for row, sample in zip(selected, read_rows(data, selected, work.recipe.budget.seed), strict=True):
-        if isinstance(sample, Unreadable):
-            raise MosaicError(
-                f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
-                "take it out of the folder"
-            )
-        yield sample
+def _input(count: float, total: float, squares: float) -> InputFigures:
+    mean, spread = total / count, math.sqrt(max(0.0, squares / count - (total / count) ** 2))
+    finite = math.isfinite(mean) and math.isfinite(spread)
+    return InputFigures(mean=mean if finite else None, spread=spread if finite else None)

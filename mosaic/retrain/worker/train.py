@@ -32,11 +32,11 @@ from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained, differences
-from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.data import open_samples
 from mosaic.retrain.worker.loader import BatchCut, BatchLoader, IterableLoader, RejectCount, Samples, StepLoader
-from mosaic.retrain.worker.loop import Loop, TrainState
+from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
 from mosaic.retrain.worker.pipelined import PipelinedModel
-from mosaic.retrain.worker.seeds import seed_step
+from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
 from mosaic.solver.runnable import DATA_PARALLEL
@@ -56,17 +56,15 @@ class Training:
 
     def __init__(self, work: Work, group: WorkerGroup, until: float | None = None) -> None:
         self._work = work
-        self._program = work.program
-        self._budget = work.budget
         self._group = group
         self._until = until
-        self._samples = work.samples()
+        self._samples = open_samples(work)
         self.model = self._new_model()
         batches = self._first_batches()
         self.plan, plan_change = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._place(batches)
-        program, model = self._program, self.model
+        program, model = work.program, self.model
         optimizers, schedulers = program.optimizers(model, work.sources.num_steps)
         self._state = TrainState(
             model=model,
@@ -89,8 +87,8 @@ class Training:
         loop = self._loop(stop, step, notes)
         rejects = RejectCount(self._work.recipe.sources.max_unreadable)
         if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
-            rejects.resume(step * self._budget.batch, notes.rejects)
-        with self._loader(range(step, num_steps), self._budget.workers, rejects, data_state) as batches:
+            rejects.resume(step * self._work.budget.batch, notes.rejects)
+        with self._loader(range(step, num_steps), self._work.budget.workers, rejects, data_state) as batches:
             ended = loop.run(batches, min(to or num_steps, num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None:
             self._store(replace(self.plan, step_ms=loop.step_ms))
@@ -134,7 +132,7 @@ class Training:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
         batch, model = self._first_batches()[0], self.model
         try:
-            find_with_rows(model, lambda: self._program.loss(model, batch), None, self._budget.exclude)
+            find_with_rows(model, lambda: self._work.program.loss(model, batch), None, self._work.budget.exclude)
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
 
@@ -145,11 +143,19 @@ class Training:
 
     def _loop(self, stop: StopRequests, step: int, notes: DayNotes) -> Loop:
         self.model.train()
-        return Loop(self._work, self._state, self._group, stop, until=self._until, step=step, notes=notes)
+        return Loop(
+            work=self._work,
+            state=self._state,
+            group=self._group,
+            stop=stop,
+            until=self._until,
+            step=step,
+            notes=notes,
+        )
 
     def _new_model(self) -> nn.Module:
-        seed_step(self._budget.seed, 0, 0)
-        return self._program.make_model().to(self._group.device)
+        seed_step(self._work.budget.seed, 0, 0)
+        return self._work.program.make_model().to(self._group.device)
 
     def _first_batches(self) -> list[Any]:
         """Returns this rank's micro-batches of the first step, on its device."""
@@ -159,7 +165,7 @@ class Training:
     def _loader(
         self, steps: range, workers: int = 0, rejects: RejectCount | None = None, state: Any = None
     ) -> StepLoader:
-        group, collate, budget = self._group, self._program.collate, self._budget
+        group, collate, budget = self._group, self._work.program.collate, self._work.budget
         num_ranks, rank = (1, 0) if group.reads_all else (group.size, group.rank)
         cut = BatchCut(batch=budget.batch, num_ranks=num_ranks, rank=rank, micro_batches=budget.micro_batches)
         if not isinstance(self._samples, Samples):
@@ -174,7 +180,7 @@ class Training:
 
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
-        work, group, budget = self._work, self._group, self._budget
+        work, group, budget = self._work, self._group, self._work.budget
         key = _key_of(work, group, self.model, batches[0])
         plan, why, change = load_if_intact(StoredPlan, work.day.plan), "", ""
         if plan is not None:  # of an earlier start
@@ -208,7 +214,7 @@ class Training:
     def _pipelined(self, batches: list[Any], plan: PipelinePlan | None) -> PipelinedModel:
         self.model.train()
         return PipelinedModel(
-            self.model, self._program.loss, batches, plan=plan, memory_bytes=self._budget.memory_bytes
+            self.model, self._work.program.loss, batches, plan=plan, memory_bytes=self._work.budget.memory_bytes
         )
 
     def _place(self, batches: list[Any]) -> Checkpointer:
@@ -219,14 +225,14 @@ class Training:
         if plan.plan is None and self._group.size == 1:
             return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
-        if plan.plan is None and not self._budget.colocate:
+        if plan.plan is None and not self._work.budget.colocate:
             options = Options(method=DATA_PARALLEL)
         try:
             handle = mosaic.colocate(
                 self.model,
-                lambda: self._program.loss(self.model, batch),
+                lambda: self._work.program.loss(self.model, batch),
                 plan=plan.plan,
-                exclude=self._budget.exclude,
+                exclude=self._work.budget.exclude,
                 options=options,
             )
         except UnsupportedModelError as error:
@@ -261,7 +267,7 @@ class Training:
         notes = DayNotes(loaded=self._start(), rejects={})
         if group.rank == 0:
             model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
-            size, count = self.checkpoint_bytes, self._budget.keep + 2
+            size, count = self.checkpoint_bytes, self._work.budget.keep + 2
             check_room(folder, checkpoint_bytes=size, count=count, more_bytes=2 * model_bytes)
         extra = {"notes": asdict(notes), "data": [None] * group.size}
         self.handle.save(folder, step=0, extra=extra, **self._state.checkpointed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import Budget, Recipe
-from mosaic.retrain.worker.loader import Samples, is_iterable
-from mosaic.retrain.worker.positions import PositionStream, Source
-from mosaic.retrain.worker.sources import Sources, record_of, trained_rows
+from mosaic.retrain.records import Sources
 from mosaic.user_file import import_file
 
 WARM_UP_SHARE = 0.05
@@ -64,11 +62,20 @@ class Program:
         modules: dict[str, Any] = {}
         functions: dict[str, Any] = {}
         for field, (key, num_arguments) in _FUNCTIONS.items():
-            if (where := getattr(recipe, key)) is not None:
-                file, _, name = where.partition(":")
-                if file not in modules:
-                    modules[file] = import_file(folder / file)
-                functions[field] = _function(modules[file], where, name, num_arguments)
+            if (where := getattr(recipe, key)) is None:
+                continue
+            file, _, name = where.partition(":")
+            if file not in modules:
+                modules[file] = import_file(folder / file)
+            functions[field] = function = getattr(modules[file], name, None)
+            if not callable(function):
+                raise MosaicError(f"{where}: {file} has no function {name!r}; define it, or name another")
+            try:
+                inspect.signature(function).bind(*range(num_arguments))
+            except TypeError as error:
+                raise MosaicError(f"{where} is called with {num_arguments} positional arguments: {error}") from error
+            except ValueError:  # some builtins have no signature
+                pass
         return Program(**functions)
 
     def optimizers(self, model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
@@ -77,9 +84,7 @@ class Program:
         Raises:
             MosaicError: The user's function returns something else.
         """
-        if self.make_optimizer is None:
-            return _default_optimizer(model, num_steps)
-        returned = self.make_optimizer(model, num_steps)
+        returned = (self.make_optimizer or _default_optimizer)(model, num_steps)
         schedulers: Any = ()
         if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Optimizer):
             returned, schedulers = returned
@@ -95,36 +100,20 @@ class Program:
         return optimizers, schedulers
 
 
-def _function(module: Any, where: str, name: str, num_arguments: int) -> Any:
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise MosaicError(f"{where}: {Path(module.__file__).name} has no function {name!r}; define it, or name another")
-    try:
-        inspect.signature(function).bind(*range(num_arguments))
-    except TypeError as error:
-        raise MosaicError(f"{where} is called with {num_arguments} positional arguments: {error}") from error
-    except ValueError:  # some builtins have no signature
-        pass
-    return function
-
-
-def _default_optimizer(model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
+def _default_optimizer(model: nn.Module, num_steps: int) -> tuple[Optimizer, Any]:
     """AdamW whose rate grows and falls once a day, as continual training needs (arXiv:2403.08763)."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     warm = max(1, round(num_steps * WARM_UP_SHARE))
     up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warm + 1), total_iters=warm)
     down = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, num_steps - warm), eta_min=1e-5)
-    return (optimizer,), (torch.optim.lr_scheduler.SequentialLR(optimizer, [up, down], [warm]),)
+    return optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [up, down], [warm])
 
 
 @dataclass(frozen=True)
 class Work:
     folder: Folder
-    """The retraining folder."""
     day: DayFolder
-    """The day."""
     recipe: Recipe
-    """The recipe."""
 
     @cached_property
     def program(self) -> Program:
@@ -134,7 +123,7 @@ class Work:
     def sources(self) -> Sources:
         return load(Sources, self.day.sources)
 
-    @property
+    @cached_property
     def budget(self) -> Budget:
         """The recipe's budget, with the batch and the seed that the day began with."""
         return replace(self.recipe.budget, batch=self.sources.batch, seed=self.sources.seed)
@@ -149,23 +138,9 @@ class Work:
             return device
         return torch.device("cpu")
 
-    def samples(self) -> Samples | Callable[[], Iterable[Any]]:
-        """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it.
-
-        Raises:
-            MosaicError: Files of the frozen list are gone, new, or of another size; names the first.
-        """
-        sources, root = self.sources, self.folder.path
-        for each in (*sources.sources, sources.frozen):
-            record_of(root, root / each.path, kind=each.kind, day=each.day, known={each.path: each})
-        datasets, streamed = [], []
-        for record in (record for record in sources.sources if record.samples):
-            data = self.program.make_dataset(root / record.path, True)
-            if is_iterable(data):
-                return partial(self.program.make_dataset, root / record.path, True)
-            datasets.append(trained_rows(record, data, sources))
-            streamed.append(Source(name=record.name, rows=record.trained, samples=record.samples))
-        return Samples(datasets, PositionStream(streamed, sources.seed))
+    def dataset(self, path: str, *, train: bool) -> Any:
+        """Opens a data folder, named relative to the recipe's."""
+        return self.program.make_dataset(self.folder.path / path, train)
 
     @property
     def start(self) -> versions.Version | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.run import one_slot_plan
 from mosaic.engine import Handle, find_modules
 
 FOLDER = Path(__file__).parents[3] / "examples"
@@ -60,30 +60,18 @@ def run_plain(name: str, arguments: Sequence[str] = ()) -> Ran:
 
 def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
     """Runs an example as it stands, by a plan that puts each module on one core, so that nothing is measured."""
-
-    def planned(model: nn.Module, sample: Any, given: dict[str, Any]) -> dict[str, Any]:
-        backend = HostBackend(num_slots=2)
-        named = {"include": given.get("modules"), "exclude": given.get("exclude", ())}
-        graph = find_modules(model, sample, **named).graph
-        return {"plan": one_slot_plan(graph, backend.device), "backend": backend}
-
-    return _run(name, arguments, planned)
-
-
-def _run(
-    name: str,
-    arguments: Sequence[str],
-    choose: Callable[[nn.Module, Any, dict[str, Any]], dict[str, Any]],
-) -> Ran:
     handles: list[Handle] = []
     colocate = mosaic.colocate
 
-    def chosen(model: nn.Module, *, sample: Any, **given: Any) -> Handle:
-        handles.append(colocate(model, sample=sample, **given, **choose(model, sample, given)))
+    def planned(model: nn.Module, *, sample: Any, **more: Any) -> Handle:
+        backend = HostBackend(num_slots=2)
+        graph = find_modules(model, sample, include=more.get("modules"), exclude=more.get("exclude", ())).graph
+        plan = one_slot_plan(graph, backend.device)
+        handles.append(colocate(model, sample=sample, plan=plan, backend=backend, **more))
         return handles[-1]
 
     with _one_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mosaic, "colocate", chosen)
+        patch.setattr(mosaic, "colocate", planned)
         try:
             example = _load(name, (FOLDER / name).read_text(encoding="utf-8"))
             ran = Ran(example.main(list(arguments)), handles)

@@ -17,7 +17,7 @@ from typing import Any
 
 from retraining_forks import Fork, launcher, start
 
-from bench.retrain.chain import alive, descendants
+from bench.retrain.kills import alive, descendants
 from bench.retrain.small_folder import bits_of, write_folder, write_recipe
 from mosaic.artifact import load
 from mosaic.lines import steps_in

@@ -27,7 +27,7 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
     assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
     assert "modelled from predicted times" in printed
-    assert "expected step on h100-80g, predicted: one module at a time" in printed
+    assert "expected step on h100-80g, predicted, without loss and optimizer: one module at a time" in printed
     explained = json.loads(gain.read_text())
     assert explained["source"] == "predicted"
     assert explained["bound_ms"] <= explained["plan_ms"] <= explained["sequential_ms"]

@@ -7,6 +7,7 @@ import copy
 import random
 from collections.abc import Callable
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import transformers
 from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, WIDTH, PartedCase, chunks_of, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts as selected
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked, random_state
@@ -175,6 +177,38 @@ class Shaped(nn.Module):
             if index == 1:
                 hidden *= self.scale
         return hidden
+
+
+class Activated(nn.Module):
+    """Has layers of which some write into the result of a product."""
+
+    class Layer(nn.Module):
+        def __init__(self, *, writes: bool) -> None:
+            super().__init__()
+            self.up, self.down, self.writes = nn.Linear(4, 8), nn.Linear(8, 4), writes
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(nn.functional.relu(self.up(x), inplace=self.writes))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Activated.Layer(writes=writes) for writes in (True, False, True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def test_layers_that_write_into_products_are_recomputed_as_a_whole():
+    torch.manual_seed(3)
+    model = Activated()
+    case = case_of(lambda: model)
+    split = find_split(model, case.batch())
+    assert [site.may_select for site in split.sites if site.is_layer] == [False, True, False]
+    with mock.patch("mosaic.parts.chunk_call.create_selective_checkpoint_contexts", wraps=selected) as contexts:
+        check_cut(case, model, split, THIRDS, case.batch(), strategy="selective")
+    assert contexts.call_count == 1
 
 
 def case_of(make: Callable[[], nn.Module]) -> PartedCase:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mosaic.retrain.data_check import DataCheck, DataCheckSettings, DayFigures, InputFigures, check_data, day_figures
-from mosaic.retrain.gate import Finding, Scores
+from mosaic.retrain.gate import Scores
 
 SETTINGS = DataCheckSettings()
 
@@ -42,8 +42,8 @@ def failed(check: DataCheck) -> list[str]:
     return [finding.name for finding in check.findings if not finding.passed]
 
 
-def finding(check: DataCheck, name: str) -> Finding:
-    return next(each for each in check.findings if each.name == name)
+def sentence(check: DataCheck, name: str) -> str:
+    return next(each.sentence for each in check.findings if each.name == name)
 
 
 def test_half_of_the_labels_wrong_quarantines_a_day_that_is_usual_otherwise():
@@ -57,7 +57,7 @@ def test_half_of_the_labels_wrong_quarantines_a_day_that_is_usual_otherwise():
 def test_honest_drift_is_let_through_up_to_the_budget_and_told():
     check = checked(figures(9, right=0.75))
     assert not check.quarantine
-    assert "the data drifts, or some labels are wrong" in finding(check, "champion's error").sentence
+    assert "the data drifts, or some labels are wrong" in sentence(check, "champion's error")
     drifted = figures(9, right=0.55)
     assert checked(drifted).quarantine
     assert not checked(drifted, settings=DataCheckSettings(max_drop=0.5)).quarantine
@@ -67,29 +67,23 @@ def test_a_missing_modality_is_planned_for_and_quarantines_only_if_it_is_require
     today = figures(9, modalities={"image": 500})
     check = checked(today)
     assert not check.quarantine
-    assert "audio is missing today" in finding(check, "modalities").sentence
+    assert "audio is missing today" in sentence(check, "modalities")
     assert "modalities" not in {each.name for each in checked(today, (*BEFORE, today)).findings}
-    assert "audio is new today" in finding(checked(figures(10), (*BEFORE, today)), "modalities").sentence
+    assert "audio is new today" in sentence(checked(figures(10), (*BEFORE, today)), "modalities")
     settings = DataCheckSettings(required_modalities=("audio",))
     for before in (BEFORE, (*BEFORE, today)):
         assert failed(checked(today, before, settings)) == ["modalities"]
 
 
-def test_other_units_of_an_input_quarantine_the_day():
+def test_other_units_of_an_input_frozen_rows_and_many_unreadable_rows_quarantine_the_day():
     check = checked(figures(9, inputs={"image": InputFigures(mean=33.0, spread=76.0)}))
     assert failed(check) == ["mean image"]
     assert "other units or scales" in check.reason
-
-
-def test_unreadable_rows_are_counted_and_limited():
     for count in (10, 100):
         check = checked(figures(9, unreadable={"torn file": count}))
         assert check.quarantine == (count == 100)
         words = f"{count} of {500 + count} rows could not be read: torn file ({count})"
-        assert words in finding(check, "unreadable").sentence
-
-
-def test_frozen_rows_among_todays_rows_quarantine_the_day():
+        assert words in sentence(check, "unreadable")
     check = check_data(figures(9), BEFORE, SETTINGS, today_rows={"a", "b"}, frozen_rows={"b", "c"})
     assert check.quarantine
     assert check.reason.startswith("1 of today's 2 rows are frozen rows")

@@ -13,9 +13,8 @@ from torch import nn
 from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.recipe import Budget
 from mosaic.retrain.records import DayNotes
-from mosaic.retrain.worker.group import WorkerGroup
 from mosaic.retrain.worker.loader import MicroBatch, StepBatch
-from mosaic.retrain.worker.loop import Loop, TrainState
+from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
 
 STAGES = [{"left": 1, "right": 1}]
 
@@ -69,7 +68,7 @@ def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     work: Any = SimpleNamespace(program=program, budget=budget, day=DayFolder(folder))
     stop: Any = SimpleNamespace(received="")
     group, notes = WorkerGroup(torch.device("cpu")), DayNotes(loaded="", rejects={})
-    return Loop(work, state, group, stop, until=None, step=0, notes=notes)
+    return Loop(work=work, state=state, group=group, stop=stop, until=None, step=0, notes=notes)
 
 
 def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(tmp_path: Path):

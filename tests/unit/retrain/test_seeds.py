@@ -7,31 +7,29 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.retrain.worker.seeds import drawn_under, generators_of, seed_step
+from mosaic.retrain.worker.positions import drawn_under, generators_of, seed_step
 
 
 def draw() -> tuple[float, ...]:
     return torch.rand(()).item(), float(np.random.rand()), float(np.random.normal()), random.random()
 
 
-def test_drawn_numbers_depend_on_seed_and_position_alone():
-    with drawn_under(3, 7):
-        first = draw()
-    draw()
-    with drawn_under(3, 7):
-        assert draw() == first
-    for seed, position in ((3, 8), (4, 7)):
-        with drawn_under(seed, position):
-            assert not set(draw()) & set(first)
-
-
-def test_random_states_are_as_before_also_after_an_error():
+def test_drawn_numbers_depend_on_seed_and_position_and_states_are_restored_also_after_an_error():
     np.random.seed(0)
     np.random.normal()  # leaves the other half of a pair
     own = np.random.default_rng(5)
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
-    with pytest.raises(ZeroDivisionError), drawn_under(0, 5, (own,)):
-        int(draw()[0] + own.random() * 0) / 0
+    drawn = []
+
+    def draw_and_fail() -> None:
+        drawn.append((*draw(), own.random()))
+        raise ZeroDivisionError
+
+    for seed, position in ((3, 7), (3, 8), (4, 7), (3, 7)):
+        with pytest.raises(ZeroDivisionError), drawn_under(seed, position, (own,)):
+            draw_and_fail()
+    assert drawn[0] == drawn[-1]
+    assert len({value for values in drawn for value in values}) == 3 * 5
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), str(np.random.get_state()))
     assert own.random() == np.random.default_rng(5).random()

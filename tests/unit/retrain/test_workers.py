@@ -1,4 +1,4 @@
-"""The launcher's view of its workers: their ends, and the workers that it kills."""
+"""Workers that the launcher kills."""
 
 from __future__ import annotations
 
@@ -9,25 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.retrain.chain import alive
+from bench.retrain.kills import alive
 from bench.retrain.small_folder import write_folder
 from mosaic.retrain import workers
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.workers import Ended, Workers
 
 FOREVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-
-
-def ends(code: int, words: str = "") -> str:
-    """A program that leaves words and a code."""
-    return f"""
-import os, signal, sys
-if {words!r}:
-    open(sys.argv[1], "w").write({words!r})
-if {code} < 0:
-    os.kill(os.getpid(), {-code})
-sys.exit({code})
-"""
 
 
 class Scripted(Workers):
@@ -40,9 +28,7 @@ class Scripted(Workers):
         self.started: list[subprocess.Popen[bytes]] = []
 
     def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        words = next(each.removeprefix("--error-file=") for each in command if each.startswith("--error-file="))
-        rank = int(more.get("RANK", "0"))
-        child = super()._start([sys.executable, "-c", self.programs[rank], words], more)
+        child = super()._start([sys.executable, "-c", self.programs[int(more.get("RANK", "0"))]], more)
         self.started.append(child)
         return child
 
@@ -54,28 +40,11 @@ def run(folder: Path, *programs: str, total_s: float | None = None) -> Ended:
     return ended
 
 
-@pytest.mark.parametrize(
-    ("code", "how", "outcome"),
-    [
-        (0, "done", None),
-        (1, "failed", "failed"),
-        (5, "quarantined", "quarantined"),
-        (71, "out of memory", None),
-        (75, "why", "interrupted"),
-        (-9, "killed (SIGKILL)", None),
-    ],
-)
-def test_codes_say_how_a_day_continues(tmp_path: Path, code: int, how: str, outcome: str | None):
-    ended = run(tmp_path, ends(code, "why" if code > 0 else ""))
-    assert (ended.how, ended.outcome, ended.reason) == (how, outcome, "why" if code > 0 else "")
-    assert ended.crashed == (code in (71, -9))
-
-
 def test_a_rank_that_waits_for_a_failed_one_and_a_worker_that_hangs_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(workers, "ALONE_S", 0.2)
     monkeypatch.setattr(workers, "GRACE_S", 0.2)
-    assert run(tmp_path, FOREVER, ends(71)).how == "out of memory"
+    assert run(tmp_path, FOREVER, "import sys; sys.exit(71)").how == "out of memory"
     ended = run(tmp_path, FOREVER, total_s=0.3)
     assert (ended.how, ended.outcome) == ("hung", "interrupted")

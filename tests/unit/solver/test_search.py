@@ -1,15 +1,18 @@
-"""The exact search where its limits end it: bounds stay true, time is kept, what was proven stays proven."""
+"""The exact search: bounds stay true where its limits end it, what was proven stays proven, memory, and its build."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from instance_cases import instance, module, option, solve_instance
 from plan_checker import checked_ms
 
 from bench.solver.generate import Recipe, generate
 from bench.solver.study import search
-from mosaic.solver import SearchOptions, solve
+from mosaic.errors import UndecidedError
+from mosaic.solver import SearchOptions, held_memory, solve
 from mosaic.solver.instance import TableCost
 from mosaic.solver.limits import SearchLimits
 
@@ -59,3 +62,22 @@ def test_a_search_that_its_effort_ends_finds_the_same_on_a_slower_machine(method
         plans.append(replace(plan, search=replace(plan.search, seconds=0.0)))
     assert plans[0].search.status != "optimal"
     assert plans[0] == plans[1]
+
+
+def test_an_undecided_question_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch):
+    holds = replace(option(1, 4, 1, 1, memory_bytes=6), resident_bytes=3, activation_bytes=3)
+    in_a_row = instance(module("a", holds), module("b", holds, after=("a",)), module("c", holds, after=("b",)))
+    monkeypatch.setattr(held_memory, "IN_TURN_EFFORT", 0.0)
+    with pytest.raises(UndecidedError, match="not proven that there is none"):
+        solve_instance(replace(in_a_row, num_devices=2, memory_bytes=10))
+
+
+ROOT = Path(__file__).parents[3]
+LOOSE = ("-ffast-math", "-funsafe-math-optimizations", "-Ofast", "-fassociative-math", "-ffp-contract=fast")
+
+
+def test_the_search_rounds_every_product_so_that_processors_with_fused_steps_choose_the_same() -> None:
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert "-ffp-contract=off" in setup
+    for text in (setup, *(path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.cpp"))):
+        assert not [flag for flag in LOOSE if flag in text]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
+from mosaic.pipelining.tasks import memory_peaks
 from mosaic.rank_trace import RankTrace
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
@@ -96,6 +102,38 @@ def with_averages(rank: int, size: int, place: Path) -> None:
     assert not any(one.is_meta for one in model.state_dict().values())
     check_alike(model, plain)
     check_alike_losses(model, plain)
+
+
+def with_little_memory(rank: int, size: int, place: Path) -> None:
+    """Layers recompute a selection of their activations, with dropout; gradients stay the plain loop's, bit for bit."""
+    step, used = words(0)[:2], Counter[str]()  # of two microbatches either order of gradients has one sum
+
+    def counted(*args: Any, context_fn: Any, **kwargs: Any) -> Any:
+        used["recompute" if context_fn is noop_context_fn else "selective"] += 1
+        return checkpoint(*args, context_fn=context_fn, **kwargs)
+
+    make, limits = partial(llama, 0.2, hidden_size=128, intermediate_size=3072), [0]
+    for memory_bytes in limits:
+        pipe, model, plain = begun(make, step, options=options(partition="mixed-time"), memory_bytes=memory_bytes)
+        with mock.patch("mosaic.parts.chunk_call.checkpoint", counted), torch.random.fork_rng():
+            losses = pipe.step(step)
+        assert torch.equal(losses, plain_losses(plain, step))
+        named = dict(plain.named_parameters())
+        for name, one in model.named_parameters():
+            if not one.is_meta:
+                wanted = named[name].grad
+                is_tied = "embed_tokens" in name  # the parts of its gradient are summed over ranks
+                assert torch.allclose(one.grad, wanted) if is_tied else torch.equal(one.grad, wanted), name
+        if not memory_bytes:
+            assert not used
+            graph, start_ns = pipe.timeline().simulated
+            peaks = [peak for peak, _ in memory_peaks(graph, start_ns)]
+            base, peak = max(graph.base_bytes), max(peaks)
+            limits.append(base + round(0.9 * (peak - base)))
+        pipe.remove()
+    everywhere: list[Any] = [None] * size
+    dist.all_gather_object(everywhere, used["selective"])
+    assert sum(everywhere)
 
 
 def check_alike(model: nn.Module, plain: nn.Module) -> None:
@@ -232,4 +270,4 @@ def with_normalized_batches(rank: int, size: int, place: Path) -> None:
     pipe.remove()
 
 
-on_two_ranks = in_turn(under_autocast, with_averages, evaluated, exchanged, with_normalized_batches)
+on_two_ranks = in_turn(under_autocast, with_little_memory, with_averages, evaluated, exchanged, with_normalized_batches)

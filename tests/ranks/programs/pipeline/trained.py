@@ -41,9 +41,9 @@ def llava(dropout: float = 0.0) -> nn.Module:
     return LlavaForConditionalGeneration(config).double()
 
 
-def llama(dropout: float = 0.0) -> nn.Module:
+def llama(dropout: float = 0.0, **sizes: int) -> nn.Module:
     config = LlamaConfig(
-        **_SMALL,
+        **(_SMALL | sizes),
         num_key_value_heads=1,
         head_dim=8,
         vocab_size=32,

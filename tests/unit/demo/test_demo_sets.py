@@ -1,8 +1,11 @@
-"""The set of spoken digit triples: held-out material stays unseen, and all three modalities show the same digits."""
+"""The data of both demos: held-out material stays unseen, all modalities of a row agree, seeds give the same bytes."""
 
 from __future__ import annotations
 
+import json
 import sys
+from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +14,11 @@ import torch
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
 from mosaic.demo.data import ALPHABET, DigitTriples, batches, load, whole
+from mosaic.demo.days.digits import DayKind, write_day, write_starter
 from mosaic.demo.speech import WORDS
 from mosaic.errors import MosaicError
+
+DAY = date(2026, 11, 22)
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +68,25 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[demo\]'"):
         load()
+
+
+def test_a_new_folder_overwrites_nothing_and_its_frozen_set_shares_no_voice_and_no_scans_with_its_day(tmp_path: Path):
+    write_starter(tmp_path / "robot", DAY)
+    clusters = {}
+    for name in ("frozen", DAY.isoformat()):
+        rows = (tmp_path / "robot" / "data" / name / "index.jsonl").read_text().splitlines()
+        clusters[name] = {json.loads(row)["cluster"] for row in rows}
+        assert min(sum(kind in each for each in clusters[name]) for kind in ("writer", "voice")) >= 20
+    assert clusters["frozen"].isdisjoint(clusters[DAY.isoformat()])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("mine")
+    with pytest.raises(MosaicError, match=r"train\.py is there already"):
+        write_starter(tmp_path / "mine", DAY)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["train.py"]
+
+
+def test_the_same_seed_makes_the_same_bytes(tmp_path: Path):
+    for name in ("once", "again"):
+        write_day(tmp_path / name, DayKind(num_rows=30, mix={"image+audio": 0.5, "imu": 0.5}), seed=3)
+    for file in ("rows.safetensors", "index.jsonl"):
+        assert (tmp_path / "once" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
