@@ -78,6 +78,8 @@ class Hardware(StrictFile):
     works meanwhile: a kernel begins when it was launched and the one before it has ended."""
     kernel_us: float = 0.0
     """Time of a GPU from one kernel's end to the next one's work, however small, in microseconds."""
+    host_gb_per_s: float = 0.0
+    """Bandwidth to the host's memory in one direction, in 10^9 bytes a second; 0: activations are not offloaded."""
     lane_bytes: int = 0
     """Memory that a lane takes by itself, in bytes: library workspaces of its streams."""
     efficiency: Efficiency = field(default_factory=Efficiency)
@@ -89,7 +91,7 @@ class Hardware(StrictFile):
             _check_positive(f"{self.name}: {name}", getattr(self, name))
         if self.sms_per_slot > self.num_sms:
             raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} is more than num_sms={self.num_sms}")
-        for name in ("launch_us", "kernel_us", "lane_bytes"):
+        for name in ("launch_us", "kernel_us", "host_gb_per_s", "lane_bytes"):
             if not 0 <= getattr(self, name) < math.inf:  # also catches NaN
                 raise ValueError(f"{self.name}: {name}={getattr(self, name)}; use a finite number, 0 or more")
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, python_state, torch_state
 from mosaic.parts.blank import BlankResults, Forward, ModuleCall, is_kept_by_selection, without_cache
+from mosaic.parts.offload import Offload, ThreadCopies
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import WeightsInUse
 
@@ -29,7 +30,7 @@ Draws = Literal["own", "all", "none"]
 none; several threads may then call at a time, because generators stay untouched."""
 
 
-STRATEGIES = ("keep", "recompute", "selective")
+STRATEGIES = ("keep", "recompute", "selective", "offload")
 
 
 class ChunkEnded(BaseException):
@@ -54,6 +55,8 @@ class ChunkCall:
     """Modules that the microbatch calls."""
     draws: Draws = "own"
     strategies: Mapping[int, str] = field(default_factory=dict)
+    offload: Offload | None = None
+    """Stores the activations of layers whose strategy is ``offload``."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -70,9 +73,9 @@ class ChunkCall:
             site, strategy = self.split.sites[index], self.strategies.get(index, "keep")
             if strategy == "selective" and not site.may_select:
                 strategy = "recompute"
-            is_repeated = site.has_effects and strategy != "keep"
+            is_repeated = site.has_effects and strategy not in ("keep", "offload")
             run = repeatable(patch.run, tuple(patch.module.buffers())) if is_repeated else patch.run
-            result = run_layer(strategy, run, args, kwargs)
+            result = run_layer(strategy, run, args, kwargs, offload=self.offload)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
@@ -235,16 +238,24 @@ def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor
     state[1].restore()
 
 
-def run_layer(strategy: str, layer: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_layer(
+    strategy: str, layer: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], *, offload: Offload | None = None
+) -> Any:
     """Runs a layer with one of ``STRATEGIES``.
 
     ``recompute`` keeps its arguments alone, and ``selective`` also the results of products, convolutions and attention
-    (PipeWeaver, section 6.3); backward runs the rest again.
+    (PipeWeaver, section 6.3); backward runs the rest again. With ``offload`` all of it waits in the host's memory.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":
         return layer(*args, **kwargs)
+    if strategy == "offload":
+        return (
+            (offload or Offload(ThreadCopies())).run(layer, args, kwargs)
+            if torch.is_grad_enabled()
+            else layer(*args, **kwargs)
+        )
     args = tuple(map(without_cache, args))
     kwargs = {name: without_cache(value) for name, value in kwargs.items()}
     context = _selection if strategy == "selective" else noop_context_fn

@@ -19,6 +19,7 @@ from mosaic.find.restore import restored_objects
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults, replaced_forwards
 from mosaic.parts.chunk_call import ChunkCall, ChunkEnded, CurrentCall, Draws, ForwardPatch
+from mosaic.parts.offload import Copies, Offload, copies_for
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, meta_buffer
 
@@ -162,6 +163,7 @@ class PartedModel:
         self._kinds: dict[int, set[Hashable]] = {}
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
+        self._copies: Copies | None = None
 
     def forward(
         self,
@@ -171,6 +173,7 @@ class PartedModel:
         strategies: Sequence[str] = (),
         *,
         draws: Draws = "own",
+        offload: Offload | None = None,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some of its units.
 
@@ -181,6 +184,7 @@ class PartedModel:
             strategies: Activation strategy of each of the chunk's layers, in order; empty: all are kept.
             draws: Sites that draw random numbers. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
+            offload: Takes the activations of layers whose strategy is ``offload``, as ``new_offload`` makes it.
 
         Returns:
             The chunk's tensors, by module; or the model's output if it ends here, with None for leaves of other
@@ -203,7 +207,14 @@ class PartedModel:
         call = self._new_call(plan, own=plan.own, received=inputs)
         call.draws = draws
         call.strategies = dict(zip(plan.layers, strategies, strict=False))
+        call.offload = offload
         return self._run(plan, call, kwargs)
+
+    def new_offload(self) -> Offload:
+        """Returns what takes the activations of one forward that go to the host's memory."""
+        if self._copies is None:
+            self._copies = copies_for(self.device)
+        return Offload(self._copies)
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
         """Returns the tensors that ``forward`` of a chunk on any rank sends, without data.

@@ -19,11 +19,13 @@ class Strategy:
     """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
 
     name: str
-    """``keep``, ``recompute`` or ``selective``; see ``mosaic.parts.chunk_call``."""
+    """``keep``, ``recompute``, ``selective`` or ``offload``; see ``mosaic.parts.chunk_call``."""
     kept_bytes: int
     """Bytes from the end of forward to the end of backward."""
     extra_forward_ms: float = 0.0
     extra_backward_ms: float = 0.0
+    workspace_bytes: int = 0
+    """Bytes while the layer runs, above those of every strategy: of another layer, which is fetched meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +233,7 @@ def scaled_layer(layer: Layer, time: float, size: float | None = None) -> Layer:
                 kept_bytes=round(strategy.kept_bytes * size),
                 extra_forward_ms=strategy.extra_forward_ms * time,
                 extra_backward_ms=strategy.extra_backward_ms * time,
+                workspace_bytes=round(strategy.workspace_bytes * size),
             )
             for strategy in layer.strategies
         ),

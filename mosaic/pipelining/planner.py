@@ -46,6 +46,8 @@ class PlannerOptions:
     """A name of ``mosaic.pipelining.orders.METHODS``."""
     limits: OrderLimits = field(default_factory=OrderLimits)
     """Limits of all searches of the step together."""
+    offload: bool = False
+    """True if activations may wait in the host's memory; otherwise layers keep or recompute them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,6 +175,7 @@ def rank_layer(
     share: RankShare = WHOLE,
     halves: int = 2,
     may_select: bool = False,
+    may_offload: bool = False,
 ) -> Layer:
     """Returns a layer's times and bytes on one rank.
 
@@ -189,6 +190,8 @@ def rank_layer(
         halves: Pairs of products whose input is gathered and whose output is reduce-scattered: attention and MLP.
         may_select: True if selective recomputation of the layer is possible: it keeps the results of products and of
             attention beside the layer's input, and runs the rest again.
+        may_offload: True if activations may wait in the host's memory. Copies run beside the layer; what they draw of
+            the memory's bandwidth is added to it, and what it does not hide.
     """
     tensor = machine.degrees.tensor
     forward, backward = (_divided(phase, share, tensor) for phase in (counts.forward, counts.backward))
@@ -225,6 +228,18 @@ def rank_layer(
                 name="selective",
                 kept_bytes=min(kept_bytes, input_bytes + results_bytes),
                 extra_backward_ms=max(0.0, forward_ms - _ms_of(forward, kinds, machine)),
+            )
+        )
+    if may_offload and hardware.host_gb_per_s:
+        copy_ms = kept_bytes / hardware.host_gb_per_s / 1e6
+        drawn_ms = kept_bytes / hardware.memory_gb_per_s / 1e6  # of the bandwidth that kernels use meanwhile
+        strategies.append(
+            Strategy(
+                name="offload",
+                kept_bytes=0,
+                extra_forward_ms=max(0.0, copy_ms - forward_ms) + drawn_ms,
+                extra_backward_ms=max(0.0, copy_ms - backward_ms) + drawn_ms,
+                workspace_bytes=kept_bytes,
             )
         )
     return Layer(

@@ -348,7 +348,8 @@ class _StepBuilder:
                     layer = replace(layer, strategies=_KEEPS_NOTHING)
                 strategy = _chosen(layer, chosen, len(layers), part.module)
                 times.append(layer_ms(layer, strategy, inputs=inputs, weights=weights))
-                memory.append((strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes))
+                works = layer.workspace_bytes + strategy.workspace_bytes
+                memory.append((strategy.kept_bytes, layer.strategies[0].kept_bytes, works))
                 layers.append(layer)
                 has_backward |= inputs or weights
                 has_weights |= weights

@@ -90,7 +90,7 @@ def candidates_of(layers: Sequence[Layer], count: int = MAX_CANDIDATES) -> tuple
 def _candidate(layers: Sequence[Layer], policies: Sequence[int]) -> Candidate:
     strategies = [layer.strategies[at] for layer, at in zip(layers, policies, strict=True)]
     memory = [
-        (strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
+        (strategy.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes + strategy.workspace_bytes)
         for layer, strategy in zip(layers, strategies, strict=True)
     ]
     return Candidate(

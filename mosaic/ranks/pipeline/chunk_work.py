@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 from mosaic.context.items import ItemShare
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
+from mosaic.parts.offload import Offload
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit
@@ -99,6 +101,16 @@ class StepData:
                 index = 0 if chosen is None or len(names) >= len(chosen) else chosen[len(names)]
                 names.append(strategy_of(layer, default).name if chosen is None else layer.strategies[index].name)
         return tuple(names)
+
+    def next_backward(self, task: TaskName) -> TaskName | None:
+        """Returns the backward that a lane runs after this one, if any."""
+        following = self._next_backwards.get(str(task))
+        return None if following is None else TaskName.parse(following)
+
+    @cached_property
+    def _next_backwards(self) -> Mapping[str, str]:
+        rows = ([cell for cell in row if "B" in cell and cell[-1] != ")"] for row in self.schedule.rows)
+        return dict(pair for row in rows for pair in pairwise(row))
 
     @cached_property
     def _later_pieces(self) -> frozenset[str]:
@@ -219,6 +231,8 @@ class ChunkWork:
         self._turn: AbstractContextManager[Any] = (turn or threading.RLock()) if any(self._draws) else nullcontext()
         self._kept: dict[TaskName, tuple[Mapping[TaskName, Tensors], Mapping[str, Tensors]]] = {}
         """Inputs by source and outputs by module of each forward until its backward; at the model's end the loss."""
+        self._offloads: dict[TaskName, Offload] = {}
+        """Of each forward with activations in the host's memory, until its backward."""
         self.losses: dict[int, Tensor] = {}
 
     def forward(self, task: RankTask, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
@@ -253,6 +267,10 @@ class ChunkWork:
         """Adds gradients of weights; returns those of the inputs, for each backward that takes one."""
         forward = task.name.forward
         inputs, outputs = self._kept.pop(forward)
+        self._offloads.pop(forward, None)
+        following = self._data.next_backward(task.name) if self._offloads else None
+        if following is not None and following.forward in self._offloads:
+            self._offloads[following.forward].prefetch()
         with self._turn if self._data.strategies_of(forward) else nullcontext():
             if self._data.ends(forward):
                 torch.autograd.backward(outputs[""])
@@ -269,6 +287,7 @@ class ChunkWork:
 
     def free(self, task: TaskName) -> None:
         self._kept.pop(task, None)
+        self._offloads.pop(task, None)
 
     def reduce(self, chunk: int) -> None:
         if self._reduce is not None:
@@ -284,15 +303,19 @@ class ChunkWork:
         return tuple(spec for spec in specs if not is_back or spec.dtype.is_floating_point)
 
     def _run(self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors]) -> Any:
-        numbers, model, strategies = self._numbers, self._model, self._data.strategies_of(task)
+        numbers, strategies = self._numbers, self._data.strategies_of(task)
+        offload = None
+        if "offload" in strategies and torch.is_grad_enabled():
+            offload = self._offloads[task] = self._model.new_offload()
+        forward = partial(self._model.forward, task.chunk, kwargs, received, strategies, offload=offload)
         if not self._draws[task.microbatch]:
-            return model.forward(task.chunk, kwargs, received, strategies, draws="none")
+            return forward(draws="none")
         if numbers is None:
             with self._turn:
-                return model.forward(task.chunk, kwargs, received, strategies)
+                return forward()
         assert not self._data.is_cut(task)  # pieces would draw other numbers: plans have none of such microbatches
         with self._turn, numbers.numbers_of(self._states[task.microbatch]):
-            return model.forward(task.chunk, kwargs, received, strategies, draws="all")
+            return forward(draws="all")
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """Returns the inputs by module, pieces joined in order."""

@@ -88,6 +88,8 @@ def count_model(
     sample: Mapping[str, Any],
     machine: RankHardware,
     sharing: ContextSharing = PLAIN_SHARING,
+    *,
+    offload: bool = False,
 ) -> CountedModel:
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
@@ -127,6 +129,7 @@ def count_model(
             trains=any(parameter.requires_grad for parameter in module.parameters()),
             share=shares[site.module],
             may_select=site.is_layer and site.may_select,
+            may_offload=site.is_layer and offload,
         )
         if not site.is_layer:  # what is before or behind a layer is kept whatever becomes of the layer
             layer = replace(layer, strategies=layer.strategies[:1])
@@ -219,7 +222,9 @@ def _sum(calls: Sequence[Layer]) -> Layer:
             Strategy(
                 name=name,
                 kept_bytes=sum(strategy_of(call, name).kept_bytes for call in calls),
+                extra_forward_ms=sum(strategy_of(call, name).extra_forward_ms for call in calls),
                 extra_backward_ms=sum(strategy_of(call, name).extra_backward_ms for call in calls),
+                workspace_bytes=max(strategy_of(call, name).workspace_bytes for call in calls),
             )
             for name in (strategy.name for strategy in most)
         ),

@@ -201,7 +201,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     )
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     with unchanged_buffers(model):
-        counted = count_model(model, split, step[0], RankHardware(cluster=cluster))
+        counted = count_model(model, split, step[0], RankHardware(cluster=cluster), offload=asked.options.offload)
     backend = asked.backend or backend_of(world)
     slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)

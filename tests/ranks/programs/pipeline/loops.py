@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
+from mosaic.parts.offload import Offload
 from mosaic.pipelining.tasks import memory_peaks
 from mosaic.rank_trace import RankTrace
 from mosaic.ranks.pipeline.handle import Pipeline
@@ -105,17 +106,26 @@ def with_averages(rank: int, size: int, place: Path) -> None:
 
 
 def with_little_memory(rank: int, size: int, place: Path) -> None:
-    """Layers recompute a selection of their activations, with dropout; gradients stay the plain loop's, bit for bit."""
+    """Layers recompute a selection of their activations, or the host has them; gradients stay equal, with dropout."""
     step, used = words(0)[:2], Counter[str]()  # of two microbatches either order of gradients has one sum
 
     def counted(*args: Any, context_fn: Any, **kwargs: Any) -> Any:
         used["recompute" if context_fn is noop_context_fn else "selective"] += 1
         return checkpoint(*args, context_fn=context_fn, **kwargs)
 
-    make, limits = partial(llama, 0.2, hidden_size=128, intermediate_size=3072), [0]
-    for memory_bytes in limits:
-        pipe, model, plain = begun(make, step, options=options(partition="mixed-time"), memory_bytes=memory_bytes)
-        with mock.patch("mosaic.parts.chunk_call.checkpoint", counted), torch.random.fork_rng():
+    def offloaded(self: Offload, *args: Any) -> Any:
+        used["offload"] += 1
+        return run(self, *args)
+
+    make, runs, run = partial(llama, 0.2, hidden_size=128, intermediate_size=3072), [(0, False)], Offload.run
+    for memory_bytes, offload in runs:
+        chosen = options(partition="mixed-time", offload=offload)
+        pipe, model, plain = begun(make, step, options=chosen, memory_bytes=memory_bytes)
+        patches = (
+            mock.patch("mosaic.parts.chunk_call.checkpoint", counted),
+            mock.patch.object(Offload, "run", offloaded),
+        )
+        with patches[0], patches[1], torch.random.fork_rng():
             losses = pipe.step(step)
         assert torch.equal(losses, plain_losses(plain, step))
         named = dict(plain.named_parameters())
@@ -129,11 +139,12 @@ def with_little_memory(rank: int, size: int, place: Path) -> None:
             graph, start_ns = pipe.timeline().simulated
             peaks = [peak for peak, _ in memory_peaks(graph, start_ns)]
             base, peak = max(graph.base_bytes), max(peaks)
-            limits.append(base + round(0.9 * (peak - base)))
+            runs += [(base + round(0.9 * (peak - base)), offload) for offload in (False, True)]
         pipe.remove()
     everywhere: list[Any] = [None] * size
-    dist.all_gather_object(everywhere, used["selective"])
-    assert sum(everywhere)
+    for name in ("selective", "offload"):
+        dist.all_gather_object(everywhere, used[name])
+        assert sum(everywhere), name
 
 
 def check_alike(model: nn.Module, plain: nn.Module) -> None:
