@@ -142,7 +142,7 @@ def hook_for_all_modules(session: Session):
         train(session, Two())
     finally:
         hook.remove()
-    session.note(sorted(seen[-9:]))
+    session.note(sorted(seen[-13:]))  # of the last step: lanes call its modules in an order of their own
 
 
 CASES = {
