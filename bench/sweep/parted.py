@@ -136,7 +136,9 @@ class ChunkChain:
         Raises:
             AssertionError: A rank expects other shapes than another sends.
         """
-        tape: list[tuple[Tensors, Tensors]] = []  # a sender's tensors, and the receiver's leaves
+        # For each forward, by chunk and piece, its tensors beside the leaves of those that receive them.
+        tape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        senders: dict[str, int] = {}  # by entry
         sent: dict[str, list[Tensors]] = {}  # by entry, of each piece
         state = random_state(_CPU)
         result: Tensor | None = None
@@ -149,9 +151,11 @@ class ChunkChain:
             for number, piece in enumerate(pieces):
                 received = {}
                 for name, tensors in arrived.items():
+                    first = number if len(pieces) > 1 else 0
                     own = [tensors[number]] if len(pieces) > 1 else tensors
                     leaves = [tuple(map(_leaf, each)) for each in own]
-                    tape += zip(own, leaves, strict=True)
+                    for at, pair in enumerate(zip(own, leaves, strict=True), first):
+                        tape.setdefault((senders[name], at), []).extend(zip(*pair, strict=True))
                     received[name] = join_pieces(leaves)
                 seed_all(100 + index)  # as no other rank has them
                 state.restore()
@@ -166,12 +170,13 @@ class ChunkChain:
                 for name, tensors in output.items():
                     outputs.setdefault(name, []).append(tensors)
             sent |= outputs
+            senders |= dict.fromkeys(outputs, index)
         assert result is not None
         result.backward()
-        for tensors, leaves in reversed(tape):
-            pairs = [(tensor, leaf.grad) for tensor, leaf in zip(tensors, leaves, strict=True) if leaf.grad is not None]
+        for _, read in sorted(tape.items(), reverse=True):
+            pairs = [(tensor, leaf.grad) for tensor, leaf in read if leaf.grad is not None]
             if pairs:
-                torch.autograd.backward([t for t, _ in pairs], [grad for _, grad in pairs], retain_graph=True)
+                torch.autograd.backward([t for t, _ in pairs], [grad for _, grad in pairs])
         return result.detach()
 
     def _pieces(self, kwargs: Mapping[str, Any], module: str, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
