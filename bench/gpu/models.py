@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import mosaic
 from bench.gpu.bench import Bench
@@ -28,7 +29,6 @@ from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.cost import CostModel
 from mosaic.cost.counting import count_module
-from mosaic.cost.counts import OperatorKind
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.engine.finding.find import Finding
@@ -36,7 +36,6 @@ from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.microbench.kernels import half_type
 from mosaic.plan import Plan, plan_from_quotas
-from mosaic.profile import Phase
 from mosaic.profiler import ProfileSettings, profile_modules
 from mosaic.solver import solve
 
@@ -75,7 +74,6 @@ WORTH = MappingProxyType(
 """Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
 ADAMW_BYTES = 28
 """Least traffic of AdamW a parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
-ARITHMETIC = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 
 Step = Callable[[], torch.Tensor]
 Variant = AbstractContextManager[tuple[Step, Step]]
@@ -497,16 +495,19 @@ def _plan_text(plan: Plan) -> str:
 def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
     """Yields what a step needs on any device, and the roofline's time: arithmetic or traffic at its ceiling.
 
-    Traffic is a lower bound: each weight is read in both passes, its gradient is written and read, the optimizer
-    touches its state once, and what is kept for backward is written once and read once.
+    Arithmetic is that of matrix products, convolutions and attention. Traffic is a lower bound: each weight is read in
+    both passes, its gradient is written and read, the optimizer touches its state once, and what is kept for backward
+    is written once and read once.
     """
     try:
         counts = count_module(work.model, (), work.inputs, target="cuda", autocast=torch.bfloat16)
+        with FlopCounterMode(display=False) as counter:  # counts nothing that a step can do without
+            work.loss().backward()
+        work.model.zero_grad(set_to_none=True)
     except Exception as error:  # of any kind: the reason of a figure
         yield missing_figure("bound_ms", error, source="predicted")
         return
-    operators = [operator for phase in Phase for operator in counts.phase(phase).of_kind(*ARITHMETIC)]
-    tflop = sum(operator.flops * operator.calls for operator in operators) / 1e12
+    tflop = counter.get_total_flops() / 1e12
     trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
     memory = counts.memory
     moved_gb = (2 * memory.parameter_bytes + trained * (4 + ADAMW_BYTES) + 2 * memory.activation_bytes) / 1e9
