@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.engine.calls.signature import CallWatch
+from mosaic.engine.calls.signature import Arguments, CallWatch, learn
 from mosaic.find.random_numbers import (
     CPU,
     OVERLOADS,
     LaneRandomness,
     advance,
     count_draws,
+    draw_here,
+    drawing_from,
     torch_state,
 )
 
@@ -116,3 +120,40 @@ def test_draws_are_counted_across_blocks(draws: int):
     before = torch_state(CPU)
     torch.empty(draws, dtype=torch.int32).random_()
     assert count_draws(before, torch_state(CPU)) == draws
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.GRU(5, 5), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.layer(x)[0])
+
+
+class Drawing(Recurrent):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.rand(5)
+
+
+def test_a_lane_watches_only_the_parts_of_a_module_that_draw():
+    """A mode that sees each operator of a recurrent layer takes longer than the layer."""
+    for module, parts in (
+        (Recurrent(), lambda module: (module.dropout,)),
+        (Recurrent().eval(), lambda module: ()),
+        (Drawing(), lambda module: None),
+    ):
+        _, _, signature = learn(partial(module, X), Arguments.take((X,), {}), module)
+        assert signature.drawing == parts(module)
+    generator, operators = torch.Generator().manual_seed(1), []
+
+    class Noting(LaneRandomness):
+        def __torch_dispatch__(self, func: Any, *rest: Any) -> Any:
+            operators.append(str(func))
+            return super().__torch_dispatch__(func, *rest)
+
+    with mock.patch("mosaic.find.random_numbers.LaneRandomness", Noting), drawing_from(generator, everywhere=False):
+        draw_here(nn.Dropout(0.3), (X,), {})
+        nn.GRU(5, 5)(X)
+    assert not any("mm" in name for name in operators)
+    assert any("bernoulli" in name for name in operators)

@@ -16,6 +16,7 @@ from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, pair_batch
 from fake_streams import FakeStreams, Launch, RaceError
 from stream_cases import FakeBackend, Projected, colocated, steps
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.engine import Handle
@@ -492,3 +493,26 @@ def test_nothing_that_a_step_made_outlives_it():
             assert [ref() for ref in made] == [None] * len(made)
         finally:
             gc.enable()
+
+
+@torch.no_grad()
+def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_into_its_graph():
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def fuse(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(left * right) + left.tanh()
+
+    model = TwoTowers()
+    x, y = pair_batch()
+    expected = fuse(model.left(x), model.right(y))
+    assert len(graphs) == 1
+    with colocated(model, (x, y), SIDE_BY_SIDE):
+        left, right = model.left(x), model.right(y)
+        with _disable_current_modes():  # under one Dynamo would not compile
+            assert torch.equal(fuse(left, right), expected)
+    assert len(graphs) == 1
