@@ -275,11 +275,11 @@ class _Sweep:
     def _measure_pair(self, names: tuple[str, ...], halves: Sequence[tuple[int, ...]]) -> tuple[PairSample, ...]:
         """Returns two samples for each phase of two modules; none where they fail, which is logged."""
         quotas = {name: len(slots) for name, slots in zip(names, halves, strict=True)}
-        known = self.cache.pair(self.keys, quotas)
-        if min((len(pair.alone_ms) for pair in known), default=0) >= self.settings.min_repeats:
-            return known
+        cached = self.cache.pair(self.keys, quotas)
+        if min((len(pair.alone_ms) for pair in cached), default=0) >= self.settings.min_repeats:
+            return cached
         if self._leaves_out(" beside ".join(names)):
-            return known
+            return cached
         subjects, lanes = [self.subjects[name] for name in names], [self.lanes.lane(slots) for slots in halves]
         self._begin(" beside ".join(names), *subjects)
         inline, device = self.lanes.launches_inline, self.backend.torch_device

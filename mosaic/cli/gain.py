@@ -25,7 +25,7 @@ SCALES = 1.25
 MEANING = {
     "launch-bound": "the host's thread is slower than the GPU: CUDA graphs help, more SMs do not",
     "SM-bound": "it slows down on fewer SMs, and gains from a neighbour only where it leaves SMs idle",
-    "bandwidth-bound": "some of the SMs draw all of the memory's bandwidth: the others can compute beside it",
+    "bandwidth-bound": "a part of the SMs uses up the memory's bandwidth; another module can compute on the rest",
     "not SM-bound": "half of the slots are nearly as fast: a neighbour can have the others",
     "unknown": "its time is known at one quota only",
 }

@@ -73,7 +73,7 @@ launch, sms, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
     [
         ("launch", "launch-bound", "an eager step takes at least that"),
         ("sms", "SM-bound", "launches do not bound it"),
-        ("bandwidth", "bandwidth-bound", "the others can compute beside it"),
+        ("bandwidth", "bandwidth-bound", "another module can compute on the rest"),
     ],
 )
 def test_each_kind_of_bound_is_named_for_a_gpu_that_is_not_there(
