@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, python_state, torch_state
 from mosaic.parts.blank import BlankResults, Forward, ModuleCall, is_kept_by_selection, without_cache
-from mosaic.parts.offload import Offload, ThreadCopies
+from mosaic.parts.offload import Offload
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import WeightsInUse
 
@@ -251,11 +251,8 @@ def run_layer(
     if strategy == "keep":
         return layer(*args, **kwargs)
     if strategy == "offload":
-        return (
-            (offload or Offload(ThreadCopies())).run(layer, args, kwargs)
-            if torch.is_grad_enabled()
-            else layer(*args, **kwargs)
-        )
+        assert offload is not None
+        return offload.run(layer, args, kwargs) if torch.is_grad_enabled() else layer(*args, **kwargs)
     args = tuple(map(without_cache, args))
     kwargs = {name: without_cache(value) for name, value in kwargs.items()}
     context = _selection if strategy == "selective" else noop_context_fn

@@ -207,7 +207,7 @@ class PartedModel:
         call = self._new_call(plan, own=plan.own, received=inputs)
         call.draws = draws
         call.strategies = dict(zip(plan.layers, strategies, strict=False))
-        call.offload = offload
+        call.offload = self.new_offload() if offload is None and "offload" in strategies else offload
         return self._run(plan, call, kwargs)
 
     def new_offload(self) -> Offload:

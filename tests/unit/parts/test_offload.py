@@ -88,4 +88,4 @@ def test_a_layer_that_writes_into_what_its_backward_needs_is_refused():
         return result.mul_(2)
 
     with pytest.raises(ModuleContractError, match="writes into a tensor that its backward needs"):
-        run_layer("offload", layer, (torch.randn(64, 8, requires_grad=True),), {})
+        Offload(ThreadCopies()).run(layer, (torch.randn(64, 8, requires_grad=True),), {})
