@@ -25,7 +25,6 @@ from mosaic.engine.finding.find import runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing.plans import data_parallel_plan
-from mosaic.ranks.compare import slowest
 from mosaic.ranks.world.world import World
 from mosaic.take_turns import take_turns
 
@@ -84,7 +83,7 @@ class Loop:
             self._optimizer.zero_grad()
             times_ms.append((time.perf_counter() - start) * 1e3)
             self.losses.append(loss.item())
-        return slowest(world, times_ms)[warm:]
+        return list(map(max, zip(*world.all_gather(times_ms), strict=True)))[warm:]
 
 
 def launch(

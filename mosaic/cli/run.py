@@ -1,10 +1,9 @@
-"""``mosaic run``: trains a model plain and colocated in turn, here or on torchrun's ranks."""
+"""``mosaic run``: trains a model plain and colocated in turn, in one process."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +16,9 @@ from mosaic.cli.options import Json, Method, Model, Strict, console_beside, writ
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     import mosaic
     from mosaic.cli.workload import Loop
     from mosaic.profiler import ProfileSettings
-    from mosaic.ranks.compare import MeasuredMethod
     from mosaic.report.progress import Progress
 
 _ROUNDS = 4
@@ -35,9 +31,7 @@ _STEPS_BEFORE = 10
 class Run:
     """Train a model for some steps, plain and colocated in turn, and print the measurements.
 
-    The default loss is the mean square of the outputs. Under torchrun
-    (torchrun --nproc-per-node 2 --no-python mosaic run --model train.py:make) it trains on all ranks, in turn with
-    data-parallel training, and the model's sample is a rank's batch.
+    The default loss is the mean square of the outputs.
     """
 
     model: Model
@@ -55,21 +49,22 @@ class Run:
 
     def execute(self) -> None:
         from mosaic.profiler import ProfileSettings
-        from mosaic.ranks.compare import COMPARED
         from mosaic.ranks.world.world import World
+        from mosaic.report.progress import Progress
+        from mosaic.solver.methods import compared_methods
 
+        if World.is_there():
+            raise ValueError(
+                "mosaic run measures one process, and WORLD_SIZE says that there are several; start a loop with "
+                "mosaic.colocate by torchrun, and read its trial in handle.describe()"
+            )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
         if self.compare and (self.plan is not None or self.method != "auto"):
             raise ValueError("--compare measures the plans of all methods; leave --plan and --method out")
-        methods = COMPARED if self.compare else (self.method,)
+        methods = compared_methods() if self.compare else (self.method,)
         fixed = load(Plan, self.plan) if self.plan is not None else None
         settings = ProfileSettings(strict=self.strict)
-        (self._run_on_ranks if World.is_there() else self._run_here)(methods, fixed, settings)
-
-    def _run_here(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
-        from mosaic.report.progress import Progress
-
         console = console_beside(self.json)
         rows = {}
         for method in methods:
@@ -86,25 +81,6 @@ class Run:
                     text += f" ({row['note']})" if row["note"] else ""
                 console.print(f"{name} {text}", highlight=False)
         write_json(json.dumps(rows if self.compare else rows[methods[0]], indent=2) + "\n", self.json)
-
-    def _run_on_ranks(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
-        from mosaic.cli.workload import load_workload
-        from mosaic.profile import note_of_others
-        from mosaic.ranks.compare import compare_plans, leave
-
-        if self.output is not None:
-            raise ValueError("--output draws what one process ran; leave it out under torchrun")
-        steps = max(1, round(self.steps / _ROUNDS))
-        measured = compare_plans(
-            lambda: load_workload(self.model), methods, plan=fixed, rounds=_ROUNDS, steps=steps, settings=settings
-        )
-        is_first = leave()
-        for row in measured:
-            if row.plan is not None:
-                note_of_others(row.foreign_cpu_share, row.plan.device, strict=self.strict)
-        if is_first:
-            console_beside(self.json).print(measured_table(measured))
-            write_json(measured, self.json)
 
 
 def run_in_turn(
@@ -190,36 +166,3 @@ def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
         if not handle.is_trying:
             break
     handle.clear_timeline()
-
-
-def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
-    """Returns one row per planner, with columns of measured and predicted times."""
-    from mosaic.profile import note_of_others
-    from mosaic.report.table import make_table
-
-    rows = []
-    lines = ["medians; a step ends with its slowest rank; held: parameters, gradients, optimizer, most on a rank"]
-    for row in measured:
-        if row.plan is None:
-            rows.append([row.method, *["-"] * 6])
-            lines.append(f"{row.method}: {row.reason}")
-            continue
-        times = (statistics.median(row.step_ms), statistics.median(row.ddp_ms))
-        rows.append(
-            [
-                row.method,
-                *(f"{time_ms:.1f}" for time_ms in times),
-                f"{statistics.median(row.ratios):.2f}",
-                f"{row.predicted_ms:.1f}" if row.predicted_ms else "-",
-                f"{sum(row.sent_bytes.values()) / 1e6:.2f}",
-                f"{max(row.held_bytes) / 1e6:.1f} ({max(row.ddp_held_bytes) / 1e6:.1f})",
-            ]
-        )
-        if note := note_of_others(row.foreign_cpu_share, row.plan.device):
-            lines.append(f"{row.method}: {note}")
-        if row.same_as:
-            lines.append(f"{row.method}: the same plan as {row.same_as}")
-    measured_columns = (">step ms\nmeasured", ">DDP ms\nmeasured", ">ratio\nmeasured")
-    columns = ("planner", *measured_columns, ">modules\nms pre-\ndicted", ">sent MB\na step", ">held MB\n(DDP)")
-    title = "Plans measured on these ranks, in turn with data-parallel training"
-    return make_table(title, columns, rows, caption="\n".join(lines))

@@ -22,7 +22,6 @@ PROGRAMS = {
     "what is sent, and what overlaps": ("programs.calls.engine:observed", 2),
     "a failure on a lane leaves the loop": ("programs.calls.engine:failing", 2),
     "routed calls on streams": ("programs.calls.streams:observed", 2),
-    "plans of all planners in turn with data-parallel training": ("programs.choosing.planners:compared", 2),
     "plans are tried, and nothing of it is left but the choice": ("programs.choosing.trial:everything", 2),
 }
 
