@@ -10,14 +10,16 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
+import shutil
 import sys
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial as bind
 from pathlib import Path
@@ -30,7 +32,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mosaic.checkpoint import folder as run_folder
-from mosaic.checkpoint.folder import COMPANION, MODEL, RANDOM, STATE, Checkpoint, Manifest, SavingPlace
+from mosaic.checkpoint.folder import MODEL, RANDOM, STATE, Checkpoint, Manifest, SavingPlace
 from mosaic.checkpoint.ranks import Ranks, gather_objects
 from mosaic.checkpoint.state import (
     OneOrSeveral,
@@ -40,7 +42,6 @@ from mosaic.checkpoint.state import (
     by_label,
     from_plain,
     set_random_state,
-    some,
     state_file,
 )
 from mosaic.checkpoint.tensors import (
@@ -50,7 +51,6 @@ from mosaic.checkpoint.tensors import (
     Overlap,
     bytes_of,
     describe,
-    in_order,
     open_tensors,
     open_weights,
     raw,
@@ -66,8 +66,8 @@ NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded(Overlap):
-    """Content of a checkpoint beside the model's state, and the differences after a partial load."""
+class Loaded:
+    """Content of a checkpoint beside the state of the run's objects."""
 
     step: int
     """The step that it was saved at."""
@@ -75,18 +75,6 @@ class Loaded(Overlap):
     """``extra`` of rank 0."""
     path: Path
     """Its folder."""
-    notes: tuple[str, ...] = ()
-    """A sentence for each object beside the model that stays unchanged because nothing in the checkpoint fits it."""
-    random: dict[str, Any] | None = field(default=None, repr=False)
-    """This rank's random state; None if the checkpoint has none."""
-
-    def restore_random(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
-        """Sets the random generators, and the loop's own by name, to the saved state, as ``load`` did.
-
-        For loops that draw numbers between ``load`` and their first step, as a loader does when its iterator is made.
-        """
-        if self.random is not None:
-            set_random_state(self.random, generators)
 
 
 class Checkpointer:
@@ -125,25 +113,20 @@ class Checkpointer:
     ) -> Path:
         """Begins a checkpoint; the loop goes on while it is written.
 
-        Call it between steps. It copies the model, the optimizer and the state of the random generators and returns;
-        then a thread writes them into a hidden folder, and renames it once it is on the disk. A run that is killed at
-        any instant leaves the last complete checkpoint.
-
-        One checkpoint is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it
-        and raises its error.
+        Call it between steps. It copies the state and returns; then a thread writes the copy into a hidden folder, and
+        renames it once it is on the disk. A run that is killed at any instant leaves the last complete checkpoint. The
+        next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for the thread and raises its error.
 
         Args:
             folder: The run's checkpoints; all ranks see it.
             step: The loop's count, which ``load`` returns.
-            optimizer: Any of torch's, over the model's parameters; or several, in a sequence or by name.
-            scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank; or
-                several.
+            optimizer: Over the model's parameters; or several, in a sequence or by name.
+            scheduler: Anything with a ``state_dict()`` of plain data, the same on every rank; or several.
             scaler: A ``torch.amp.GradScaler``, or anything with such a ``state_dict()``.
-            companions: Modules beside the model by name, such as an average of its weights: their parameters and
-                buffers are saved as the model's are. On ranks, copies of the model as each rank has it, or whole.
+            companions: EMA models and other modules beside the model, by name. On ranks, copies of the model as each
+                rank has it, or whole.
             generators: The loop's own random generators by name; each rank saves its own.
-            extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these, saved
-                by rank 0.
+            extra: Plain data of rank 0: numbers, strings, None, small tensors, and lists, tuples and dicts of these.
             keep: Number of checkpoints in the folder; older ones are removed once this one is complete.
 
         Returns:
@@ -151,8 +134,7 @@ class Checkpointer:
 
         Raises:
             NoRoomError: The disk was full during the previous save, which left nothing; this one has not begun.
-                ``make_room`` drops old checkpoints.
-            MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
+            MosaicError: The previous save failed otherwise, the folder cannot be written, or ranks differ.
             TypeError: A checkpoint cannot hold one of the values; names it.
         """
         state, ranks = SavedState(self._model, optimizer, scheduler, scaler, companions, generators), self._the_ranks()
@@ -166,24 +148,39 @@ class Checkpointer:
             part, tensors = ranks.run_on_all(lambda: Part.of(state, ranks.rank))
             parts, writer = _gather_parts(ranks, part, step, str(folder))
 
-            def begin() -> tuple[SavingPlace, bytes] | None:
+            def begin() -> tuple[SavingPlace, Manifest, bytes] | None:
                 if ranks.rank:
                     return None
                 content = (json.dumps(state_file(state, parts, extra or {})) + "\n").encode()
-                return SavingPlace.make(Path(folder), step), content
+                return SavingPlace.make(Path(folder), step), self._manifest(step, parts, writer), content
 
-            own, contents = ranks.run_on_all(begin), None
-            place = ranks.broadcast(own and own[0])
+            begun = ranks.run_on_all(begin)
+            place = ranks.broadcast(begun and begun[0])
             assert place is not None
             copies = self._copy({name: each for name, each in tensors.items() if writer[name] == ranks.rank})
-        if own is not None:
-            contents = _manifest(step, parts, writer, self._plan_name()), own[1]
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
-        arguments = place, ranks.rank, ranks.background_group(), contents, keep
+        arguments = place, ranks.rank, ranks.background_group(), begun and begun[1:], keep
         self._pending = place, thread.submit(_write, copies, *arguments)
         thread.shutdown(wait=False)
         return place.final
+
+    def _manifest(self, step: int, parts: Sequence[Part], writer: Mapping[str, int]) -> Manifest:
+        """Returns the manifest, still without files."""
+        from mosaic import __version__
+
+        entries = [replace(parts[rank].entries[name], file=_file_of(rank)) for name, rank in sorted(writer.items())]
+        return Manifest(
+            step=step,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            mosaic=__version__,
+            torch=torch.__version__,
+            num_ranks=len(parts),
+            plan=self._plan_name(),
+            files=(),
+            tensors=tuple(entries),
+            tied=parts[0].tied,
+        )
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns copies that training does not touch, valid until the next call; pinned for tensors on a GPU.
@@ -225,7 +222,6 @@ class Checkpointer:
         generators: Mapping[str, torch.Generator] | None = None,
         fall_back: bool = False,
         missing_ok: bool = False,
-        partial: bool = False,
         new_run: bool = False,
     ) -> Loaded | None:
         """Loads a checkpoint, saved under any plan and number of ranks, into the model as it is colocated now.
@@ -236,26 +232,19 @@ class Checkpointer:
         Args:
             folder: The run's checkpoints.
             step: Step of the checkpoint; the newest by default.
-            optimizer: Receives its state; new or not, over the same parameters as the saved one. Several receive theirs
-                by name or by order.
-            scheduler: Receives its state, or several do.
-            scaler: Receives its state.
-            companions: Receive the state saved under their names.
-            generators: Receive the state saved under their names.
+            optimizer, scheduler, scaler, companions, generators: Receive the state saved from such an object, by name
+                or order if several were saved; without an object, its state is ignored.
             fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
                 an error, which names the intact one.
             missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.
-            partial: Load what fits a changed model: tensors of the same name, shape and dtype, and optimizers of the
-                same class over the same parameters. The others stay as they are, and ``notes`` names them.
-            new_run: Begin another run: optimizers keep their current settings, such as learning rates, and random
-                generators keep their state. Leave out the scheduler, too, if the run has a new one.
+            new_run: Keep the optimizers' settings, such as learning rates, and the state of random generators.
 
         Returns:
-            The step and ``extra``; with ``partial``, also the new, gone and changed tensors.
+            The step, ``extra`` and the folder.
 
         Raises:
-            InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
-            ValueError: ``partial`` with a scheduler or scaler.
+            InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer;
+                lists the differences. A model with other parameters loads exported weights (``load_weights``).
         """
         self._settle()
         self.finish_saving()
@@ -263,51 +252,33 @@ class Checkpointer:
         state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
         if missing_ok and ranks.broadcast(not run_folder.checkpoints_in(folder)):
             return None
-        if partial and (state.schedulers or scaler is not None):
-            raise ValueError(
-                "partial=True loads a changed model, to which the state of a scheduler or scaler may not fit; leave "
-                "scheduler= and scaler= out"
-            )
         with self._made_whole(state), ExitStack() as files:
             checkpoint = _intact(folder, step, ranks, fall_back=fall_back)
-            reader = ranks.run_on_all(lambda: _Reader(checkpoint.path, state, files, partial=partial, new_run=new_run))
+            reader = ranks.run_on_all(lambda: _Reader(checkpoint.path, state, files, new_run=new_run))
             random_ranks = (ranks.rank, 0) if self._draws_alike else (ranks.rank,)
-            random = ranks.run_on_all(lambda: reader.restore(random_ranks))
+            ranks.run_on_all(lambda: reader.restore(random_ranks))
         self._lacks_weights = False
-        overlap = reader.overlap
-        return Loaded(
-            step=checkpoint.step,
-            extra=from_plain(reader.saved["extra"]),
-            path=checkpoint.path,
-            sources=overlap.sources,
-            new=overlap.new,
-            gone=overlap.gone,
-            changed=overlap.changed,
-            notes=tuple(reader.notes),
-            random=random,
-        )
+        return Loaded(step=checkpoint.step, extra=from_plain(reader.saved["extra"]), path=checkpoint.path)
 
     def export(self, path: str | Path) -> None:
         """Writes the plain model's ``state_dict`` as one safetensors file for ``load_state_dict``.
 
-        Rank 0 writes it and holds one tensor of other ranks at a time. Tied weights appear under all of their names.
+        Rank 0 gathers the whole model in its memory. Tied weights appear under all of their names.
 
         Raises:
             MosaicError: The file cannot be written, and does not exist.
         """
         self._settle()
+        ranks = self._the_ranks()
         with self._made_whole():
-            _export(self._model, Path(path), self._the_ranks())
+            tensors = _gather_tensors(self._model, ranks)
+            ranks.run_on_all(lambda: replace_with_tensors(Path(path), tensors) if ranks.rank == 0 else None)
 
     def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
         """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
 
         Each rank opens the file. Other dtypes are converted, as in ``load_state_dict``. One name of a tied weight is
-        enough.
-
-        Args:
-            path: The file or folder.
-            partial: Load the tensors whose name and shape fit a different model.
+        enough. With ``partial``, tensors whose name and shape fit a different model are loaded.
 
         Returns:
             The loaded tensors, and with ``partial`` the new, gone and changed ones.
@@ -349,19 +320,6 @@ class Checkpointer:
             for by_name in reversed(self._the_ranks().all_gather(own)):
                 digests.update(by_name)
         return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
-
-    def make_room(self, folder: str | Path) -> tuple[int, ...]:
-        """Removes all checkpoints except the newest intact one, for a loop whose disk is full.
-
-        It waits for the pending checkpoint and raises its error.
-
-        Returns:
-            The steps of the removed checkpoints.
-        """
-        self.finish_saving()
-        ranks = self._the_ranks()
-        gone = [checkpoint.step for checkpoint in run_folder.make_room(Path(folder))] if ranks.rank == 0 else []
-        return tuple(ranks.broadcast(gone))
 
     def _the_ranks(self) -> Ranks:
         return self._ranks
@@ -406,25 +364,8 @@ def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> tuple[lis
                 )
     if missing := [name for name in parts[0].names if name not in holders]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-    largest_first = sorted(holders, key=lambda name: (-parts[holders[name][0]].entries[name].num_bytes, name))
+    largest_first = sorted(holders, key=lambda name: (-math.prod(parts[holders[name][0]].entries[name].shape), name))
     return parts, {name: holders[name][turn % len(holders[name])] for turn, name in enumerate(largest_first)}
-
-
-def _manifest(step: int, parts: Sequence[Part], writer: Mapping[str, int], plan: str) -> Manifest:
-    """Returns the manifest, still without files."""
-    from mosaic import __version__
-
-    return Manifest(
-        step=step,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        mosaic=__version__,
-        torch=torch.__version__,
-        num_ranks=len(parts),
-        plan=plan,
-        files=(),
-        tensors=tuple(replace(parts[rank].entries[name], file=_file_of(rank)) for name, rank in sorted(writer.items())),
-        tied=parts[0].tied,
-    )
 
 
 def _file_of(rank: int) -> str:
@@ -451,13 +392,12 @@ def _write(
     def write_own() -> run_folder.FileEntry:
         if not place.aside.is_dir():
             raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-        entries = [describe(name, tensor) for name, tensor in tensors.items()]
-        return write_tensors(place.aside / _file_of(rank), entries, tensors.__getitem__)
+        return write_tensors(place.aside / _file_of(rank), tensors)
 
     def complete() -> None:
         if contents is not None:
             manifest, state = contents
-            state_entry = run_folder.write_flushed(place.aside / STATE, [state])
+            state_entry = run_folder.write_flushed(place.aside / STATE, state)
             replace(manifest, files=(state_entry, *files)).write(place.aside)
             place.commit(keep)
 
@@ -467,7 +407,7 @@ def _write(
     except Exception as error:  # of any kind: it is raised again
         _LOG.error(_failure(place, error))
         if rank == 0:
-            place.abandon()
+            shutil.rmtree(place.aside, ignore_errors=True)
         raise
 
 
@@ -492,39 +432,28 @@ def _failure(place: SavingPlace, error: BaseException) -> str:
     )
 
 
-def _export(model: nn.Module, path: Path, ranks: Ranks) -> None:
+def _gather_tensors(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Returns the contiguous tensors of a model's ``state_dict`` on rank 0, and nothing on the other ranks.
+
+    Each comes from the first rank that has it.
+    """
     own = ranks.run_on_all(lambda: ModelTensors.of(model))
-    names = own.names.items()
-    entries = ranks.run_on_all(lambda: in_order(describe(name, own.tensors[first]) for name, first in names))
+    ranks.run_on_all(lambda: [describe(name, tensor) for name, tensor in own.tensors.items()])
     names_by_rank = ranks.all_gather(sorted(own.here))
     source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
     if missing := [name for name in own.tensors if name not in source]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
-    group = ranks.background_group()
-
-    def tensors() -> Iterator[torch.Tensor]:
-        """Yields each tensor on rank 0, which receives the bytes of others'; valid until the next one."""
-        memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
-        for entry in entries:
-            tensor, owner = own.tensors[own.names[entry.name]], source[own.names[entry.name]]
-            if entry.num_bytes and owner == ranks.rank != 0:
-                dist.send(raw(tensor), dst=0, group=group)
-            elif entry.num_bytes and owner != ranks.rank == 0:
-                memory = (
-                    memory if memory.numel() >= entry.num_bytes else torch.empty(entry.num_bytes, dtype=torch.uint8)
-                )
-                dist.recv(tensor := memory[: entry.num_bytes], src=owner, group=group)
-            yield tensor
-
-    def write() -> None:
-        stream = tensors()
-        try:
-            if ranks.rank == 0:
-                replace_with_tensors(path, entries, lambda _: next(stream))
-        finally:  # on the other ranks all; on rank 0 those behind an error, which are sent all the same
-            deque(stream, maxlen=0)
-
-    ranks.run_on_all(write)
+    group, whole = ranks.background_group(), {}
+    for name, tensor in own.tensors.items():
+        if ranks.rank == source[name] == 0:
+            whole[name] = tensor.detach().cpu().contiguous()
+        elif tensor.numel() and ranks.rank == source[name]:
+            dist.send(raw(tensor), dst=0, group=group)
+        elif ranks.rank == 0:
+            whole[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if tensor.numel():
+                dist.recv(raw(whole[name]), src=source[name], group=group)
+    return {name: whole[first] for name, first in own.names.items()} if ranks.rank == 0 else {}
 
 
 # Loading.
@@ -551,57 +480,54 @@ def _intact(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) ->
 
 
 class _Reader:
-    """The state in a checkpoint that fits the objects of a run.
+    """The state in a checkpoint of the objects of a run.
 
     The constructor compares and changes nothing; ``restore`` then changes the objects.
 
     Raises:
-        InvalidCheckpointError: The checkpoint differs from the objects, and the load is not partial.
+        InvalidCheckpointError: The checkpoint differs from the objects.
     """
 
-    def __init__(self, path: Path, state: SavedState, files: ExitStack, *, partial: bool, new_run: bool) -> None:
-        self._path, self._state, self._files = path, state, files
-        self._partial, self._new_run = partial, new_run
+    def __init__(self, path: Path, state: SavedState, files: ExitStack, *, new_run: bool) -> None:
+        self._path, self._state, self._files, self._new_run = path, state, files, new_run
         manifest = Manifest.read(path)
         self._stored = {tensor.name: tensor for tensor in manifest.tensors}
         self._open: dict[str, Any] = {}
         self._restores: list[Callable[[], object]] = []
         self.saved: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        self.notes: list[str] = []
         modules = state.modules()
-        self._model = modules.pop(MODEL)
-        if not partial and manifest.tied.keys() != self._model.tied.keys():
-            names = ", ".join(sorted(manifest.tied.keys() ^ self._model.tied.keys()))
+        model = modules[MODEL]
+        if manifest.tied.keys() != model.tied.keys():
+            names = ", ".join(sorted(manifest.tied.keys() ^ model.tied.keys()))
             raise InvalidCheckpointError(
                 f"{path} is of another model: only one of them ties {names}; tie the same weights"
             )
-        self.overlap = self._fit_module(MODEL, self._model, manifest.tied)
-        self.overlap.check(path, partial=partial)
-        for label in self._match("companions", state.companions, self.saved.get("companions", [])):
-            overlap = self._fit_module(prefix := f"{COMPANION}{label}/", modules[prefix], {})
-            if not partial:
-                overlap.check(path, partial=False)
-            elif unchanged := [*overlap.new, *overlap.changed]:
-                self.notes.append(f"{COMPANION}{label}: {some(unchanged)} as they were")
-        self._fit_optimizers()
+        self._check_names("companions", state.companions or {}, self.saved.get("companions", []))
+        for prefix, module in modules.items():
+            self._fit_module(prefix, module, manifest.tied if prefix == MODEL else {})
+        saved_optimizers = by_label(self.saved, "optimizer")
+        self._check_names("optimizer", state.optimizers, saved_optimizers)
+        for label, optimizer in state.optimizers.items():
+            saved, (own, _) = OptimizerState(**saved_optimizers[label]), OptimizerState.of(optimizer, model)
+            saved.check_fits(own, model)
+            self._restores.append(bind(saved.restore, optimizer, own, model, self._copy_of, with_settings=not new_run))
         scalers = {} if state.scaler is None else {"": state.scaler}
         for kind, targets in (("scheduler", state.schedulers), ("scaler", scalers)):
             plain = by_label(self.saved, kind)
-            for label, target in self._match(kind, targets, plain).items():
+            self._check_names(kind, targets, plain)
+            for label, target in targets.items():
                 self._restores.append(bind(target.load_state_dict, from_plain(plain[label])))
         if not new_run:
-            self._match("generators", state.generators, self.saved.get("generators", []))
+            self._check_names("generators", state.generators or {}, self.saved.get("generators", []))
 
-    def restore(self, random_ranks: tuple[int, ...]) -> dict[str, Any] | None:
-        """Changes the objects; returns this rank's random state, of the first of ``random_ranks`` that has one."""
+    def restore(self, random_ranks: tuple[int, ...]) -> None:
+        """Changes the objects, and the random state to that of the first of ``random_ranks`` that has one."""
         for restore in self._restores:
             restore()
         names = [name for rank in random_ranks if (name := f"{RANDOM}{rank}") in self._stored]
-        if not names or self._new_run:
-            return None
-        random: dict[str, Any] = from_plain(json.loads(bytes(self._tensor(names[0]).tolist())))
-        set_random_state(random, self._state.generators)
-        return random
+        if names and not self._new_run:
+            random = from_plain(json.loads(bytes(self._tensor(names[0]).tolist())))
+            set_random_state(random, self._state.generators)
 
     def _tensor(self, name: str) -> torch.Tensor:
         """Returns a stored tensor, which may be a view of its file."""
@@ -620,45 +546,21 @@ class _Reader:
         device = parameter.device if entry.shape == tuple(parameter.shape) else torch.device("cpu")
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=device).copy_(self._tensor(name))
 
-    def _fit_module(self, prefix: str, module: ModelTensors, tied: Mapping[str, str]) -> Overlap:
+    def _fit_module(self, prefix: str, module: ModelTensors, tied: Mapping[str, str]) -> None:
         saved = {name.removeprefix(prefix): each for name, each in self._stored.items() if name.startswith(prefix)}
         saved |= {name: saved[first] for name, first in tied.items()}
         overlap = Overlap.of(module, {name: (entry.dtype, entry.shape) for name, entry in saved.items()})
-        here = module.here
-        for name, source in overlap.sources.items():
-            if name in here:
-                self._restores.append(bind(self._copy_into, here[name], saved[source].name))
-        return overlap
+        overlap.check(self._path)
+        for name, tensor in module.here.items():
+            self._restores.append(bind(self._copy_into, tensor, saved[overlap.sources[name]].name))
 
-    def _fit_optimizers(self) -> None:
-        saved = {label: OptimizerState(**each) for label, each in by_label(self.saved, "optimizer").items()}
-        for label, optimizer in self._match("optimizer", self._state.optimizers, saved).items():
-            state, (own, _) = saved[label], OptimizerState.of(optimizer, self._model)
-            try:
-                state.check_fits(own, self._model, changed=self.overlap.changed)
-            except InvalidCheckpointError as error:
-                if not self._partial:
-                    raise
-                self.notes.append(f"{f'optimizer {label}'.strip()}: as it was; {error}")
-                continue
-            arguments = optimizer, own, self._model, self._copy_of
-            self._restores.append(bind(state.restore, *arguments, with_settings=not self._new_run))
-
-    def _match(self, argument: str, objects: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
-        """Returns the objects that have a saved state under their name.
-
-        Raises:
-            InvalidCheckpointError: The saved names differ, and the load is not partial.
-        """
-        objects = objects or {}
-        if not self._partial and objects and set(objects) != set(saved):
-            if not saved:
-                raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
-            names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
-            raise InvalidCheckpointError(
-                f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or load "
-                "with partial=True"
-            )
-        missing = [name for name in objects if name not in saved]
-        self.notes += [f"{f'{argument} {name}'.strip()}: as it was; none was saved" for name in missing]
-        return {name: each for name, each in objects.items() if name in saved}
+    def _check_names(self, argument: str, objects: Collection[str], saved: Collection[str]) -> None:
+        """Raises InvalidCheckpointError if objects are passed and others, or none, were saved."""
+        if not objects or set(objects) == set(saved):
+            return
+        if not saved:
+            raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
+        names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
+        raise InvalidCheckpointError(
+            f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or none"
+        )

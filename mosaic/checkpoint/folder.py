@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: files, manifest, complete and removed checkpoints, disk space. Needs no torch.
+"""The folder of a run's checkpoints: files, manifest, complete and removed checkpoints. Needs no torch.
 
 A checkpoint is written in a hidden folder and renamed once it is on the disk, so no pointer to the newest one can be
 stale. Names carry a number that grows with every save: a run that went back to an earlier step replaces nothing::
@@ -15,12 +15,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -60,14 +58,6 @@ class TensorEntry:
     file: str = ""
     """Empty while no file has it."""
 
-    @property
-    def item_bytes(self) -> int:
-        return 1 if self.dtype == "BOOL" else int(re.findall(r"\d+", self.dtype)[0]) // 8
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -102,7 +92,7 @@ class Manifest:
         return sum(file.num_bytes for file in self.files)
 
     def write(self, folder: Path) -> None:
-        write_flushed(folder / MANIFEST, [to_json(replace(self, digest=self.computed_digest())).encode()])
+        write_flushed(folder / MANIFEST, to_json(replace(self, digest=self.computed_digest())).encode())
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -201,83 +191,44 @@ class SavingPlace:
         return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
 
     def commit(self, keep: int) -> None:
-        """Renames the flushed folder to the newest checkpoint, and drops those beyond the ``keep`` newest."""
+        """Renames the flushed folder to the newest checkpoint, and removes those beyond the ``keep`` newest.
+
+        What killed runs left goes, too. A rename precedes each removal: a half-removed checkpoint never counts. A
+        failed removal is logged, because training does not depend on it.
+        """
         flush_folder(self.aside)
         self.aside.rename(self.final)
-        flush_folder(self.final.parent)
-        complete = checkpoints_in(self.final.parent)
-        _drop(self.final.parent, complete[keep:], through=complete[0].serial)
-
-    def abandon(self) -> None:
-        """Removes the files written so far."""
-        shutil.rmtree(self.aside, ignore_errors=True)
-
-
-def make_room(folder: Path) -> tuple[Checkpoint, ...]:
-    """Removes all checkpoints except the newest intact one, and remains of killed saves; returns the removed ones.
-
-    Call it after a save ran into a full disk, while no save is in progress. If none is intact, all stay.
-    """
-    complete = checkpoints_in(folder)
-    intact = next((checkpoint for checkpoint in complete if not damage_of(checkpoint.path)), None)
-    others = [checkpoint for checkpoint in complete if intact is not None and checkpoint != intact]
-    _drop(folder, others)
-    remaining = checkpoints_in(folder)
-    return tuple(checkpoint for checkpoint in others if checkpoint not in remaining)
+        folder = self.final.parent
+        flush_folder(folder)
+        complete = checkpoints_in(folder)
+        try:
+            for old in complete[keep:]:
+                old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
+            for path in folder.iterdir():
+                match = _HIDDEN.fullmatch(path.name)
+                if match is not None and int(match[1]) <= complete[0].serial:
+                    shutil.rmtree(path)
+        except OSError as error:
+            _LOG.warning("cannot remove an old checkpoint in %s: %s", folder, error)
 
 
-def _drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
-    """Removes checkpoints, and the hidden folders that killed runs left up to the serial number ``through``.
-
-    A rename precedes each removal: a half-removed checkpoint never counts. A failure is logged and ignored, because
-    training does not depend on the removal.
-    """
-    try:
-        for old in checkpoints:
-            old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
-        for path in folder.iterdir():
-            match = _HIDDEN.fullmatch(path.name)
-            if match is not None and (through is None or int(match[1]) <= through):
-                shutil.rmtree(path)
-    except OSError as error:
-        _LOG.warning("cannot remove an old checkpoint in %s: %s", folder, error)
-
-
-def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: int = 0) -> None:
-    """Checks the disk space for ``count`` checkpoints at once, of which existing ones count, before a run begins.
-
-    Raises:
-        NoRoomError: The disk has less space than they and ``more_bytes`` need; the message has both and a remedy.
-    """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free, num_new = shutil.disk_usage(existing).free, max(0, count - len(checkpoints_in(folder)))
-    needed = num_new * checkpoint_bytes + more_bytes
-    if free < needed:
-        raise NoRoomError(
-            f"the disk of {folder} has {_size(free)} free and {_size(needed)} are needed: {num_new} checkpoints of "
-            f"{_size(checkpoint_bytes)} and {_size(more_bytes)} beside; free {_size(needed - free)}, keep fewer "
-            "checkpoints, or choose a folder on another disk"
-        )
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def write_flushed(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+def write_flushed(path: Path, content: bytes) -> FileEntry:
     """Writes a new file and flushes it to the disk.
 
     Raises:
         OSError: The disk is full, or the file exists.
     """
-    digest = hashlib.sha256()
     with path.open("xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            digest.update(chunk)
-        file.flush()
+        file.write(content)
+    return flushed(path)
+
+
+def flushed(path: Path) -> FileEntry:
+    """Flushes a file to the disk, and describes it."""
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-        return FileEntry(name=path.name, num_bytes=file.tell(), sha256=digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(name=path.name, num_bytes=file.tell(), sha256=digest)
 
 
 def flush_folder(path: Path) -> None:

@@ -11,7 +11,7 @@ import base64
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -60,26 +60,6 @@ class SavedState:
         companions = _named(self.companions or {}, "companions")
         prefixes = {MODEL: self.model, **{f"{COMPANION}{name}/": module for name, module in companions.items()}}
         return {prefix: ModelTensors.of(module) for prefix, module in prefixes.items()}
-
-    def room_needed(self) -> int:
-        """Estimates the bytes of a checkpoint of all ranks.
-
-        Before its first step an optimizer counts as one with two numbers for each number of a parameter (three with
-        ``amsgrad``), which is what AdamW keeps and more than most others do; SGD has one with momentum, none without.
-        """
-        sizes = [tensor.nbytes for module in self.modules().values() for tensor in module.tensors.values()]
-        for each in self.optimizers.values():
-            inner = getattr(each, "optimizer", each)  # accelerate wraps
-            for group in inner.param_groups:
-                numbers = 2 + bool(group.get("amsgrad"))
-                if isinstance(inner, torch.optim.SGD):
-                    numbers = int(group["momentum"] != 0)
-                for parameter in group["params"]:
-                    if own := inner.state.get(parameter):
-                        sizes += [value.nbytes for value in own.values() if hasattr(value, "nbytes")]
-                    elif parameter.requires_grad:
-                        sizes.append(numbers * parameter.nbytes + 8)  # and its count of steps
-        return sum(sizes) + (2 + len(sizes) // 100) * 2**16  # names, settings and ``extra``
 
 
 def _named(objects: Any, argument: str) -> dict[str, Any]:
@@ -191,9 +171,9 @@ def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
     entry = describe(where, tensor)
     if tensor.is_meta:
         raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
-    if entry.num_bytes > MAX_TENSOR_BYTES:
+    if tensor.nbytes > MAX_TENSOR_BYTES:
         raise TypeError(
-            f"{where} is a tensor of {entry.num_bytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
+            f"{where} is a tensor of {tensor.nbytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
             "checkpoint; make it a buffer of the model"
         )
     content = base64.b64encode(bytes_of(tensor)).decode()
@@ -290,10 +270,10 @@ class OptimizerState:
             states={name: state for each in by_rank for name, state in each.states.items()},
         )
 
-    def check_fits(self, own: OptimizerState, model: ModelTensors, *, changed: Collection[str] = ()) -> None:
+    def check_fits(self, own: OptimizerState, model: ModelTensors) -> None:
         """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.
 
-        Parameters on other ranks only may be missing. Those of ``changed`` have another shape or dtype now.
+        Parameters on other ranks only may be missing.
         """
         remedy = "give it the same parameters, or load without an optimizer"
         if self.kind != own.kind:
@@ -303,10 +283,10 @@ class OptimizerState:
             )
         saved, present = ({name: i for i, names in enumerate(each.groups) for name in names} for each in (self, own))
         here = {name for name, tensor in model.tensors.items() if not tensor.is_meta}
-        if missing := [name for name in saved if name not in present and (name in here or name not in model.tensors)]:
-            raise InvalidCheckpointError(f"the optimizer that was saved had {some(missing)}; {remedy}")
-        if new := [name for name in present if name not in saved or name in changed]:
-            raise InvalidCheckpointError(f"the optimizer that was saved did not have {some(new)}; {remedy}")
+        if missing := [name for name in saved if name not in present and name in here]:
+            raise InvalidCheckpointError(f"the optimizer that was saved had {_some(missing)}; {remedy}")
+        if new := [name for name in present if name not in saved]:
+            raise InvalidCheckpointError(f"the optimizer that was saved did not have {_some(new)}; {remedy}")
         for index, names in enumerate(own.groups):
             if len({saved[name] for name in names}) > 1:
                 raise InvalidCheckpointError(
@@ -348,7 +328,7 @@ class OptimizerState:
         optimizer.load_state_dict(state_dict)
 
 
-def some(names: Sequence[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """Lists the first few names of many."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 

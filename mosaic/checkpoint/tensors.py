@@ -1,23 +1,21 @@
-"""Tensors by name, of a model and of safetensors files.
-
-The library reads files. Its writer needs all tensors of a file at once, and an export of a large model has one at a
-time, so this module has its own: eight bytes with the length of the header, the header in JSON, the tensors' bytes.
-"""
+"""Tensors by name, of a model and of safetensors files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import secrets
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from mosaic.checkpoint.folder import (
@@ -27,8 +25,8 @@ from mosaic.checkpoint.folder import (
     TensorEntry,
     damage_of,
     flush_folder,
+    flushed,
     write_error,
-    write_flushed,
 )
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 
@@ -45,7 +43,7 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
+def describe(name: str, tensor: torch.Tensor, file: str = "") -> TensorEntry:
     """Describes a tensor; a meta tensor stands for one on another rank.
 
     Raises:
@@ -59,7 +57,7 @@ def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
         )
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not support; cast it")
-    return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
+    return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), file=file)
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,44 +70,37 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
-def in_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
-    """Returns tensors in the order of a file: wide elements first, for alignment."""
-    return sorted(entries, key=lambda entry: (-entry.item_bytes, entry.name))
-
-
-def write_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> FileEntry:
-    """Writes a new file and flushes it to the disk; calls ``tensor`` once for each name, in the order of ``in_order``.
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
+    """Writes a file of contiguous CPU tensors that share no memory, and flushes it to the disk.
 
     Raises:
-        OSError: The disk is full, or the file exists.
+        OSError: The disk is full, or the folder cannot be written.
     """
-
-    def chunks() -> Iterator[bytes | memoryview]:
-        ordered, header, end = in_order(entries), {}, 0
-        for entry in ordered:
-            offsets = [end, end := end + entry.num_bytes]
-            header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
-        text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        yield struct.pack("<Q", len(text)) + text
-        for entry in ordered:
-            content = bytes_of(tensor(entry.name))
-            assert content.nbytes == entry.num_bytes, entry
-            yield content
-
-    return write_flushed(path, chunks())
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (code := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+    path.chmod(0o644)  # the library makes a file that only its owner can read
+    return flushed(path)
 
 
-def replace_with_tensors(path: Path, entries: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
-    """Writes a file beside its place and renames it once it is on the disk; see ``write_tensors``.
+def replace_with_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a file beside its place and renames it once it is on the disk; tensors may share memory.
 
     Raises:
         MosaicError: The folder cannot be written or the disk is full; an existing file is unchanged.
     """
     aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    separate, seen = {}, set[int]()
+    for name, tensor in tensors.items():
+        is_shared = tensor.untyped_storage().data_ptr() in seen
+        seen.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor.clone() if is_shared else tensor
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(aside, entries, tensor)
+        write_tensors(aside, separate)
         aside.replace(path)
         flush_folder(path.parent)
     except OSError as error:
@@ -156,14 +147,15 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
     if damage := damage_of(checkpoint):
         raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
     manifest = Manifest.read(checkpoint)
-    stored = {tensor.name: tensor for tensor in manifest.tensors}
-    names = {name.removeprefix(MODEL): name for name in stored if name.startswith(MODEL)}
-    names |= {name: f"{MODEL}{first}" for name, first in manifest.tied.items()}
-    entries = [replace(stored[key], name=name) for name, key in names.items()]
     with ExitStack() as stack:
-        files = {name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in entries}}
-        replace_with_tensors(path, entries, lambda name: files[stored[names[name]].file].get_tensor(names[name]))
-    return len(entries)
+        files = {
+            name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in manifest.tensors}
+        }
+        stored = {tensor.name: tensor.file for tensor in manifest.tensors if tensor.name.startswith(MODEL)}
+        weights = {name.removeprefix(MODEL): files[file].get_tensor(name) for name, file in stored.items()}
+        weights |= {name: weights[first] for name, first in manifest.tied.items()}
+        replace_with_tensors(path, weights)
+    return len(weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +185,7 @@ class ModelTensors:
                 )
             first.setdefault(id(tensor), name)
         names = {name: first[id(tensor)] for name, tensor in state.items()}
-        tensors = {name: state[name] for name in first.values()}
-        return ModelTensors(tensors=tensors, names=names)
+        return ModelTensors(tensors={name: state[name] for name in first.values()}, names=names)
 
     @property
     def tied(self) -> dict[str, str]:
@@ -235,7 +226,7 @@ class Overlap:
         new = tuple(name for name in sorted(model.tensors) if name not in there)
         return Overlap(sources=sources, new=new, gone=tuple(sorted(saved.keys() - model.names.keys())), changed=changed)
 
-    def check(self, path: Path, *, partial: bool) -> None:
+    def check(self, path: Path, *, partial: bool = False) -> None:
         """Raises InvalidCheckpointError, with the first few differences, if the file is of another model.
 
         With ``partial`` one fitting tensor is enough.
@@ -247,5 +238,5 @@ class Overlap:
         ]
         if differing and not (partial and self.sources):
             more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-            remedy = "no tensor fits" if partial else "build the model that was saved, or load with partial=True"
+            remedy = "no tensor fits" if partial else "build the model that was saved, or load its exported weights"
             raise InvalidCheckpointError(f"{path} is of another model: {'; '.join(differing[:8])}{more}; {remedy}")

@@ -337,7 +337,7 @@ class Loop:
     def _save(self, batches: StepLoader, *, is_last: bool) -> None:
         """Begins a checkpoint; waits for the last one.
 
-        A full disk drops old checkpoints; two in a row are an error.
+        Two saves in a row on a full disk are an error.
         """
         keeper, folder, keep = self.state.keeper, self.work.day.checkpoints, self.work.budget.keep
         for unlogged in self._unlogged:  # a run that resumes here does not repeat them
@@ -363,7 +363,6 @@ class Loop:
             if self._failed_saves > 1:
                 raise
             _LOG.warning("%s", error)
-            keeper.make_room(folder)
             if is_last:
                 self._save(batches, is_last=True)
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.checkpoint.checkpointer import Checkpointer
-from mosaic.checkpoint.folder import check_room, checkpoints_in
+from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions, workers
@@ -177,9 +177,6 @@ def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
         step_ms, budget = statistics.median(times_ms[1:]), work.budget
         yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
         yield from (f"plan: {line}" for line in training.plan.description.splitlines())
-        size, count = training.checkpoint_bytes, budget.keep + 2
-        check_room(work.day.checkpoints, checkpoint_bytes=size, count=count, more_bytes=size)
-        yield f"disk: there is room for {count} checkpoints of {size / 2**20:.1f} MiB, and the export"
         digest = training.handle.digest()
         training.export(work.day.model, None)
         if budget.ranks > 1 and not budget.pipeline:

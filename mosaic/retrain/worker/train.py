@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 import mosaic
 from mosaic.artifact import fingerprint, load, save
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
-from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of, sha256_of
-from mosaic.checkpoint.state import SavedState
+from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
@@ -135,11 +134,6 @@ class Training:
             find_with_rows(model, lambda: self._work.program.loss(model, batch), None, self._work.budget.exclude)
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        state = self._state
-        return SavedState(self.model, state.optimizers, companions=state.companions).room_needed()
 
     def _loop(self, stop: StopRequests, step: int, notes: DayNotes) -> Loop:
         self.model.train()
@@ -265,10 +259,6 @@ class Training:
             states = checkpoint.extra["data"]
             return checkpoint.step, notes, states[group.rank] if group.rank < len(states) else None
         notes = DayNotes(loaded=self._start(), rejects={})
-        if group.rank == 0:
-            model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
-            size, count = self.checkpoint_bytes, self._work.budget.keep + 2
-            check_room(folder, checkpoint_bytes=size, count=count, more_bytes=2 * model_bytes)
         extra = {"notes": asdict(notes), "data": [None] * group.size}
         self.handle.save(folder, step=0, extra=extra, **self._state.checkpointed)
         return 0, notes, None
@@ -292,16 +282,11 @@ class Training:
         folder = self._work.folder.day(champion.card.day).checkpoints
         if checkpoints_in(folder):
             try:  # no fall_back: an earlier checkpoint is not the champion
-                loaded = self.handle.load(
-                    folder, optimizer=state.optimizers, companions=state.companions, partial=True, new_run=True
-                )
+                self.handle.load(folder, optimizer=state.optimizers, companions=state.companions, new_run=True)
             except InvalidCheckpointError as error:
                 _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
             else:
-                assert loaded is not None
-                fresh = [note for note in loaded.notes if note.startswith("optimizer")]
-                source = "weights" if fresh else "weights and the optimizers' state"
-                return "; ".join((_description(f"{source} of the champion", loaded), *fresh))
+                return "weights and the optimizers' state of the champion"
         overlap = self.handle.load_weights(champion.weights, partial=True)
         for companion in state.companions.values():
             companion.load_state_dict(self.model.state_dict(), strict=False)

@@ -16,7 +16,7 @@ from mosaic.ranks import RankHandle, colocate_ranks
 HANDLE = {
     *("plan", "describe", "metrics", "timeline", "disabled", "remove", "save", "load", "export"),
     *("graph", "active", "is_trying", "profile", "replan", "clear_timeline", "finish_saving", "load_weights"),
-    *("make_room", "digest", "num_learned"),
+    *("digest", "num_learned"),
 }
 ON_RANKS = {"sampler", "full_state_dict", "clip_grad_norm_", "write_trace"}
 

@@ -15,7 +15,6 @@ from torch import nn
 from mosaic import colocate
 from mosaic.backends.host.backend import HostBackend
 from mosaic.checkpoint.checkpointer import Checkpointer
-from mosaic.checkpoint.state import SavedState
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
@@ -145,15 +144,13 @@ def going_on(rank: int, size: int, folder: str, source: str) -> bool:
 def resumed(rank: int, size: int, folder: str) -> bool:
     """The same plan, ended and begun again from new objects: bit for bit what goes on without an end."""
     first = Run(0, rank, size, plan_seed=5)
-    needed = SavedState(first.model, first.optimizer, companions={"average": first.average}).room_needed()
     first.train(0, 2)
-    path = first.save(Path(folder), 2)
+    first.save(Path(folder), 2)
     first.train(2, 5)
     drawn = torch.rand(2), torch.rand(2, generator=first.own)
     whole, average = first.handle.full_state_dict(), first.handle.full_state_dict(first.average)
     digest = first.handle.digest()
     first.handle.remove()
-    assert sum(file.stat().st_size for file in path.iterdir()) <= needed
     second = Run(0, rank, size, plan_seed=5)
     assert second.load(Path(folder)).step == 2
     second.train(2, 5)
