@@ -44,8 +44,7 @@ class Answer(StrictFile):
     def command(self) -> str:
         if self.study == "gpu":
             return "python -m bench.gpu --out DIR"
-        module = "bench.papers.spindle" if self.study == "bench_spindle" else self.study.replace("_", ".", 1)
-        return f"python -m {module}"
+        return f"python -m {self.study.replace('_', '.', 1)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

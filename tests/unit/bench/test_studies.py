@@ -18,7 +18,6 @@ from bench.context import balance
 from bench.context.__main__ import packed_blocks
 from bench.harness import StudyPart
 from bench.loops import Workload
-from bench.papers import spindle
 from bench.pipeline.measured.steps import Sizes, steps
 from bench.processes import PartFailedError, within
 from bench.ranks.launch import on_ranks
@@ -140,20 +139,6 @@ def test_planners_steps_stand_over_that_of_auto():
     figures = {one.name: one for one in scaling(model="clip-tiny", num_devices=(2,), seconds=0.2, figure="Fig. 9")}
     assert figures["auto: step over auto's, clip-tiny, 2 GPUs, ratio"].value == 1
     assert figures["distmm: step over auto's, clip-tiny, 2 GPUs, ratio"].labels["paper"] == "1.10 to 1.42"
-
-
-def test_an_encoder_of_several_tasks_has_a_part_of_its_parameters_in_each():
-    both, alone = (
-        spindle.workload("multitask-clip", tasks, spindle.TINY)
-        for tasks in (["image_text", "image_audio"], ["image_text"])
-    )
-
-    def gradient_bytes(own, name: str) -> int:
-        return own.counts[f"image_text/encoders.{name}"][1].memory.gradient_bytes
-
-    assert len(both.graph.names) == 4
-    assert gradient_bytes(both, "image") == gradient_bytes(alone, "image") // 2
-    assert gradient_bytes(both, "text") == gradient_bytes(alone, "text")
 
 
 def test_a_model_of_the_zoo_has_the_tasks_of_its_name() -> None:
