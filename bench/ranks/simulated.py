@@ -25,7 +25,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.hardware import find_cluster
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
-from mosaic.solver.compare import COMPARED_PLANNERS
+from mosaic.solver.compare import COMPARED_LAYERS
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 
@@ -76,7 +76,7 @@ def simulated_steps(
         name: {degree: own for degree, own in by_degree.items() if degree >= least_degree}
         for name, by_degree in counted.counts.items()
     }
-    search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, planners=COMPARED_PLANNERS)
+    search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, layers=COMPARED_LAYERS)
     for count in num_devices:
         cluster = find_cluster(DEVICE, count)
         base = AnalyticCost(counts, cluster, interference=NoInterference())

@@ -19,10 +19,10 @@ from mosaic.plan import Plan
 from mosaic.solver.methods import METHODS, compared_methods
 from mosaic.solver.options import all_options
 from mosaic.solver.solve import solve
-from mosaic.solver.task import PlannerSettings, SearchOptions
+from mosaic.solver.task import SearchOptions
 
-COMPARED_PLANNERS = PlannerSettings(default_layers=12)
-"""Default of the planners: Spindle slices every module between 12 layers."""
+COMPARED_LAYERS = 12
+"""Default of the layers of each module, between which Spindle slices."""
 
 Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
 """Outcomes: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
@@ -69,7 +69,7 @@ def compare(
     Args:
         graph, cost, device, num_devices: As for ``solve``, the same for all.
         methods: Names from ``METHODS``, each once; by default those that the table says are compared.
-        search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
+        search: Granularity and limits; ``COMPARED_LAYERS`` where it has 1 layer.
 
     Raises:
         InfeasibleError: A module fits on no device, whoever plans.
@@ -79,8 +79,8 @@ def compare(
     if not methods or set(methods) - set(METHODS) or len(set(methods)) < len(methods):
         raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
-    if search.planners == PlannerSettings():
-        search = replace(search, planners=COMPARED_PLANNERS)
+    if search.layers == 1:
+        search = replace(search, layers=COMPARED_LAYERS)
     # What no method could do.
     all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     rows = []

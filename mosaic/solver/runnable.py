@@ -39,7 +39,7 @@ from mosaic.solver.limits import Countdown
 from mosaic.solver.methods import method_of
 from mosaic.solver.predict import retimed, with_communication
 from mosaic.solver.solve import solve
-from mosaic.solver.task import PlannerSettings, SearchOptions
+from mosaic.solver.task import SearchOptions
 
 DATA_PARALLEL = "data-parallel"
 """The method that needs no measured times: every module on all devices, one after the other."""
@@ -73,7 +73,7 @@ def plan_to_run(
 ) -> Plan:
     """Plans by one method, with slots left to communication and its times in the plan.
 
-    Modules stay whole, unless the settings of planners say how many layers they have; such a plan cannot run.
+    Modules stay whole unless ``search.layers`` is above 1; such a plan cannot run.
 
     Args:
         method: One of ``METHODS``. Where a network between several devices is known, ``auto`` chooses by a simulated
@@ -159,9 +159,7 @@ def _plan_by_simulation(
 
     def plan(method: str, cost_of: Cost, share: float) -> Plan:
         nonlocal num_evaluations
-        limited = replace(
-            search, limits=countdown.part(share), planners=PlannerSettings()
-        )  # whole modules alone can run
+        limited = replace(search, limits=countdown.part(share), layers=1)  # whole modules alone can run
         candidate = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
         num_evaluations += candidate.search.num_evaluations
         record = candidate.search

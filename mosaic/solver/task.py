@@ -16,24 +16,6 @@ from mosaic.solver.stage import Machine, StageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerSettings:
-    """Settings of the compared planners beyond the cost model; by default they keep modules whole."""
-
-    num_layers: Mapping[str, int] = field(default_factory=dict)
-    """Equal consecutive layers of modules, where known; Spindle slices between them."""
-    default_layers: int = 1
-    """Layers of every other module; 1 keeps modules whole, and the plan can run."""
-
-    def __post_init__(self) -> None:
-        if min(self.default_layers, *self.num_layers.values(), 1) < 1:
-            raise ValueError(f"{self}: a module has at least 1 layer")
-
-    def layers(self, module: str) -> int:
-        """Returns the number of equal layers of a module."""
-        return self.num_layers.get(module, self.default_layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """Search settings."""
 
@@ -45,12 +27,15 @@ class SearchOptions:
     hold_memory: bool = True
     """No device is given more than it has over the whole step, with what modules of all stages keep there
     (``held_memory.py``); otherwise each stage's memory is checked alone."""
-    planners: PlannerSettings = field(default_factory=PlannerSettings)
-    """For the planners that Mosaic is compared with."""
+    layers: int = 1
+    """Equal consecutive layers of each module, between which Spindle slices; 1 keeps modules whole, and the plan can
+    run."""
 
     def __post_init__(self) -> None:
         if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
             raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
+        if self.layers < 1:
+            raise ValueError(f"layers={self.layers}; a module has at least 1 layer")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B, in 
 
 Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as in the authors' released planner; it
 alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a MetaOp is one module, a chain of as many
-equal operators as it has layers (``PlannerSettings``), since chains of equal modules, which the paper contracts, are
-one module in Mosaic; degrees that do not pay are dropped, since the theorem of section 3.3 needs times that fall;
+equal operators as it has layers (``SearchOptions.layers``): chains of equal modules, which the paper contracts, are one
+module in Mosaic; degrees that do not pay are dropped, since the theorem of section 3.3 needs times that fall;
 levels are by longest path. Where the paper names no rule for a wave, the released planner's holds (most devices first,
 then longest, whatever still fits); *extend, then align* is the paper's order. Placement (section 3.5) has no price in
 the cost model and is consecutive devices here.
@@ -33,15 +33,11 @@ _TOLERANCE = 1e-9
 
 def plan(task: Task) -> Answer:
     """Plans the waves of every level in turn; the backward pass takes them in reverse."""
-    settings, widths = task.search.planners, widths_of(task)
-    if unknown := sorted(set(settings.num_layers) - set(task.graph.names)):
-        raise ValueError(f"num_layers names {unknown}; the modules are {', '.join(task.graph.names)}")
+    widths, layers = widths_of(task), task.search.layers
     waves = [
         wave
         for level in _levels(task.graph)
-        for wave in _waves_of_level(
-            level, [widths[name] for name in level], list(map(settings.layers, level)), task.machine.num_devices
-        )
+        for wave in _waves_of_level(level, [widths[name] for name in level], layers, task.machine.num_devices)
     ]
     return plan_waves(task, [waves])
 
@@ -57,10 +53,8 @@ def _levels(graph: ModuleGraph) -> list[list[str]]:
     return [[name for name in depth if depth[name] == level] for level in range(max(depth.values()) + 1)]
 
 
-def _waves_of_level(
-    names: Sequence[str], widths: Sequence[Widths], layers: Sequence[int], num_devices: int
-) -> Iterator[Wave]:
-    metaops = [MetaOp.of(own, count) for own, count in zip(widths, layers, strict=True)]
+def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int, num_devices: int) -> Iterator[Wave]:
+    metaops = [MetaOp.of(own, layers) for own in widths]
     end, devices = continuous_optimum(metaops, num_devices)
     tuples = [
         rounded(two_points(metaop, share, end), metaop.num_operators)
@@ -72,7 +66,7 @@ def _waves_of_level(
         for piece in wave:
             index = piece.metaop
             option = next(option for option in widths[index] if option.degree == piece.degree)
-            part = Part(module=names[index], first=done[index], count=piece.count, total=layers[index])
+            part = Part(module=names[index], first=done[index], count=piece.count, total=layers)
             jobs.append(Job(part, option))
             done[index] += piece.count
         yield tuple(jobs)

@@ -24,7 +24,7 @@ from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.simulate.step import simulate
 from mosaic.solver.planners.spindle import MetaOp, continuous_optimum, rounded, schedule_level, two_points
 from mosaic.solver.solve import solve
-from mosaic.solver.task import PlannerSettings, SearchOptions
+from mosaic.solver.task import SearchOptions
 
 BOUNDED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 CLOSE = 1 + 1e-9
@@ -36,7 +36,7 @@ PHASES = ("forward_ms", "backward_ms")
 class Instance:
     profile: Profile
     num_devices: int
-    settings: PlannerSettings
+    layers: int
     hold_memory: bool = False
 
     def plan(self, name: str) -> Plan:
@@ -46,7 +46,7 @@ class Instance:
             self.profile.device,
             num_devices=self.num_devices,
             method=name,
-            search=SearchOptions(planners=self.settings, hold_memory=self.hold_memory),
+            search=SearchOptions(layers=self.layers, hold_memory=self.hold_memory),
         )
 
 
@@ -78,11 +78,7 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
         memory=memory,
         memory_bytes=memory_bytes,
     )
-    chosen = PlannerSettings(
-        num_layers={name: draw(st.integers(1, 9)) for name in names if draw(st.booleans())},
-        default_layers=draw(st.sampled_from([1, 12])),
-    )
-    return Instance(profile=profile, num_devices=num_devices, settings=chosen)
+    return Instance(profile=profile, num_devices=num_devices, layers=draw(st.sampled_from([1, 5, 12])))
 
 
 @pytest.mark.parametrize("name", PLANNERS)

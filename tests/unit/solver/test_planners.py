@@ -19,7 +19,7 @@ from mosaic.solver.planners.spindle import (
     rounded,
     two_points,
 )
-from mosaic.solver.task import PlannerSettings, SearchOptions
+from mosaic.solver.task import SearchOptions
 
 
 def seven_three(degree: int, quota: int) -> float:
@@ -31,9 +31,8 @@ def by_degree(*times: float) -> Time:
     return lambda degree, quota: times[min(degree, len(times)) - 1]
 
 
-def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, **settings: object) -> Plan:
-    settings.setdefault("default_layers", 12)
-    search = SearchOptions(hold_memory=hold_memory, planners=PlannerSettings(**settings))
+def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, layers: int = 12) -> Plan:
+    search = SearchOptions(hold_memory=hold_memory, layers=layers)
     cost = CostModel.from_profile(profile)
     return solve(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
 
@@ -45,10 +44,10 @@ def planned(
     *,
     edges: Iterable[tuple[str, str]] = (),
     degrees: Sequence[int] = (1, 2, 3, 4),
-    **settings: object,
+    layers: int = 12,
 ) -> Plan:
     profile = profile_of(times, num_slots=1, degrees=degrees, edges=edges)
-    return solved(profile, name, num_devices, **settings)
+    return solved(profile, name, num_devices, layers=layers)
 
 
 def stages_of(result: Plan) -> list[dict[str, int]]:
@@ -132,7 +131,7 @@ def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     sliced = solved(profile, "spindle", 3)
     with pytest.raises(InvalidPlanError, match="the plan of spindle cuts a, b into parts, and whole modules are run"):
         sliced.check_matches(graph=profile.graph, device=profile.device)
-    whole = solved(profile, "spindle", 3, default_layers=1)
+    whole = solved(profile, "spindle", 3, layers=1)
     whole.check_matches(graph=profile.graph, device=profile.device)
 
 
@@ -150,9 +149,7 @@ def profile_keeping(kept_bytes: dict[str, int], memory_bytes: int, **more: objec
 
 @pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
 def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
-    result = solved(
-        profile_keeping({"a": 60, "b": 60}, 100), name, 2, default_layers=1
-    )  # both devices would keep both modules
+    result = solved(profile_keeping({"a": 60, "b": 60}, 100), name, 2, layers=1)  # both devices would keep both modules
     assert sorted(placed.devices for placed in result.placements) == [(0,), (1,)]
 
 
