@@ -1,4 +1,4 @@
-"""Errors of the cost model's predictions: groups side by side, surfaces, and counted operators.
+"""Errors of the cost model's predictions: groups side by side, and counted operators.
 
 ``python -m bench.cost [--quick] [--json FILE]``
 

@@ -1,7 +1,6 @@
-"""The measurements of ``bench.cost``: surfaces, groups of modules side by side, and descriptions of the device.
+"""The measurements of ``bench.cost``: groups of modules side by side, and descriptions of the device.
 
-What is fitted and what judges are two sets of points, of groups and of modules. Points that judge are measured after
-all that is fitted.
+What is fitted and what judges are two sets of groups, or of modules.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from bench.cost.fits import STUDIED, Group, Member, counted_errors, fit_form, si
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, summary_figure
-from mosaic.cost import Bandwidths, ScalingSurface
+from mosaic.cost import Bandwidths
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
@@ -26,13 +25,11 @@ from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, hardware_of
 from mosaic.microbench.kernels import half_type
-from mosaic.profile import Phase, Profile, Sample
-from mosaic.profiler import ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
+from mosaic.profile import Phase, Profile
+from mosaic.profiler import Counters, ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
 
-FIT_DEGREES, HELD_DEGREE = (1, 2, 8), 4
 SIZES = (2, 3, 4, 6, 8)
 """Modules side by side."""
-AT_QUOTAS, AT_DEGREE = "surface error at held-out quotas", "surface error at a held-out degree"
 
 
 def _side_by_side(group: Sequence[tuple[str, int]]) -> list[tuple[str, tuple[int, ...]]]:
@@ -76,14 +73,6 @@ def measure_cost(bench: Bench) -> Iterator[Figure]:
     yield from CostStudy(bench, TINY if bench.dry_run else GPU).run()
 
 
-class NoNetwork:
-    """Degrees without communication: one replica's share of the batch is all that counts."""
-
-    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
-        """Returns 0."""
-        return 0.0
-
-
 class CostStudy:
     """The study on one backend."""
 
@@ -96,12 +85,11 @@ class CostStudy:
         self.finding = find_modules(self._model, inputs, include=["branches.*"])
         self.names = self.finding.graph.names
         self.sizes = [size for size in SIZES if size <= min(self.device.num_slots, len(self.names))]
-        self.fit_quotas = tuple(sorted({1, *default_quotas(self.device)}))
-        self.held_quotas = tuple(q for q in range(1, self.device.num_slots) if q not in self.fit_quotas)
+        self.quotas = tuple(sorted({1, *default_quotas(self.device)}))
 
     def run(self) -> Iterator[Figure]:
         """Yields all figures; a part that fails costs its figures and no others."""
-        for part in (self._measure_surfaces, self._measure_groups, self._measure_descriptions):
+        for part in (self._measure_groups, self._measure_descriptions):
             name = part.__name__.removeprefix("_measure_")
             if not self.bench.budget.allows(name):
                 yield missing_figure(name, "there was no time for it")
@@ -113,24 +101,17 @@ class CostStudy:
 
     @cached_property
     def profile(self) -> Profile:
-        """Points that are fitted."""
-        return self._profile(self.fit_quotas, FIT_DEGREES)
+        """The modules alone, at every quota of the ladder."""
+        return self._profile(self.quotas)
 
-    @cached_property
-    def later(self) -> Profile:
-        """Points that judge: held-out quotas and a held-out degree, and the ends of the grid once more."""
-        _ = self.profile  # measured first
-        return self._profile({*self.held_quotas, self.fit_quotas[0], self.fit_quotas[-1]}, (1, HELD_DEGREE))
-
-    def _profile(self, quotas: Iterable[int], degrees: tuple[int, ...]) -> Profile:
+    def _profile(self, quotas: Iterable[int], counters: Counters | None = None) -> Profile:
         return profile_modules(
             self._model,
             self.finding.subjects,
             self.finding.graph,
             self.bench.backend,
             quotas=quotas,
-            degrees=degrees,
-            network=NoNetwork(),
+            counters=counters,
             settings=self.scale.settings,
         )
 
@@ -153,39 +134,16 @@ class CostStudy:
         counters = open_counters(self.bench.backend)
         if counters is not None and not counters.missing:
             with counters:
-                profile = profile_modules(
-                    self._model,
-                    self.finding.subjects,
-                    self.finding.graph,
-                    self.bench.backend,
-                    quotas=(1, self.fit_quotas[len(self.fit_quotas) // 2], self.device.num_slots),
-                    counters=counters,
-                    settings=self.scale.settings,
-                )
+                quotas = (1, self.quotas[len(self.quotas) // 2], self.device.num_slots)
+                profile = self._profile(quotas, counters)
             return Bandwidths(profile.samples)
         self.bench.notes.append("bandwidths are counted bytes over measured times, not measured")
-        samples = [s for s in self.profile.samples if s.degree == 1 and s.times_ms and s.median_ms > 0]
+        samples = [s for s in self.profile.samples if s.times_ms and s.median_ms > 0]
         rates = [self.counts[s.module].phase(s.phase).moved_bytes / s.median_ms / 1e6 for s in samples]
         peak = self.hardware.memory_gb_per_s if self.hardware is not None else max(rates, default=1.0)
         return Bandwidths(
             replace(sample, bandwidth_utilisation=min(1.0, rate / peak))
             for sample, rate in zip(samples, rates, strict=True)
-        )
-
-    def _measure_surfaces(self) -> Iterator[Figure]:
-        fit, later = self.profile.samples, self.later.samples
-        held = {
-            AT_QUOTAS: [s for s in later if s.degree == 1 and s.quota in self.held_quotas],
-            AT_DEGREE: [s for s in later if s.degree == HELD_DEGREE],
-        }
-        for name, samples in held.items():
-            why = "every quota is at an end of the surface, or was measured"
-            yield mean_figure(name, surface_errors(fit, samples), reason=why)
-        first = {(s.module, s.phase, s.quota): s.median_ms for s in fit if s.degree == 1 and s.times_ms}
-        again = [(first.get((s.module, s.phase, s.quota)), s.median_ms) for s in later if s.degree == 1 and s.times_ms]
-        yield mean_figure(
-            "difference of the same points measured twice",
-            [abs(a / b - 1) for a, b in again if a is not None and b > 0],
         )
 
     def _measure_groups(self) -> Iterator[Figure]:
@@ -250,45 +208,19 @@ class CostStudy:
         hardware = self.hardware
         if hardware is None:
             raise InvalidProfileError(f"no description fits {self.device.name}, {self.device.num_slots} slots")
-        fit, judge = (
-            self._errors(hardware, profile, self.names[at::2]) for at, profile in enumerate((self.profile, self.later))
-        )
+        fit, judge = (self._errors(hardware, self.names[at::2]) for at in (0, 1))
         for words, errors in counted_errors(fit, judge).items():
             yield mean_figure(f"analytic error on other modules, {words}", errors)
 
-    def _errors(self, hardware: Hardware, profile: Profile, names: Sequence[str]) -> list[float]:
+    def _errors(self, hardware: Hardware, names: Sequence[str]) -> list[float]:
         """Returns the logarithm of predicted over measured time of each sample."""
         errors = []
-        for sample in profile.samples:
+        for sample in self.profile.samples:
             counts = self.counts[sample.module].phase(sample.phase)
-            if sample.module in names and sample.degree == 1 and counts.operators and sample.times_ms:
+            if sample.module in names and counts.operators and sample.times_ms:
                 predicted_ms = phase_ms(counts, hardware, sample.quota * hardware.sms_per_slot)
                 errors += [math.log(predicted_ms / sample.median_ms)] if sample.median_ms > 0 else []
         return errors
-
-
-def surface_errors(fit: Sequence[Sample], held: Sequence[Sample]) -> list[float]:
-    """Returns relative errors of surfaces through ``fit`` at held-out samples.
-
-    Raises:
-        ValueError: A point is fitted and held out.
-    """
-    points = {(s.module, s.phase, s.degree, s.quota) for s in fit}
-    both = points & {(s.module, s.phase, s.degree, s.quota) for s in held}
-    if both:
-        raise ValueError(f"{len(both)} points are fitted and held out, such as {min(both)}")
-    errors = []
-    for module, phase in sorted({(s.module, s.phase) for s in held}):
-        try:
-            surface = ScalingSurface([s for s in fit if (s.module, s.phase) == (module, phase)])
-        except InvalidProfileError:  # a phase that never ran
-            continue
-        errors += [
-            abs(surface.time_ms(s.degree, s.quota) / s.median_ms - 1)
-            for s in held
-            if (s.module, s.phase) == (module, phase) and s.times_ms and s.median_ms > 0
-        ]
-    return errors
 
 
 def draw_sets(
