@@ -181,21 +181,6 @@ class ModuleStructure(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutError(StrictFile):
-    """Errors of predictions at held-out measurements."""
-
-    subject: str
-    """Module whose surface it was."""
-    phase: Phase
-    median: float
-    """Median relative error of a time; 0.05 is five percent."""
-    largest: float
-    """Largest relative error of a time."""
-    count: Annotated[int, Ge(1)]
-    """Measurements that were held out, one at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(StrictFile):
     """Everything measured about the modules of one graph on one device.
 
@@ -204,9 +189,9 @@ class Profile(StrictFile):
             two samples describe the same module, phase, degree and quota.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 4
+    SCHEMA_VERSION: ClassVar[int] = 5
 
-    schema_version: int = 4
+    schema_version: int = 5
     device: Device
     graph: ModuleGraph
     samples: tuple[Sample, ...]
@@ -217,8 +202,6 @@ class Profile(StrictFile):
     """Bytes that modules keep."""
     structures: tuple[ModuleStructure, ...] = ()
     """Makes of modules; empty if unknown."""
-    held_out: tuple[HeldOutError, ...] = ()
-    """Cross-validation of this profile's samples."""
     left_out: tuple[str, ...] = ()
     """Measurements beyond the time limit, in words."""
     environment: Environment

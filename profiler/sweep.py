@@ -20,11 +20,10 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lane, Lanes
-from mosaic.cost.surfaces import held_out_errors
 from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
-from mosaic.profile import HeldOutError, ModuleMemory, PairSample, Phase, Profile, Sample
+from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.cache import MeasuredPoint, ModuleRecord, ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters, measure_utilisation
@@ -159,7 +158,6 @@ class _Sweep:
             pairs=pairs,
             memory=tuple(dataclasses.replace(self.memory[name], lane_bytes=lane_bytes) for name in self.subjects),
             structures=structures_of(self.subjects.values()),
-            held_out=_held_out_of(samples),
             left_out=tuple(self.left_out),
             environment=environment_of(
                 self.backend,
@@ -370,15 +368,6 @@ def attempt() -> Iterator[Attempt]:
         if torch.cuda.is_initialized():
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-
-
-def _held_out_of(samples: Sequence[Sample]) -> tuple[HeldOutError, ...]:
-    """Returns how well the samples of each module and phase predict each other, where there are enough."""
-    by_phase: dict[tuple[str, Phase], list[Sample]] = {}
-    for sample in samples:
-        if sample.infeasible is None:
-            by_phase.setdefault((sample.module, sample.phase), []).append(sample)
-    return tuple(error for group in by_phase.values() if (error := held_out_errors(group)) is not None)
 
 
 def _point(module: str, quotas: Sequence[int], degree: int) -> str:

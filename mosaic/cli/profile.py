@@ -176,10 +176,5 @@ def _notes(profile: Profile, missing: str) -> Iterator[str]:
         slots = ", ".join(map(str, sorted(quotas)))
         where = f" of each of {degree} devices" if degree > 1 else ""
         yield f"{module} cannot run at {slots} slots{where}: {reason}"
-    for error in profile.held_out:
-        yield (
-            f"{error.subject} {error.phase}: samples left out are predicted within {error.median:.1%} (median), "
-            f"{error.largest:.1%} (largest of {error.count})"
-        )
     if missing:
         yield f"occupancy and bandwidth are unknown: {missing}"

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from mosaic.cost.degrees import between_ms, neighbours
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import HeldOutError, Phase, Sample
+from mosaic.profile import Phase, Sample
 
 NOISE_FLOOR = 0.02
 """Share of a median within which a rise always counts as noise, however few measurements were taken."""
@@ -175,37 +174,6 @@ def _is_within_spread(time_ms: float, sample: Sample) -> bool:
     first, third = sample.quartiles_ms
     median = sample.median_ms
     return min(first, median * (1 - NOISE_FLOOR)) <= time_ms <= max(third, median * (1 + NOISE_FLOOR))
-
-
-def held_out_errors(samples: Sequence[Sample]) -> HeldOutError | None:
-    """Leaves out one sample after the other and predicts it from the other samples of its degree.
-
-    The first and the last quota of a degree always stay, because nothing is extrapolated.
-
-    Args:
-        samples: Samples of one module and phase, at any degrees and quotas.
-
-    Returns:
-        Relative errors at the samples that were left out; None if no degree has three feasible samples.
-
-    Raises:
-        InvalidProfileError: The samples are not of one module and phase.
-    """
-    module, phase = _subject_of(samples)
-    feasible = sorted((s for s in samples if s.infeasible is None), key=lambda sample: (sample.degree, sample.quota))
-    errors = []
-    for _, group in itertools.groupby(feasible, key=lambda sample: sample.degree):
-        of_degree = list(group)
-        for index in range(1, len(of_degree) - 1):
-            sample = of_degree[index]
-            if sample.median_ms > 0:
-                surface = ScalingSurface([*of_degree[:index], *of_degree[index + 1 :]])
-                errors.append(abs(surface.time_ms(sample.degree, sample.quota) / sample.median_ms - 1))
-    if not errors:
-        return None
-    return HeldOutError(
-        subject=module, phase=phase, median=statistics.median(errors), largest=max(errors), count=len(errors)
-    )
 
 
 def _subject_of(samples: Sequence[Sample]) -> tuple[str, Phase]:

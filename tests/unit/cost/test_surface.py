@@ -6,7 +6,6 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
-from mosaic.cost.surfaces import held_out_errors
 from mosaic.profile import Phase, Sample
 
 
@@ -54,11 +53,3 @@ def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() ->
     for quota in (1, 3):
         with pytest.raises(ValueError, match=f"cannot run at degree 1, quota {quota}: OutOfMemoryError: 3 GiB"):
             surface.time_ms(1, quota)
-
-
-def test_held_out_errors_name_the_largest_and_the_median() -> None:
-    errors = held_out_errors([sample(1, 8.0), sample(2, 4.0), sample(4, 3.0), sample(8, 1.0)])
-    assert errors is not None
-    assert (errors.subject, errors.phase, errors.count) == ("m", Phase.FORWARD, 2)
-    assert 0 < errors.median < errors.largest
-    assert held_out_errors([sample(1, 2.0), sample(2, 1.0), failed(4)]) is None

@@ -9,7 +9,6 @@ from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profile import (
     Environment,
-    HeldOutError,
     ModuleStructure,
     PairSample,
     Phase,
@@ -73,7 +72,6 @@ def full_profile():
     return replace(
         measured,
         pairs=(pair(),),
-        held_out=(HeldOutError(subject="image", phase=Phase.FORWARD, median=0.01, largest=0.1, count=8),),
         structures=(ModuleStructure(module="image", digest="a1"),),
         left_out=("image at 1 slot",),
         environment=replace(HERE, driver="580.95.05", sm_clock_mhz=1980, memory_clock_mhz=3201),
