@@ -352,7 +352,7 @@ def examine_node(folder: Path, *, root: Path = Path("/")) -> Diagnosis:
         if source and folder.is_relative_to(mount.split()[4].replace("\\040", " ")):
             kind = source.split()[0]
     if kind in _NETWORK or kind.startswith("fuse."):
-        remedy = "start runs from one machine only (the lease names its holder), or move the folder to a local disk"
+        remedy = "start runs from one machine only, or move the folder to a local disk"
         diagnosis.find("warning", f"the folder lies on {kind}, where other machines may not see its locks", remedy)
     if kind in ("tmpfs", "ramfs", "overlay"):
         text = f"the folder lies on {kind}, which a restart of the machine or container empties"

@@ -54,6 +54,8 @@ CODES: dict[Outcome, int] = {
     "failed": FAILED,
     "interrupted": INTERRUPTED,
 }
+MAX_RESTARTS = 5
+"""Restarts of crashed training within a run; two in a row without progress end it earlier."""
 MAX_UNREPORTED = 7
 """Last days whose missing reports are written."""
 Say = Callable[[str], None]
@@ -192,7 +194,7 @@ class _Day:
             total_s = train_s = None
             if (deadline := self._state.deadline) is not None:
                 total_s = max(0.0, (datetime.fromisoformat(deadline) - self._now()).total_seconds())
-                train_s = max(0.0, total_s - self._recipe.budget.judging_s)
+                train_s = max(0.0, total_s - self._recipe.budget.judging)
             ended = self._workers.run(phase, train_s, total_s)
             self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
             if ended.outcome is not None:
@@ -205,7 +207,7 @@ class _Day:
                 return
             stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
             crashes += ended.crashed
-            if stuck > 1 or crashes > self._recipe.budget.restarts:
+            if stuck > 1 or crashes > MAX_RESTARTS:
                 where = f"at step {from_step}" if stuck > 1 else f"{crashes} times"
                 self._end("failed", f"training ended early again ({ended.how}), {where}: {ended.reason}".rstrip(": "))
                 return

@@ -48,7 +48,7 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
     """Runs the champion's pending hooks, and drops those of other versions; returns a sentence for each failure."""
     remaining, failures = [], []
     for hook in pending(folder):
-        failure = _run(folder, hook, promote.timeout_s) if hook.version == champion else ""
+        failure = _run(folder, hook, promote.timeout) if hook.version == champion else ""
         if not failure:
             continue
         tries = hook.tries + 1

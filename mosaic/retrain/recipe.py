@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from mosaic.artifact import Ge, Le, parse_toml
 from mosaic.device import StrictFile
@@ -20,6 +22,34 @@ from mosaic.retrain.gate import GateSettings
 
 RECIPE = "retrain.toml"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def _seconds(text: object) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", str(text))
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is no time above 0; write it as '90s', '5min' or '2h'")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _clock_time(text: object) -> time:
+    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)Z", str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is no UTC time of day; write it as '05:30Z'")
+    return time(int(match[1]), int(match[2]), tzinfo=UTC)
+
+
+def _function(text: object) -> object:
+    if not re.fullmatch(r"[^:]+:\w+", str(text)):
+        raise ValueError(f"{text!r} is not FILE:NAME; write it as 'train.py:make_model'")
+    return text
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+"""A time such as ``90s``, ``5min`` or ``2h``, in seconds."""
+ClockTime = Annotated[time, BeforeValidator(_clock_time)]
+"""A UTC time of day such as ``05:30Z``; local times occur twice or never in some nights."""
+Function = Annotated[str, BeforeValidator(_function)]
+"""A function of the user's file, ``FILE:NAME``; the file is relative to the recipe's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +85,6 @@ class Sources(StrictFile):
     """Folder of the rows that compare champion and challenger; never trained on."""
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """Part of a day's rows (whole clusters), held out of training for the comparison on fresh rows."""
-    exact: bool = True
-    """Refuse an iterable data set without a state; false draws samples again instead."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.01
     """Part of the samples that may draw an unreadable row before the training fails."""
 
@@ -69,19 +97,15 @@ class Budget(StrictFile):
     """Samples of a step, over all ranks and micro-batches."""
     micro_batches: Annotated[int, Ge(1)] = 1
     """Micro-batches of a batch; a rank runs its share one after the other."""
-    clip_norm: Annotated[float, Ge(0)] | None = None
-    """Largest norm of the gradients; None for no limit."""
-    passes: float = 1.0
-    """Draws of each new row in a day; ``steps`` overrides it."""
     steps: Annotated[int, Ge(1)] | None = None
-    """Steps of a day; None: as the passes need."""
-    after: str | None = None
+    """Steps of a day; None: as many as draw each new row once."""
+    after: ClockTime | None = None
     """Earliest UTC time of day to start, such as ``01:00Z``; None: at any time until ``until``."""
-    until: str | None = None
+    until: ClockTime | None = None
     """UTC time of day to release the device, such as ``05:30Z``; None: no limit."""
-    judging: str = "10min"
+    judging: Seconds = 600.0
     """Time before ``until`` for the comparison with the champion."""
-    save: str = "5min"
+    save: Seconds = 300.0
     """Time between checkpoints."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints to keep."""
@@ -89,84 +113,31 @@ class Budget(StrictFile):
     """Processes that read samples, for each rank."""
     ranks: Annotated[int, Ge(1)] = 1
     """Processes that train, a device each; started by torchrun on this machine."""
-    pipeline: bool = False
-    """Divide the model's layers over the ranks, which train it in a pipeline of ``micro_batches``: for a
-    model whose gradients and optimizer's state do not fit one device."""
-    memory_gb: Annotated[float, Ge(0)] | None = None
-    """Memory of a rank's device, with ``pipeline``; layers that do not fit are recomputed. None: all of a GPU's."""
     colocate: bool = True
     """Let Mosaic run the modules side by side."""
     exclude: tuple[str, ...] = ()
     """Names or patterns of modules that stay where they are called."""
-    restarts: Annotated[int, Ge(0)] = 5
-    """Most automatic restarts of a crashed training; two in a row without progress end the run."""
-    fresh_start_every: Annotated[int, Ge(0)] = 0
-    """Promoted days after which training starts from new weights; 0: always from the champion's."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
-        if not self.passes > 0:
-            raise ValueError(f"passes={self.passes}; draw each row more than 0 times")
         if self.batch < max(self.micro_batches, self.ranks):
             raise ValueError(
                 f"batch={self.batch} has less than a row for each of micro_batches={self.micro_batches} or "
                 f"ranks={self.ranks}; take a larger batch, or fewer of them"
             )
-        self._check_pipeline()
         if self.after is not None and self.until is None:
-            raise ValueError(f"after={self.after!r} opens a window that nothing closes; set until, such as '05:30Z'")
-        for name in ("save", "judging"):
-            seconds_of(getattr(self, name), name)
-        for name in ("after", "until"):
-            if (value := getattr(self, name)) is not None:
-                clock_time(value, name)
-
-    def _check_pipeline(self) -> None:
-        if not self.pipeline:
-            if self.memory_gb is not None:
-                raise ValueError(
-                    f"memory_gb={self.memory_gb:g} is for a pipeline; set pipeline = true, or leave it out"
-                )
-            return
-        if self.ranks == 1:
-            raise ValueError("pipeline = true divides layers over ranks, and ranks=1; set it to the number of devices")
-        if self.exclude:
-            raise ValueError("exclude is for modules that run side by side; leave it out with pipeline = true")
-        if self.micro_batches < self.ranks or self.batch % self.micro_batches:
-            raise ValueError(
-                f"micro_batches={self.micro_batches} pass through {self.ranks} ranks; take a number that is not less "
-                f"and that divides batch={self.batch}, best {4 * self.ranks} or more"
-            )
-
-    @property
-    def save_s(self) -> float:
-        return seconds_of(self.save, "save")
-
-    @property
-    def judging_s(self) -> float:
-        return seconds_of(self.judging, "judging")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs."""
-        return round((self.memory_gb or 0) * 1e9)
-
-    @property
-    def pipeline_settings(self) -> str:
-        """All that the plan of a pipeline depends on beside model and batch, in words."""
-        memory = f", {self.memory_gb:g} GB a rank" if self.memory_gb is not None else ""
-        return f"{self.micro_batches} micro-batches{memory}" if self.pipeline else "none"
+            raise ValueError(f"after = {self.after:%H:%MZ} opens a window that nothing closes; set until")
 
     def deadline(self, now: datetime) -> datetime | None:
         """Returns the time at which a run that begins now must release the device; None for none."""
-        return None if self.until is None else _next(now, clock_time(self.until, "until"))
+        return None if self.until is None else _next(now, self.until)
 
     def opens(self, now: datetime) -> datetime | None:
         """Returns the opening of the window; None if it is open."""
         if self.after is None or self.until is None:
             return None
-        opening, closing = _next(now, clock_time(self.after, "after")), _next(now, clock_time(self.until, "until"))
+        opening, closing = _next(now, self.after), _next(now, self.until)
         return opening if opening < closing else None
 
 
@@ -175,48 +146,41 @@ class Promote(StrictFile):
     hooks: tuple[str, ...] = ()
     """Commands, run in the recipe's folder with ``MOSAIC_VERSION``, ``MOSAIC_VERSION_FOLDER`` and
     ``MOSAIC_DAY_FOLDER`` set. A hook may run twice for a version; after a failure the next run tries again."""
-    timeout: str = "10min"
+    timeout: Seconds = 600.0
     """Time limit of a command."""
     tries: Annotated[int, Ge(1)] = 20
     """Most attempts of a command; then the report has a line."""
     keep_versions: Annotated[int, Ge(2)] = 60
     """Versions to keep on disk; champion, anchor and the previous champion always stay."""
 
-    def __post_init__(self) -> None:
-        _ = self.timeout_s
-
-    @property
-    def timeout_s(self) -> float:
-        return seconds_of(self.timeout, "timeout")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(StrictFile):
-    """``retrain.toml``; functions are written ``FILE:NAME``, the file relative to the recipe's folder."""
+    """``retrain.toml``."""
 
-    model: str
+    model: Function
     """``make_model() -> nn.Module``."""
-    data: str
+    data: Function
     """``make_dataset(folder: Path, train: bool) -> Dataset``, map-style."""
-    loss: str
+    loss: Function
     """``loss(model, batch) -> Tensor``, a mean over the rows."""
-    score: str
+    score: Function
     """``score(model, batch) -> dict``: a value for each row, larger is better, and its cluster, label and slices."""
-    optimizer: str | None = None
+    optimizer: Function | None = None
     """``make_optimizer(model, num_steps)``: one, several, or (optimizers, schedulers). None: AdamW, warmed up and
     decayed once a day."""
-    companions: str | None = None
+    companions: Function | None = None
     """``make_companions(model) -> dict[str, nn.Module]``: EMA models of the model."""
-    update_companions: str | None = None
+    update_companions: Function | None = None
     """``update(model, companions)``, called after each step."""
     export: str | None = None
     """Name of the companion to judge and promote instead of the model."""
-    collate: str | None = None
+    collate: Function | None = None
     """``collate(samples) -> batch``; torch's default otherwise."""
-    scaler: str | None = None
+    scaler: Function | None = None
     """``make_scaler() -> torch.amp.GradScaler``."""
-    device: str = "auto"
-    """``cpu``, ``cuda``, or ``auto``: the GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: the GPU if there is one."""
     sources: Sources
     budget: Budget
     gate: GateSettings = field(default_factory=GateSettings)
@@ -228,13 +192,6 @@ class Recipe(StrictFile):
         return self.model.partition(":")[0]
 
     def __post_init__(self) -> None:
-        functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions", "collate")
-        for name in (*functions, "scaler"):
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(r"[^:]+:\w+", value):
-                raise ValueError(f"{name}={value!r} is not FILE:NAME; write it as 'train.py:{name}'")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device={self.device!r}; use auto, cpu or cuda")
         if self.export is not None and self.companions is None:
             raise ValueError(f"export={self.export!r} names a companion, and there is no 'companions'")
 
@@ -255,30 +212,6 @@ def read_recipe(path: Path) -> Recipe:
         return parse_toml(Recipe, text, source=str(path))
     except InvalidFileError as error:
         raise InvalidRecipeError(str(error)) from error
-
-
-def seconds_of(text: str, name: str) -> float:
-    """Returns the seconds of a time such as ``90s``, ``5min`` or ``2h``.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text)
-    if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{name}={text!r} is no time above 0; write it as '90s', '5min' or '2h'")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def clock_time(text: str, name: str) -> time:
-    """Returns a UTC time of day such as ``05:30Z``; local times occur twice or never in some nights.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)Z", text)
-    if match is None:
-        raise ValueError(f"{name}={text!r} is no UTC time of day; write it as '05:30Z'")
-    return time(int(match[1]), int(match[2]), tzinfo=UTC)
 
 
 def _next(now: datetime, at: time) -> datetime:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from mosaic.pipelining.plan import PipelinePlan
 from mosaic.plan import Plan
 
 WINDOW_OVER = "window over"
@@ -89,8 +88,6 @@ class PlanKey:
     num_ranks: int
     torch: str
     colocate: bool
-    pipeline: str
-    """The recipe's pipeline settings, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +98,7 @@ class StoredPlan:
 
     schema_version: int = SCHEMA_VERSION
     plan: Plan | None
-    """The placement; None for the plain loop, or a pipeline."""
-    pipeline: PipelinePlan | None = None
-    """The layers of each rank and the plan of steps; None for no pipeline."""
+    """The placement; None for the plain loop."""
     threads: int
     """Torch's threads within an operator, in the loop's own thread."""
     key: PlanKey

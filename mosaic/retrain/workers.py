@@ -131,7 +131,7 @@ class Workers:
         """Runs ``check`` or ``verify``, which print their results and write no files."""
         budget = self._recipe.budget
         with self._listening():
-            return self._run((part, *more), budget.ranks if part == "verify" or budget.pipeline else 1, math.inf)
+            return self._run((part, *more), budget.ranks if part == "verify" else 1, math.inf)
 
     def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:

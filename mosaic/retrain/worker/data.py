@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import Kind, SourceRecord, Sources
-from mosaic.retrain.worker.loader import Samples, is_iterable
+from mosaic.retrain.worker.loader import Samples
 from mosaic.retrain.worker.positions import (
     PositionStream,
     Source,
@@ -44,22 +43,19 @@ def freeze(work: Work) -> None:
         MosaicError: A folder is missing, empty, changed since a day trained on it, or has no rows to train on.
     """
     recipe, budget, state = work.recipe, work.recipe.budget, work.day.state
-    known: dict[str, SourceRecord] = {}
+    earlier: dict[str, SourceRecord] = {}
     for day in work.folder.days():
-        earlier = load_if_intact(Sources, day.sources) if day.path != work.day.path else None
-        if earlier is not None:
-            known |= {record.path: record for record in (*earlier.sources, earlier.frozen)}
-    records = [_counted(work, day, "new", known) for day in state.new]
-    records += [_counted(work, day, "replay", known) for day in state.replay]
+        past = load_if_intact(Sources, day.sources) if day.path != work.day.path else None
+        if past is not None:
+            earlier |= {record.path: record for record in (*past.sources, past.frozen)}
+    records = [_counted(work, day, "new", earlier) for day in state.new]
+    records += [_counted(work, day, "replay", earlier) for day in state.replay]
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
     num_steps, share = budget.steps, recipe.sources.replay.share
-    if records[0].samples:  # an iterable data set, the day's only one
-        assert num_steps is not None
-        samples = {records[0].name: num_steps * budget.batch}
-    elif sum(new.values()):
-        if num_steps is None:
+    if sum(new.values()):
+        if num_steps is None:  # each new row once
             new_share = 1 - replayed_share(new, replay, share)
-            num_steps = max(1, math.ceil(sum(new.values()) * budget.passes / (budget.batch * new_share)))
+            num_steps = max(1, math.ceil(sum(new.values()) / (budget.batch * new_share)))
         samples = samples_of(new, replay, share, num_steps * budget.batch)
     else:
         rows = sum(record.rows for record in records if record.kind == "new")
@@ -74,24 +70,21 @@ def freeze(work: Work) -> None:
         batch=budget.batch,
         num_steps=num_steps,
         sources=tuple(replace(record, samples=samples.get(record.name, 0)) for record in records),
-        frozen=_listed(work, recipe.sources.frozen, "frozen", "", known),
+        frozen=_listed(work, recipe.sources.frozen, "frozen", "", earlier),
     )
     save(sources, work.day.sources)
 
 
-def _counted(work: Work, day: str, kind: Kind, known: Mapping[str, SourceRecord]) -> SourceRecord:
-    """Lists a day's data folder and counts its rows; the record of an iterable data set has a sample and no rows."""
-    record = _listed(work, work.recipe.sources.new.path.replace("{day}", day), kind, day, known)
+def _counted(work: Work, day: str, kind: Kind, earlier: Mapping[str, SourceRecord]) -> SourceRecord:
+    """Lists a day's data folder and counts its rows."""
+    record = _listed(work, work.recipe.sources.new.path.replace("{day}", day), kind, day, earlier)
     data = work.dataset(record.path, train=True)
-    if is_iterable(data):
-        _check_iterable(work, data, kind)
-        return replace(record, rows=0, trained=0, samples=1)
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
     return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
 
 
-def _listed(work: Work, name: str, kind: Kind, day: str, known: Mapping[str, SourceRecord]) -> SourceRecord:
-    """Lists a data folder; ``known`` has the records of earlier days by path, whose digests equal sizes reuse.
+def _listed(work: Work, name: str, kind: Kind, day: str, earlier: Mapping[str, SourceRecord]) -> SourceRecord:
+    """Lists a data folder; ``earlier`` has the records of earlier days by path, whose digests equal sizes reuse.
 
     Raises:
         MosaicError: The folder is missing, empty, or changed since a day trained on it.
@@ -104,7 +97,7 @@ def _listed(work: Work, name: str, kind: Kind, day: str, known: Mapping[str, Sou
     }
     if not files:
         raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
-    if (before := known.get(name)) is not None:
+    if (before := earlier.get(name)) is not None:
         if (was := before.files) != files:
             changed = min(file for file in was | files if was.get(file) != files.get(file))
             raise MosaicError(
@@ -117,22 +110,6 @@ def _listed(work: Work, name: str, kind: Kind, day: str, known: Mapping[str, Sou
     for file in files:
         digest.update(f"{file}\0{sha256_of(path / file)}\0".encode())
     return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest.hexdigest())
-
-
-def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
-    """Raises MosaicError for settings that an iterable data set does not support."""
-    recipe = work.recipe
-    wrong = {
-        "[budget] steps has to say how many": recipe.budget.steps is None,
-        "[sources] fresh_share has to be 0": recipe.sources.fresh_share > 0,
-        "[sources] replay has to be { share = 0 }": recipe.sources.replay.share > 0 or kind != "new",
-        "one day at a time can be trained on": len(work.day.state.new) > 1,
-    }
-    if broken := [rule for rule, is_broken in wrong.items() if is_broken]:
-        raise MosaicError(
-            f"make_dataset returned a {type(data).__name__}, which can only be gone through: {'; '.join(broken)}; or "
-            "return a map-style Dataset, which has len() and can be indexed"
-        )
 
 
 def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
@@ -150,8 +127,8 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
     return np.array([int.from_bytes(digests[name][:8], "big") / 2**64 < share for name in names], dtype=bool)
 
 
-def open_samples(work: Work) -> Samples | Callable[[], Iterable[Any]]:
-    """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it.
+def open_samples(work: Work) -> Samples:
+    """Opens the day's data without held-out rows.
 
     Raises:
         MosaicError: Files of the frozen list are gone, new, or of another size; names the first.
@@ -162,8 +139,6 @@ def open_samples(work: Work) -> Samples | Callable[[], Iterable[Any]]:
     datasets, streamed = [], []
     for record in (record for record in sources.sources if record.samples):
         data = work.dataset(record.path, train=True)
-        if is_iterable(data):
-            return partial(work.dataset, record.path, train=True)
         out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
         if (len(data), len(data) - int(out.sum())) != (record.rows, record.trained):
             raise MosaicError(
@@ -186,18 +161,12 @@ class Unreadable:
 
 
 def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
-    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same.
-
-    An iterable data set yields as many rows from its beginning as it has.
-    """
+    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same."""
     generators = generators_of(data)
-    iterator = iter(data) if is_iterable(data) else None
     for row in rows:
         with drawn_under(seed, row, generators):
             try:
-                sample = data[row] if iterator is None else next(iterator)
-            except StopIteration:
-                return
+                sample = data[row]
             except MemoryError:
                 raise
             except Exception as error:  # of any kind, from the user's data set: the caller counts it, or raises
@@ -213,16 +182,13 @@ def fresh_rows(work: Work) -> tuple[Any, ...]:
     """Reads the held-out rows of the day's new data."""
     rows: list[Any] = []
     for record in work.sources.of_kind("new"):
-        if record.rows:  # an iterable data set has no held-out rows
-            rows += _judged_rows(work, record.path, held_out_on=record.day)
+        rows += _judged_rows(work, record.path, held_out_on=record.day)
     return tuple(rows)
 
 
 def _judged_rows(work: Work, path: str, held_out_on: str | None = None) -> Iterator[Any]:
     """Yields the rows of a folder, all of them or those held out on a day."""
     data = work.dataset(path, train=False)
-    if is_iterable(data):
-        raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
     selected = list(range(len(data)))
     if held_out_on is not None:
         sources = work.sources

@@ -1,30 +1,24 @@
 """A day's samples by position, and this rank's part of each global batch; workers that may die read it ahead.
 
-A map-style data set gives the same samples on any number of ranks and workers. Over an iterable data set each rank
-iterates by itself, and a run resumes with as many ranks as before: from the data set's state, which a checkpoint keeps,
-or by drawing the same samples again. torchdata's ``StatefulDataLoader`` is not used: it keeps the same state, but it
-neither checks that the state gives the same samples nor seeds them by position.
+The samples are the same on any number of ranks and workers.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import os
 import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children
 from typing import Any, Self
 
-import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mosaic.errors import MosaicError
@@ -42,14 +36,7 @@ MIN_JUDGED = 1000
 """Least number of samples that the share of rejected rows is computed over."""
 _MAX_DETAIL = 300
 """Most characters of an error's message."""
-CHECKED = 4
-"""Samples that the check at the start draws before, and after, it saves a state."""
 Collate = Callable[[list[Any]], Any]
-
-
-def is_iterable(data: Any) -> bool:
-    """Returns True for a data set without length or index access."""
-    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,52 +177,8 @@ class LoaderDiedError(MosaicError):
     """A worker of the loader was killed; a restart may help."""
 
 
-class StepLoader(Iterator[StepBatch]):
-    """Yields this rank's part of each step's global batch once; as a context it closes its workers.
-
-    Attributes:
-        rejects: Unreadable rows so far.
-    """
-
-    def __init__(self, cut: BatchCut, steps: range, rejects: RejectCount) -> None:
-        self.cut = cut
-        self.rejects = rejects
-        self._steps = iter(steps)
-
-    def __next__(self) -> StepBatch:
-        step = next(self._steps)
-        parts: list[MicroBatch] = []
-        rejects: list[Reject] = []
-        samples = 0
-        for index in self.cut.own:
-            positions = self.cut.positions(step, index)
-            data, rejected = self._read(positions)
-            parts.append(MicroBatch(index=index, weight=len(positions) / self.cut.batch, data=data))
-            rejects += rejected
-            samples += len(positions)
-        self.rejects.add(rejects, samples)
-        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
-
-    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
-        """Returns the next collated micro-batch, and its unreadable rows that were replaced."""
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Returns the state after the steps yielded so far, beside their number; None if there is none."""
-        return None
-
-    def close(self) -> None:
-        """Ends the workers."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class BatchLoader(StepLoader):
-    """Reads samples by their positions; the number of workers does not change a batch.
+class BatchLoader(Iterator[StepBatch]):
+    """Yields this rank's part of each step's global batch; as a context it closes its workers.
 
     The workers start here, not at the first batch; construct the loader before you restore random states. It draws no
     random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
@@ -255,9 +198,10 @@ class BatchLoader(StepLoader):
         workers: int = 0,
         collate: Collate | None = None,
         pin: bool = False,
-        rejects: RejectCount | None = None,
+        rejects: RejectCount,
     ) -> None:
-        super().__init__(cut, steps, rejects or RejectCount())
+        self.rejects = rejects
+        self._cut, self._steps = cut, iter(steps)
         by_main_thread = threading.current_thread() is threading.main_thread()
         positions: Any = (cut.positions(step, index) for step in steps for index in cut.own)
         loader = DataLoader(
@@ -280,7 +224,22 @@ class BatchLoader(StepLoader):
     def worker_pids(self) -> tuple[int, ...]:
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
-    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
+    def __next__(self) -> StepBatch:
+        step = next(self._steps)
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
+        samples = 0
+        for index in self._cut.own:
+            count = len(self._cut.positions(step, index))
+            data, rejected = self._read()
+            parts.append(MicroBatch(index=index, weight=count / self._cut.batch, data=data))
+            rejects += rejected
+            samples += count
+        self.rejects.add(rejects, samples)
+        return StepBatch(micro_batches=tuple(parts), rejects=tuple(rejects))
+
+    def _read(self) -> tuple[Any, tuple[Reject, ...]]:
+        """Returns the next collated micro-batch, and its unreadable rows that were replaced."""
         try:
             return next(self._loaded)
         except MosaicError as error:  # of a worker: torch appends its traceback
@@ -298,7 +257,10 @@ class BatchLoader(StepLoader):
                 "memory is short: use fewer workers, or none. The run resumes from its last checkpoint"
             ) from error
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         # After an error, the garbage collector would wait five seconds for each worker in vain.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
@@ -313,126 +275,3 @@ def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
-
-
-class IterableLoader(StepLoader):
-    """Draws samples from an iterable data set, which starts again when it ends.
-
-    If the data set or its iterator has ``state_dict`` and ``load_state_dict`` (torchdata's protocol), a run resumes
-    from its saved state; a check before the first step compares the samples. Otherwise it draws the samples again.
-
-    Raises:
-        MosaicError: The state gives other samples, is missing although ``exact`` requires it, or belongs to other
-            ranks; or the data set is empty.
-    """
-
-    def __init__(
-        self,
-        dataset: Iterable[Any],
-        cut: BatchCut,
-        steps: range,
-        *,
-        seed: int,
-        state: Mapping[str, Any] | None = None,
-        exact: bool = False,
-        collate: Collate | None = None,
-    ) -> None:
-        super().__init__(cut, steps, RejectCount())
-        self._dataset, self._iterator = dataset, iter(dataset)
-        self._name = type(dataset).__name__
-        self._seed, self._collate = seed, collate or default_collate
-        self._shape = {"batch": cut.batch, "ranks": [cut.rank, cut.num_ranks]}
-        if exact and not self._state():
-            raise MosaicError(
-                f"{self._name} has no state_dict and load_state_dict, so a resumed run would "
-                "draw all samples again; add these methods, use a map-style data set, or set exact = false"
-            )
-        if state is None:
-            if steps.start > 0:
-                raise MosaicError(f"step {steps.start} needs a state of the data, and there is none; begin at step 0")
-            self._check()
-        elif (before := {name: state[name] for name in self._shape}) != self._shape:
-            raise MosaicError(
-                f"the state of the data is of {before} and this run has {self._shape}; an iterable data set resumes "
-                "with as many ranks and as large a batch as it had. Use those, or a map-style data set"
-            )
-        elif state["data"] is not None:
-            self._load(state["data"])
-        else:
-            for step in range(steps.start):
-                for index in cut.own:
-                    self._draw(cut.positions(step, index))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state after the steps yielded so far; each rank keeps its own."""
-        return {**self._shape, "data": self._state()}
-
-    def _read(self, positions: range) -> tuple[Any, tuple[Reject, ...]]:
-        return self._collate(self._draw(positions)), ()
-
-    def _state(self) -> dict[str, Any] | None:
-        """The states of the data set and of its iterator, those of them that have one; None without any."""
-        owners = {"dataset": self._dataset, "iterator": self._iterator}
-        return {
-            name: copy.deepcopy(owner.state_dict())
-            for name, owner in owners.items()
-            if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
-        } or None
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if "dataset" in state:
-            self._dataset.load_state_dict(copy.deepcopy(state["dataset"]))  # type: ignore[attr-defined]
-        self._iterator = iter(self._dataset)
-        if "iterator" in state:
-            self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
-
-    def _draw(self, positions: Sequence[int]) -> list[Any]:
-        samples = []
-        with put_back():
-            for words in sample_words(self._seed, positions).tolist():
-                seed_sample(words)
-                samples.append(self._next())
-        return samples
-
-    def _next(self) -> Any:
-        for _ in range(2):
-            for sample in self._iterator:
-                return sample
-            self._iterator = iter(self._dataset)
-        raise MosaicError(f"{self._name} has no samples; look at what it reads")
-
-    def _check(self) -> None:
-        """Compares samples drawn after a saved state with those drawn after loading it, and begins again."""
-        if (begin := self._state()) is None:
-            return
-        self._draw(range(CHECKED))
-        saved, draws = self._state() or {}, []
-        for _ in range(2):
-            draws.append(self._draw(range(CHECKED, 2 * CHECKED)))
-            self._load(saved)
-        for index, (old, new) in enumerate(zip(*draws, strict=True)):
-            pairs, tree = pytree.tree_flatten_with_path(old)
-            leaves, other_tree = pytree.tree_flatten(new)
-            contents = [
-                (path, _content(left), _content(right)) for (path, left), right in zip(pairs, leaves, strict=False)
-            ]
-            differing = [f"sample{pytree.keystr(path)} is another" for path, left, right in contents if left != right]
-            if tree != other_tree or differing:
-                raise MosaicError(
-                    f"{self._name} draws other samples after load_state_dict: of sample {index} after the saved state, "
-                    f"{differing[0] if differing else 'sample has other entries'}. Its state_dict must hold all that "
-                    "samples depend on, such as the place in a file and a shuffle buffer; without the two methods, "
-                    "samples are drawn again"
-                )
-        self._load(begin)
-
-
-def _content(leaf: Any) -> object:
-    if isinstance(leaf, torch.Tensor):
-        leaf = leaf.detach().cpu().contiguous()
-        return str(leaf.dtype), leaf.shape, leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(leaf, np.ndarray):
-        return str(leaf.dtype), leaf.shape, leaf.tobytes()
-    if hasattr(leaf, "__dict__") and "__eq__" not in vars(type(leaf)):
-        return type(leaf), [_content(value) for value in pytree.tree_leaves(vars(leaf))]
-    return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf  # NaN equals NaN

@@ -27,14 +27,12 @@ from torch.utils import _pytree as pytree
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.ranks import gather_objects
 from mosaic.engine import Handle
-from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.find.random_numbers import Generator
 from mosaic.lines import append_line
 from mosaic.ranks.world.world import World
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
-from mosaic.retrain.worker.loader import Reject, StepBatch, StepLoader
-from mosaic.retrain.worker.pipelined import PipelinedModel
+from mosaic.retrain.worker.loader import BatchLoader, Reject, StepBatch
 from mosaic.retrain.worker.positions import generators_of, seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
@@ -60,26 +58,14 @@ class StepLoss:
 
 
 class WorkerGroup:
-    """One process that trains alone, or one rank of several, by torchrun's variables.
+    """One process that trains alone, or one rank of several, by torchrun's variables."""
 
-    Attributes:
-        world: The ranks of a pipeline; None for colocated ranks, whose handle has a world of its own.
-        scale: Factor of the losses that makes gradients add up to those of the mean over the global batch.
-        reads_all: True if each rank reads the whole global batch, as in a pipeline.
-    """
-
-    def __init__(self, device: torch.device, *, pipeline: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        pipeline = pipeline and self.size > 1
-        self.world = World.join(device, watch=RankSettings()) if pipeline else None
-        self.scale = 1.0 if pipeline else float(self.size)
-        self.reads_all = pipeline or self.size == 1
         self._group: Any = None
 
     def leave(self) -> None:
-        if self.world is not None:
-            self.world.close()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -88,7 +74,7 @@ class WorkerGroup:
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
         """Starts to copy this rank's part of a step's loss to the host; does not wait."""
-        part = (torch.stack([loss.double() for loss in losses]).sum() / self.scale).to("cpu", non_blocking=True)
+        part = (torch.stack([loss.double() for loss in losses]).sum() / self.size).to("cpu", non_blocking=True)
         arrived = None
         if self.device.type == "cuda":
             arrived = torch.cuda.Event()
@@ -101,8 +87,7 @@ class WorkerGroup:
         if loss is not None:
             if loss.arrived is not None:
                 loss.arrived.synchronize()
-            if self.rank == 0 or not self.reads_all:  # else rank 0 has the same losses
-                local[-1] = loss.part
+            local[-1] = loss.part
         if self.size > 1:
             dist.all_reduce(local, group=self._cpu_group())
         return tuple(value > 0 for value in local[:-1].tolist()), None if loss is None else float(local[-1])
@@ -113,8 +98,6 @@ class WorkerGroup:
         return mean
 
     def gather(self, value: _T) -> list[_T]:
-        if self.world is not None:
-            return self.world.all_gather(value)
         return gather_objects(self._cpu_group() if self.size > 1 else None, value)
 
     def on_first(self, work: Callable[[], _T]) -> _T:
@@ -144,8 +127,6 @@ class WorkerGroup:
 
     def _cpu_group(self) -> Any:
         """A group on CPUs for a few numbers."""
-        if self.world is not None:
-            return self.world.agreements
         if self._group is None:
             if not dist.is_initialized():
                 World.join(self.device)
@@ -215,7 +196,7 @@ class Loop:
         times = self._times_ms[FIRST_STEPS:]
         return statistics.median(times) if times else None
 
-    def run(self, batches: StepLoader, last: int) -> str:
+    def run(self, batches: BatchLoader, last: int) -> str:
         """Takes steps up to ``last``, or until a stop signal; then saves.
 
         Returns ``done``, the name of a signal, or ``window over``.
@@ -240,11 +221,6 @@ class Loop:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
         state, scaler = self.state, self.state.scaler
         losses = self._gradients(batch)
-        if self.work.budget.clip_norm is not None:
-            if scaler is not None:
-                for optimizer in state.optimizers:
-                    scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(state.model.parameters(), self.work.budget.clip_norm)
         for optimizer in state.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
@@ -284,23 +260,20 @@ class Loop:
 
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         state, scaler, group = self.state, self.state.scaler, self.group
-        if isinstance(state.keeper, PipelinedModel):
-            seed_step(self.work.budget.seed, self.step, 0)
-            losses = state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
-            return [loss * part.weight for loss, part in zip(losses, batch.micro_batches, strict=True)]
         losses = []
         for part in batch.micro_batches:
             seed_step(self.work.budget.seed, self.step, part.index, self._generators)
-            loss = self.work.program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            # Ranks average their gradients; times their number, parts add up to the mean over the global batch.
+            loss = self.work.program.loss(state.model, group.moved(part.data)) * (part.weight * group.size)
             (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
 
-    def _agree_to_stop(self, batches: StepLoader) -> str:
+    def _agree_to_stop(self, batches: BatchLoader) -> str:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now = time.monotonic()
         over = self.until is not None and now >= self.until
-        flags = bool(self.stop.received), over, now - self._saved >= self.work.budget.save_s
+        flags = bool(self.stop.received), over, now - self._saved >= self.work.budget.save
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
         (stop, over, due), loss = self.group.agree(flags, before.loss if before else None)
@@ -334,7 +307,7 @@ class Loop:
         except OSError as error:
             self._remember(f"lines of {self.work.day.metrics.name} are missing: {error.strerror or error}")
 
-    def _save(self, batches: StepLoader, *, is_last: bool) -> None:
+    def _save(self, batches: BatchLoader, *, is_last: bool) -> None:
         """Begins a checkpoint; waits for the last one.
 
         Two saves in a row on a full disk are an error.
@@ -344,16 +317,16 @@ class Loop:
             self._write(unlogged, self.group.mean_loss(unlogged.loss))
         self._unlogged.clear()
         self._saved = time.monotonic()
-        gathered = self.group.gather((batches.rejects.by_source, batches.state_dict()))
         total: dict[str, dict[str, int]] = {}
-        for counts, _ in gathered[:1] if self.group.reads_all else gathered:
+        for counts in self.group.gather(batches.rejects.by_source):
             for source, reasons in counts.items():
                 sums = total.setdefault(source, {})
                 sums |= {reason: sums.get(reason, 0) + count for reason, count in reasons.items()}
         self.notes = replace(self.notes, rejects=total)
-        extra = {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
         try:
-            keeper.save(folder, step=self.step, keep=keep, extra=extra, **self.state.checkpointed)
+            keeper.save(
+                folder, step=self.step, keep=keep, extra={"notes": asdict(self.notes)}, **self.state.checkpointed
+            )
             if is_last:
                 keeper.finish_saving()
             self._failed_saves = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import shutil
 import statistics
@@ -93,7 +94,7 @@ def main() -> None:
 def _run(work: Work, arguments: argparse.Namespace) -> None:
     stop = StopRequests()
     _use_repeatable_kernels(work.device)
-    group = WorkerGroup(work.device, pipeline=work.recipe.budget.pipeline)
+    group = WorkerGroup(work.device)
     try:
         _do_parts(work, group, stop, arguments)
     except _StopError:
@@ -179,7 +180,7 @@ def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
         yield from (f"plan: {line}" for line in training.plan.description.splitlines())
         digest = training.handle.digest()
         training.export(work.day.model, None)
-        if budget.ranks > 1 and not budget.pipeline:
+        if budget.ranks > 1:
             training.check_for_ranks()
             yield f"ranks: its modules can be divided over {budget.ranks}"
         yield from group.on_first(lambda: list(_check_end(work, digest)))
@@ -249,7 +250,7 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
         )
     to = min(first + steps, last)
     to = max((step for step in paths if first < step <= to), default=to)
-    budget = replace(work.recipe.budget, save="1000000h")  # saves only at the end
+    budget = replace(work.recipe.budget, save=math.inf)  # saves only at the end
     with group.shared_folder() as aside:
         copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
         if group.rank == 0:

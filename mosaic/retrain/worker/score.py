@@ -25,7 +25,6 @@ from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, joined
 from mosaic.retrain.worker.data import Unreadable, fresh_rows, frozen_rows, read_rows
-from mosaic.retrain.worker.loader import is_iterable
 from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 
@@ -161,11 +160,9 @@ class _Measured:
     def rows_of(self, work: Work, *folders: str) -> Iterator[Any]:
         """Yields the readable rows of data folders, without augmentation."""
         sets = [work.dataset(folder, train=False) for folder in folders]
-        total = sum(0 if is_iterable(data) else len(data) for data in sets)
-        stride = max(1, math.ceil(total / MAX_ROWS))
+        stride = max(1, math.ceil(sum(map(len, sets)) / MAX_ROWS))
         for data in sets:
-            rows = range(0, MAX_ROWS if is_iterable(data) else len(data), stride)
-            for sample in read_rows(data, rows, work.recipe.budget.seed):
+            for sample in read_rows(data, range(0, len(data), stride), work.recipe.budget.seed):
                 if isinstance(sample, Unreadable):
                     self.unreadable[sample.reason] += 1
                 else:

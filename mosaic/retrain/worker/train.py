@@ -25,16 +25,14 @@ from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
-from mosaic.pipelining.plan import PipelinePlan
 from mosaic.provenance import Provenance
 from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained, differences
 from mosaic.retrain.worker.data import open_samples
-from mosaic.retrain.worker.loader import BatchCut, BatchLoader, IterableLoader, RejectCount, Samples, StepLoader
+from mosaic.retrain.worker.loader import BatchCut, BatchLoader, RejectCount
 from mosaic.retrain.worker.loop import Loop, TrainState, WorkerGroup
-from mosaic.retrain.worker.pipelined import PipelinedModel
 from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
@@ -81,13 +79,13 @@ class Training:
         Raises:
             MosaicError: The training failed, or its checkpoints cannot be read or written.
         """
-        group, num_steps = self._group, self._work.sources.num_steps
-        step, notes, data_state = self._begin()
+        num_steps = self._work.sources.num_steps
+        step, notes = self._begin()
         loop = self._loop(stop, step, notes)
         rejects = RejectCount(self._work.recipe.sources.max_unreadable)
-        if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
+        if self._group.rank == 0:  # a checkpoint adds the counts of all ranks
             rejects.resume(step * self._work.budget.batch, notes.rejects)
-        with self._loader(range(step, num_steps), self._work.budget.workers, rejects, data_state) as batches:
+        with self._loader(range(step, num_steps), self._work.budget.workers, rejects) as batches:
             ended = loop.run(batches, min(to or num_steps, num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None:
             self._store(replace(self.plan, step_ms=loop.step_ms))
@@ -101,21 +99,13 @@ class Training:
         )
 
     def leave(self) -> None:
-        """Restores the plain model on every rank; in a pipeline, the layers of the rank."""
-        if isinstance(self.handle, mosaic.Handle | PipelinedModel):
+        """Restores the plain model on every rank."""
+        if isinstance(self.handle, mosaic.Handle):
             self.handle.remove()
 
-    def export(self, path: Path, name: str | None) -> nn.Module | None:
-        """Leaves, and writes the model, or the EMA model of a name, as one plain file.
-
-        Returns:
-            The written model; None if it is divided over ranks.
-        """
+    def export(self, path: Path, name: str | None) -> nn.Module:
+        """Leaves, writes the model, or the EMA model of a name, as one plain file, and returns it."""
         model = self.model if name is None else self._state.companions[name]
-        if isinstance(self.handle, PipelinedModel):
-            Checkpointer(model, self._group.world).export(path)
-            self.leave()
-            return None
         self.leave()
         if self._group.rank == 0:
             Checkpointer(model).export(path)
@@ -156,17 +146,9 @@ class Training:
         with self._loader(range(1)) as batches:
             return [self._group.moved(part.data) for part in next(batches).micro_batches]
 
-    def _loader(
-        self, steps: range, workers: int = 0, rejects: RejectCount | None = None, state: Any = None
-    ) -> StepLoader:
+    def _loader(self, steps: range, workers: int = 0, rejects: RejectCount | None = None) -> BatchLoader:
         group, collate, budget = self._group, self._work.program.collate, self._work.budget
-        num_ranks, rank = (1, 0) if group.reads_all else (group.size, group.rank)
-        cut = BatchCut(batch=budget.batch, num_ranks=num_ranks, rank=rank, micro_batches=budget.micro_batches)
-        if not isinstance(self._samples, Samples):
-            exact = self._work.recipe.sources.exact
-            return IterableLoader(
-                self._samples(), cut, steps, seed=budget.seed, state=state, exact=exact, collate=collate
-            )
+        cut = BatchCut(batch=budget.batch, num_ranks=group.size, rank=group.rank, micro_batches=budget.micro_batches)
         rejects, pin = rejects or RejectCount(1.0), group.device.type == "cuda"
         return BatchLoader(self._samples, cut, steps, workers=workers, collate=collate, pin=pin, rejects=rejects)
 
@@ -186,14 +168,9 @@ class Training:
             if not why and plan is not None:
                 return self._store(replace(plan, why="")), ""
         change = f"{change}, so it was planned anew" if change else ""
-        if budget.pipeline:
-            pipelined = self._pipelined(batches, None)
-            pipelined.remove()
-            self.model = self._new_model()  # the trial may have changed it
-            plan = replace(_stored(key, why, pipelined.describe()), pipeline=pipelined.plan)
-        elif group.size > 1:
+        if group.size > 1:
             return _stored(key, why, ""), change  # ``_place`` chooses
-        elif not budget.colocate:
+        if not budget.colocate:
             plan = _stored(key, why, "the recipe asks for the plain loop")
         else:
             plan = _choose_by_trial(work, self._new_model(), batches[0], key, why)
@@ -205,17 +182,9 @@ class Training:
             save(plan, self._work.day.plan)
         return plan
 
-    def _pipelined(self, batches: list[Any], plan: PipelinePlan | None) -> PipelinedModel:
-        self.model.train()
-        return PipelinedModel(
-            self.model, self._work.program.loss, batches, plan=plan, memory_bytes=self._work.budget.memory_bytes
-        )
-
     def _place(self, batches: list[Any]) -> Checkpointer:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
         plan, batch = self.plan, batches[0]
-        if plan.pipeline is not None:
-            return self._pipelined(batches, plan.pipeline)
         if plan.plan is None and self._group.size == 1:
             return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
@@ -248,20 +217,18 @@ class Training:
             save(here, path)
         return ""
 
-    def _begin(self) -> tuple[int, DayNotes, Any]:
-        """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
-        group, folder = self._group, self._work.day.checkpoints
+    def _begin(self) -> tuple[int, DayNotes]:
+        """Loads the day's last checkpoint, or starts from the champion; returns step and notes."""
         checkpoint = self._load()
         if checkpoint is not None:
             notes = DayNotes(**checkpoint.extra["notes"])
             if self._changes and notes.differs_from_step is None:
                 notes = replace(notes, differs_from_step=checkpoint.step, differs_because=self._changes)
-            states = checkpoint.extra["data"]
-            return checkpoint.step, notes, states[group.rank] if group.rank < len(states) else None
+            return checkpoint.step, notes
         notes = DayNotes(loaded=self._start(), rejects={})
-        extra = {"notes": asdict(notes), "data": [None] * group.size}
+        folder, extra = self._work.day.checkpoints, {"notes": asdict(notes)}
         self.handle.save(folder, step=0, extra=extra, **self._state.checkpointed)
-        return 0, notes, None
+        return 0, notes
 
     def _load(self) -> Loaded | None:
         """Loads the newest intact checkpoint; without one the day starts again, with the same bits."""
@@ -309,7 +276,6 @@ def _key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> Pla
         num_ranks=group.size,
         torch=torch.__version__,
         colocate=work.budget.colocate,
-        pipeline=work.budget.pipeline_settings,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -139,19 +139,17 @@ class Work:
         return torch.device("cpu")
 
     def dataset(self, path: str, *, train: bool) -> Any:
-        """Opens a data folder, named relative to the recipe's."""
-        return self.program.make_dataset(self.folder.path / path, train)
+        """Opens a data folder, named relative to the recipe's; raises MosaicError unless its rows can be indexed."""
+        data = self.program.make_dataset(self.folder.path / path, train)
+        if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):
+            raise MosaicError(
+                f"{self.recipe.data} returned a {type(data).__name__}, which cannot be indexed, and a day that was "
+                "killed goes on by the numbers of rows; return a map-style Dataset, which has __len__ and __getitem__"
+            )
+        return data
 
     @property
     def start(self) -> versions.Version | None:
-        """The version that the training starts from.
-
-        None for new weights, which are also due after some promotions: warm starts lose the ability to learn (Ash &
-        Adams 2020).
-        """
-        interval = self.recipe.budget.fresh_start_every
-        promoted = sum(day.state.outcome == "promoted" for day in self.folder.days())
+        """The version that the training starts from; None for new weights."""
         parent = self.day.state.parent
-        if parent is None or (interval > 0 and promoted > 0 and promoted % interval == 0):
-            return None
-        return versions.find(self.folder, parent)
+        return None if parent is None else versions.find(self.folder, parent)

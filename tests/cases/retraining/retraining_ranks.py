@@ -1,6 +1,6 @@
-"""Days that two ranks train: one that a single rank ends, and one in a pipeline, undisturbed and killed.
+"""Days that two ranks train: one that a single rank ends, and one that is undisturbed and killed.
 
-Run as ``python retraining_ranks.py colocated|pipeline FOLDER``; prints a line of JSON with what a test looks at.
+Run as ``python retraining_ranks.py stopped|killed FOLDER``; prints a line of JSON with what a test looks at.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ from mosaic.retrain.records import Trained
 
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}
-PIPELINE = {"ranks": 2, "pipeline": True, "micro_batches": 4, "memory_gb": 0.00006}
-"""Too little memory for the whole model on each rank."""
 NORM = {"BatchNorm1d": "LayerNorm"}
-TOWER = "nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))"
-LAYERS = {
-    TOWER: f"nn.Sequential(*({TOWER.replace('BatchNorm1d', 'LayerNorm').replace('4', 'i', 1)} for i in (4, 16)))",
-    "nn.Linear(32, 2)": "nn.Sequential(*(nn.Linear(32, i) for i in (32, 32, 32, 2)))",
-}
-"""Of the user's program, lists of layers in the place of towers and a head."""
 
 
 def written(path: Path, changes: dict[str, str], budget: dict[str, Any]) -> Folder:
@@ -60,37 +52,37 @@ def strike(process: Fork, number: int, ready: Callable[[], bool], choose: Callab
     return ranks
 
 
-def colocated(top: Path) -> dict[str, Any]:
+def stopped(top: Path) -> dict[str, Any]:
     """Stops a day of two ranks after five steps; runs it on one rank to its end."""
-    folder = written(top / "colocated", NORM, {"ranks": 2, **MICRO_BATCHES})
+    folder = written(top / "stopped", NORM, {"ranks": 2, **MICRO_BATCHES})
     day, process = folder.day(DAY), start(folder)
     strike(process, signal.SIGTERM, lambda: max(steps_in(day.metrics), default=0) >= 5, lambda ranks: process.pid)
-    stopped = process.wait()
+    code = process.wait()
     write_recipe(folder.path, budget=MICRO_BATCHES)
     ended = start(folder).wait()
     trained = load(Trained, day.trained)
     return {
-        "codes": [stopped, ended],
+        "codes": [code, ended],
         "steps": trained.step,
         "starts": [(each.ended, each.from_step) for each in day.state.starts],
         "differs": [trained.notes.differs_from_step, trained.notes.differs_because],
     }
 
 
-def pipeline(top: Path) -> dict[str, Any]:
-    """Kills the launcher of a pipeline before its first step; then a rank; verifies the day."""
-    quiet = written(top / "quiet", LAYERS, PIPELINE)
+def killed(top: Path) -> dict[str, Any]:
+    """Kills the launcher of two ranks once their plan is stored; then a rank; verifies the day."""
+    quiet = written(top / "quiet", NORM, {"ranks": 2, **MICRO_BATCHES})
     process = start(quiet)
     ranks = strike(process, signal.SIGKILL, quiet.day(DAY).plan.is_file, lambda ranks: process.pid)
     process.wait()
     left = alive(ranks)
-    killed = Folder(top / "killed")
-    shutil.copytree(quiet.path, killed.path, symlinks=True)  # both run the plan that was chosen before the kill
+    disturbed = Folder(top / "disturbed")
+    shutil.copytree(quiet.path, disturbed.path, symlinks=True)  # both run the plan that was chosen before the kill
     codes = [start(quiet).wait()]
-    day, process = killed.day(DAY), start(killed)
+    day, process = disturbed.day(DAY), start(disturbed)
     strike(process, signal.SIGKILL, lambda: len(steps_in(day.metrics)) > 5, max)
     codes.append(process.wait())
-    verified = launcher.Workers(killed, day, read_recipe(killed.recipe)).aside("verify")
+    verified = launcher.Workers(disturbed, day, read_recipe(disturbed.recipe)).aside("verify")
     expected, bits = bits_of(quiet.day(DAY)), bits_of(day)
     return {
         "left": left,
@@ -104,4 +96,4 @@ def pipeline(top: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"colocated": colocated, "pipeline": pipeline}[sys.argv[1]](Path(sys.argv[2]))), flush=True)
+    print(json.dumps({"stopped": stopped, "killed": killed}[sys.argv[1]](Path(sys.argv[2]))), flush=True)

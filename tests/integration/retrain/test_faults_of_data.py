@@ -63,6 +63,14 @@ def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
         assert code or node.report.data[0].rejected["ValueError"] > 0
 
 
+def test_an_iterable_data_set_is_refused_with_the_way_out(make_node: Make):
+    node = make_node()
+    node.change("    def __len__(self):", "    def num_rows(self):")
+    assert node.run() == 1
+    assert "train.py:Rows returned a Rows, which cannot be indexed" in node.report.reason
+    assert "return a map-style Dataset" in node.report.reason
+
+
 def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(
     make_node: Make, quiet: dict[str, object]
 ):

@@ -1,4 +1,4 @@
-"""Days of several ranks: other ranks at each start, a model divided by its layers, kills of ranks."""
+"""Days of several ranks: other ranks at each start, kills of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mosaic.retrain.recipe import read_recipe
 
 
 def test_the_day_names_the_step_from_which_other_ranks_give_other_bits(tmp_path: Path):
-    (day,) = run_script("retraining_ranks.py", "colocated", str(tmp_path))[1]
+    (day,) = run_script("retraining_ranks.py", "stopped", str(tmp_path))[1]
     assert (day["codes"], day["steps"]) == ([75, 0], 40)
     (first, begin), (last, step) = day["starts"]
     assert (first, begin, last) == ("SIGTERM", 0, "done")
@@ -22,8 +22,8 @@ def test_the_day_names_the_step_from_which_other_ranks_give_other_bits(tmp_path:
     assert "num_ranks was 2 and is 1" in day["differs"][1]
 
 
-def test_a_pipeline_killed_while_its_ranks_train_ends_with_the_bits_of_an_undisturbed_day(tmp_path: Path):
-    printed, (day,) = run_script("retraining_ranks.py", "pipeline", str(tmp_path))
+def test_a_day_of_two_ranks_that_are_killed_ends_with_the_bits_of_an_undisturbed_day(tmp_path: Path):
+    printed, (day,) = run_script("retraining_ranks.py", "killed", str(tmp_path))
     assert (day["left"], day["codes"]) == ([], [0, 0])
     assert (day["differs"], day["from_step"], day["outcome"]) == ([], None, "promoted")
     assert day["starts"] == ["launcher killed", "killed (SIGKILL)", "done"]

@@ -63,7 +63,7 @@ def step(rows: tuple[int, ...]) -> StepBatch:
 def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), companions={})
-    budget = Budget(batch=14, save="1h", keep=1)
+    budget = Budget(batch=14, keep=1)
     program = SimpleNamespace(loss=loss, update_companions=None)
     work: Any = SimpleNamespace(program=program, budget=budget, day=DayFolder(folder))
     stop: Any = SimpleNamespace(received="")

@@ -116,7 +116,7 @@ def test_old_versions_go_but_champion_anchor_and_the_champion_before_stay(folder
 def test_a_hook_that_fails_or_hangs_is_tried_again_and_stops_no_other(tmp_path: Path, command: str, words: str):
     folder, root = Folder(tmp_path), tmp_path.resolve()
     heard = "echo $MOSAIC_VERSION $MOSAIC_VERSION_FOLDER $MOSAIC_DAY_FOLDER >> heard"
-    promote = Promote(hooks=(command, heard), timeout="0.3s", tries=2)
+    promote = Promote(hooks=(command, heard), timeout=0.3, tries=2)
     for _ in range(2):  # remembered once
         hooks.remember(folder, promote, "0001", A)
     (first,) = hooks.run_pending(folder, promote, "0001")
