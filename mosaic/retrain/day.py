@@ -17,7 +17,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,8 +172,7 @@ class _Day:
         folder, day, state = self._folder, self._day, self._state
         starts, deadline = state.starts, self._recipe.budget.deadline(self._now())
         if starts and not starts[-1].ended:
-            cause = "launcher killed" if starts[-1].boot == _boot_id() else "new boot"
-            starts = (*starts[:-1], replace(starts[-1], ended=cause))
+            starts = (*starts[:-1], replace(starts[-1], ended="launcher killed"))
         self._set(starts=starts, deadline=None if deadline is None else utc_text(deadline), outcome=None, reason="")
         champion, anchor = versions.linked(folder, "champion"), versions.linked(folder, "anchor")
         is_promoted = state.version == champion or versions.is_overruled(folder, state.version)
@@ -189,7 +187,7 @@ class _Day:
         crashes = stuck = 0
         while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
-            start = Start(at=utc_text(self._now()), boot=_boot_id(), from_step=from_step)
+            start = Start(at=utc_text(self._now()), from_step=from_step)
             self._set(starts=(*self._state.starts, start))
             total_s = train_s = None
             if (deadline := self._state.deadline) is not None:
@@ -262,13 +260,11 @@ class _Day:
 def _contest(folder: Folder, day: DayFolder) -> Contest:
     """Returns the versions that a day's gate compares."""
     state = day.state
-    earlier = reversed([past for past in folder.days() if past.path.name < state.day])
     return Contest(
         challenger=state.version,
         champion=state.champion,
         anchor=state.anchor,
         facts=load(ModelFacts, day.facts),
-        refused_before=sum(1 for _ in takewhile(lambda past: past.state.outcome == "refused", earlier)),
         folder=shlex.quote(str(folder.path.resolve())),
     )
 
@@ -288,9 +284,6 @@ def simulate(root: Path, last: int) -> tuple[SimulatedDay, ...]:
 
     Each challenger meets the champion and the anchor that it met then: they are the versions that were scored on its
     rows.
-
-    Raises:
-        MosaicError: There are no days, or files of a judged day are gone or damaged.
     """
     if last < 1:
         raise ValueError(f"--last {last} names no day; use 1 or more")
@@ -311,11 +304,3 @@ def simulate(root: Path, last: int) -> tuple[SimulatedDay, ...]:
         now = "promote" if result.passes else "refuse"
         simulated.append(SimulatedDay(state.day, state.version, state.outcome, now, result.reason))
     return tuple(simulated)
-
-
-def _boot_id() -> str:
-    """Returns the kernel's id of the machine's boot; empty without one."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

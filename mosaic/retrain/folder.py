@@ -36,7 +36,6 @@ HEADLINES: dict[Outcome, str] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     at: str
-    boot: str
     from_step: int
     ended: str = ""
     """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
@@ -141,11 +140,7 @@ class Folder:
         return tuple(day for day in days if day.has_begun)
 
     def find_day(self, day: str | None) -> DayFolder:
-        """Returns a day, the last one by default.
-
-        Raises:
-            MosaicError: No day exists, or none of that name.
-        """
+        """Returns a day, the last one by default."""
         days = {each.path.name: each for each in self.days()}
         chosen = days.get(day) if day is not None else next(reversed(days.values()), None)
         if chosen is None:

@@ -55,16 +55,8 @@ class GateSettings(StrictFile):
     """Columns of the score, such as ``site``, by whose values the frozen rows are shown; they do not decide."""
     min_value: float | None = None
     """Mean value on the frozen rows that every challenger must reach, the first one too; None for any."""
-    max_size_bytes: Annotated[int, Ge(1)] | None = None
-    """Size of the exported model; None for any."""
-    max_latency_ms: Annotated[float, Ge(0)] | None = None
-    """Time of the exported model for one row; None for any."""
-    alarm_after: Annotated[int, Ge(1)] = 3
-    """Consecutive refusals after which the report asks for a person."""
     resamples: Annotated[int, Ge(1000)] = 2000
     """Resamples of the bootstrap."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of the bootstrap: the same rows give the same verdict."""
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < float("inf"):
@@ -135,11 +127,7 @@ class DayScores:
 
 
 def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Joins the results of ``score(model, batch)`` over batches; columns may be lists, arrays or tensors on the host.
-
-    Raises:
-        ValueError: Batches differ in columns.
-    """
+    """Joins the results of ``score(model, batch)`` over batches; columns are lists, arrays or tensors on the host."""
     columns: dict[str, list[Any]] = {}
     for number, batch in enumerate(batches):
         if number and batch.keys() != columns.keys():
@@ -196,11 +184,7 @@ class Pair:
 
 
 def paired(new: Scores, old: Scores) -> Pair:
-    """Returns the rows on which both versions have a value.
-
-    Raises:
-        MosaicError: ``score`` returned other clusters or columns for one version than for the other.
-    """
+    """Returns the rows on which both versions have a value."""
     if (len(new.value), new.cluster, new.columns) != (len(old.value), old.cluster, old.columns):
         raise MosaicError(
             f"score returned other clusters or columns for version {old.version} than for {new.version} on the same "
@@ -226,7 +210,7 @@ def compare(name: str, pair: Pair, limit: float, settings: GateSettings, *, coun
     gains = np.concatenate([sums[order], [whole * worth, -whole * worth, 0.0]])
     batches, size = [], max(1, MAX_WEIGHTS // len(rows))
     for first in range(0, settings.resamples, size):
-        weights = _weights(len(rows), first, min(size, settings.resamples - first), settings.seed)
+        weights = _weights(len(rows), first, min(size, settings.resamples - first))
         batches.append((weights @ gains, weights @ rows, whole * weights[:, -1]))
     total, count, one_row = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     lows, highs = np.sort((total - one_row) / count), np.sort((total + one_row) / count)
@@ -282,9 +266,9 @@ def _clusters(values: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Float
 
 
 @lru_cache(maxsize=3)  # a day compares several pairs on the same rows
-def _weights(clusters: int, first: int, count: int, seed: int) -> Floats:
+def _weights(clusters: int, first: int, count: int) -> Floats:
     """Returns the count of each cluster in ``count`` resamples from the ``first`` on."""
-    draws = np.random.default_rng((seed, first)).integers(0, clusters, size=(count, clusters))
+    draws = np.random.default_rng((0, first)).integers(0, clusters, size=(count, clusters))
     draws += np.arange(count)[:, None] * clusters
     return np.bincount(draws.ravel(), minlength=count * clusters).reshape(count, clusters).astype(np.float64)
 
@@ -300,9 +284,6 @@ class ModelFacts:
     """Names of weights and buffers with values that are not finite."""
     export_difference: float | None = None
     """Largest difference between outputs of the model and of its reloaded export; None if it was not reloaded."""
-    size_bytes: int
-    latency_ms: float | None = None
-    """Time for one row; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +294,6 @@ class Contest:
     champion: str | None
     anchor: str | None
     facts: ModelFacts
-    refused_before: int = 0
     folder: str = "FOLDER"
     """The retraining folder, as on a command line."""
 
@@ -358,11 +338,8 @@ def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateR
     All of these must hold: it is valid; on the frozen rows it loses no more than the margin against the champion, and
     no more than some margins against the anchor; on fresh rows it is not inferior. Fresh rows, whose labels may be
     wrong, never promote by themselves. Slices are shown.
-
-    Raises:
-        MosaicError: The champion or the anchor has no scores on the challenger's rows.
     """
-    findings = (*_validity(contest.facts, settings), *_score_findings(scores, contest, settings))
+    findings = (*_validity(contest.facts), *_score_findings(scores, contest, settings))
     broken = [finding for finding in findings if not finding.passed]
     comparisons = () if broken else tuple(_comparisons(scores, contest, settings))
     failed = [comparison for comparison in comparisons if comparison.counts and not comparison.passed]
@@ -376,7 +353,7 @@ def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateR
     return GateResult(
         passes=passes,
         reason=reason,
-        todo=_todo(passes, comparisons, contest, settings),
+        todo=_todo(comparisons, contest) if passes else "",
         comparisons=comparisons,
         findings=findings,
         margin=settings.margin,
@@ -395,8 +372,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
     return Finding.of("margin", equal.passed, sentence, way_out)
 
 
-def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
-    """Checks the export: finite, exact, within its limits."""
+def _validity(facts: ModelFacts) -> Iterator[Finding]:
+    """Checks the export: finite and exact."""
     names, sentence = facts.invalid_tensors, "All weights and buffers are finite"
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -410,15 +387,6 @@ def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
                 "a parameter nor a buffer"
             )
         yield Finding.of("export", difference == 0, sentence)
-    for name, value, most, unit in (
-        ("size", facts.size_bytes, settings.max_size_bytes, "bytes"),
-        ("latency", facts.latency_ms, settings.max_latency_ms, "ms"),
-    ):
-        if most is not None:
-            measured = "was not measured" if value is None else f"is {value:,.10g} {unit}"
-            sentence = f"The export's {name} {measured}, and {most:,.10g} is allowed"
-            way_out = f"; make the model smaller, or raise max_{name}_{unit}"
-            yield Finding.of(name, value is not None and value <= most, sentence, way_out)
 
 
 def _score_findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
@@ -493,19 +461,13 @@ def _why_refused(comparison: Comparison, challenger: str) -> str:
     )
 
 
-def _todo(passes: bool, comparisons: tuple[Comparison, ...], contest: Contest, settings: GateSettings) -> str:
-    promote, refused = f"mosaic retrain promote {contest.folder} {contest.challenger}", contest.refused_before + 1
-    if not passes:
-        many = (
-            f"{refused} days in a row were refused: look at what changed. Then mend the data or the model, or promote "
-        )
-        return f"{many}by hand: {promote}" if refused >= settings.alarm_after else ""
+def _todo(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
     todo = []
     if worse := [each.name for each in comparisons if not (each.counts or each.passed or each.name == "fresh")]:
         todo.append(f"It is worse on {', '.join(worse[:3])}: look at these rows, or go back.")
     if contest.anchor is None:
         todo.append(
             "No version is approved as the anchor, so small losses can add up day by day: look at "
-            f"{contest.challenger}, then {promote}."
+            f"{contest.challenger}, then mosaic retrain promote {contest.folder} {contest.challenger}."
         )
     return " ".join(todo)

@@ -106,8 +106,6 @@ class StoredPlan:
     """Result of ``describe()`` at the choice."""
     speedup: float | None
     """Step time of the plain loop over this plan's, from its trial; None without a trial."""
-    step_ms: float | None = None
-    """Median step time while this plan was new, in ms, the reference for a drift; None before it is known."""
     why: str
     """Reason to plan; empty for the plan of the day before."""
     is_measured: bool
@@ -160,8 +158,6 @@ class Trained:
     """``done``, ``window over``, or the name of a signal."""
     step: int
     num_steps: int
-    step_ms: float | None
-    """Median step time of the last process, in ms."""
     digest: str
     """SHA-256 over all parameters and buffers."""
     notes: DayNotes

@@ -21,9 +21,9 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
-from mosaic.retrain.data_check import DataCheck, DayFigures
-from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_if_intact, load_or_none
-from mosaic.retrain.gate import Comparison, Finding, GateResult
+from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_or_none
+from mosaic.retrain.gate import Comparison, GateResult
 from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
 _LOG = logging.getLogger(__name__)
@@ -51,30 +51,20 @@ class SourceRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DaySquare:
-    day: str
-    outcome: Outcome
-    fresh: float | None
-    """The champion's mean value on that day's held-out rows; None if not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DayReport:
     """``report.json``: the content of the page."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
 
     schema_version: int = SCHEMA_VERSION
     title: str
     state: DayState
-    outcome: Outcome
-    reason: str
     todo: str
     gate: GateResult | None
-    data_check: tuple[Finding, ...]
+    data_check: DataCheck | None
     data: tuple[SourceRows, ...]
-    history: tuple[DaySquare, ...]
-    """The last thirty days, the oldest first."""
+    history: dict[str, Outcome]
+    """Outcomes of the last thirty days, the oldest first."""
     environment: Environment | None
     plan: StoredPlan | None
     trained: Trained | None
@@ -93,6 +83,14 @@ class DayReport:
     messages: tuple[str, ...]
     """Messages, such as failed hooks and checkpoints on a full disk."""
 
+    @property
+    def outcome(self) -> Outcome:
+        return self.state.outcome or "interrupted"
+
+    @property
+    def reason(self) -> str:
+        return self.state.reason or "It is still running."
+
 
 def write_report(folder: Folder, day: DayFolder) -> None:
     """Writes ``report.json`` and ``report.html``; only logs a full disk, because the day itself is done."""
@@ -110,20 +108,17 @@ def is_reported(day: DayFolder) -> bool:
         report = load(DayReport, day.report)
     except InvalidFileError:
         return False
-    return (report.outcome, report.reason) == (day.state.outcome, day.state.reason)
+    return report.state == day.state
 
 
 def report_of(folder: Folder, day: DayFolder) -> DayReport:
-    """Returns the current report of a day.
-
-    Raises:
-        MosaicError: A file of the day is damaged; names it.
-    """
+    """Returns the current report of a day."""
     state, rows = day.state, steps_in(day.metrics)
-    gate, check = load_or_none(GateResult, day.gate), load_or_none(DataCheck, day.data_check)
+    gate = load_or_none(GateResult, day.gate)
     sources, trained = load_or_none(Sources, day.sources), load_or_none(Trained, day.trained)
     root = shlex.quote(str(folder.path.resolve()))
     champion = versions.linked(folder, "champion")
+    days = [past for past in folder.days() if past.path.name <= state.day]
     outcome = state.outcome or "interrupted"
     can_undo = outcome == "promoted" and champion == state.version and versions.previous(folder) is not None
     version = versions.Version(folder.versions / (state.version or ""))
@@ -132,13 +127,11 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
     return DayReport(
         title=folder.path.resolve().name,
         state=state,
-        outcome=outcome,
-        reason=state.reason or "It is still running.",
         todo=_todo(outcome, gate, state, root),
         gate=gate,
-        data_check=check.findings if check is not None else (),
+        data_check=load_or_none(DataCheck, day.data_check),
         data=tuple(_data(sources, trained)) if sources is not None else (),
-        history=tuple(_history(folder, state.day)),
+        history={past.path.name: past.state.outcome or "interrupted" for past in days[-DAYS_SHOWN:]},
         environment=load_or_none(Environment, day.environment),
         plan=load_or_none(StoredPlan, day.plan),
         trained=trained,
@@ -170,15 +163,6 @@ def _data(sources: Sources, trained: Trained | None) -> Iterator[SourceRows]:
     rejected = trained.notes.rejects if trained is not None else {}
     for record, drawn in zip(sources.sources, sources.drawn(trained.step if trained is not None else 0), strict=True):
         yield SourceRows(name=record.name, rows=record.rows, drawn=drawn, rejected=rejected.get(record.name, {}))
-
-
-def _history(folder: Folder, today: str) -> Iterator[DaySquare]:
-    for day in [day for day in folder.days() if day.path.name <= today][-DAYS_SHOWN:]:
-        gate, figures = load_if_intact(GateResult, day.gate), load_if_intact(DayFigures, day.figures)
-        values = [each.old for each in gate.comparisons if each.name == "fresh"] if gate is not None else []
-        values += [figures.champion] if figures is not None and figures.champion is not None else []
-        fresh = values[0] if values else None
-        yield DaySquare(day=day.path.name, outcome=day.state.outcome or "interrupted", fresh=fresh)
 
 
 # The page.

@@ -16,11 +16,7 @@ from mosaic.retrain.recipe import read_recipe
 
 
 def promote(root: Path, version: str) -> str:
-    """Makes a version the champion and, since a person approves it, the anchor; returns a sentence.
-
-    Raises:
-        MosaicError: The version does not exist, or a run holds the folder.
-    """
+    """Makes a version the champion and, since a person approves it, the anchor; returns a sentence."""
     folder = Folder(root)
     recipe, chosen = read_recipe(folder.recipe), versions.find(folder, version)
     with held(root, _now()):
@@ -34,11 +30,7 @@ def promote(root: Path, version: str) -> str:
 
 
 def rollback(root: Path) -> str:
-    """Makes the previous champion the champion again; returns a sentence.
-
-    Raises:
-        MosaicError: No earlier champion is known, or a run holds the folder.
-    """
+    """Makes the previous champion the champion again; returns a sentence."""
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
     with held(root, _now()):
@@ -68,11 +60,7 @@ def hold(root: Path, *, off: bool) -> str:
 
 
 def status_of(root: Path, days: int = 7) -> Iterator[str]:
-    """Yields the status of a folder, line by line.
-
-    Raises:
-        MosaicError: The recipe is invalid or a file is damaged; names it.
-    """
+    """Yields the status of a folder, line by line."""
     folder = Folder(root)
     recipe, champion = read_recipe(folder.recipe), versions.linked(folder, "champion")
     changes = [row for row in lines_of(folder.history) if row.get("champion") is not None]

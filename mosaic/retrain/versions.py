@@ -158,11 +158,7 @@ def next_name(folder: Folder) -> str:
 
 
 def add(folder: Folder, card: Card, weights: Path, program: Path) -> None:
-    """Adds a version of a day's weights and its model's code, unless it exists.
-
-    Raises:
-        MosaicError: The disk is full or not writable; no partial version remains.
-    """
+    """Adds a version of a day's weights and its model's code, unless it exists."""
     final = folder.versions / card.version
     if final.is_dir():
         return

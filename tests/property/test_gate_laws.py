@@ -12,7 +12,7 @@ from mosaic.retrain.gate import Contest, DayScores, GateSettings, ModelFacts, Sc
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 GATE = GateSettings(resamples=1000, margin=0.05, slices=("site",), min_fresh_rows=20)
-CONTEST = Contest(facts=ModelFacts(size_bytes=1), challenger="0042", champion="0041", anchor="0012")
+CONTEST = Contest(facts=ModelFacts(), challenger="0042", champion="0041", anchor="0012")
 SEEDS = st.integers(0, 2**32 - 1)
 
 

@@ -24,9 +24,7 @@ from resource import RLIMIT_FSIZE, prlimit
 from time import monotonic, sleep
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.table import Table
 from safetensors.numpy import load_file
 
@@ -252,26 +250,20 @@ def no_audio(today: Today) -> Iterator[Check]:
 
 def new_task(today: Today) -> Iterator[Check]:
     """Adds a third tower to the model; its old weights must be equal at step 0."""
-    node, champion = today.node, versions.champion(today.node.path).card
+    node, old = today.node, load_file(versions.champion(today.node.path).weights)
     node.say(f"train.py: {MORE}")
     node.edit("train.py", MODALITIES, MORE)
     node.set(budget__save='"1h"')  # keeps the checkpoint of step 0 until the morning
     yield today.ended(node.run(today.name), "promoted")
     node.set(budget__save='"1s"')
-    old, new = _weights(node.day(date.fromisoformat(champion.day)), first=False), _weights(today.day, first=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        extract_weights(checkpoints_in(today.day.checkpoints)[-1].path, path)
+        new = load_file(path)
     added = ", ".join({name.split(".")[1] for name in new.keys() - old.keys()})
     equal = old.keys() <= new.keys() and all((new[name] == values).all() for name, values in old.items())
     words = f"{len(old)} old tensors {'equal' if equal else 'NOT equal'} at step 0"
     yield Check(words, equal and added == "imu", f"new: {added}")
-
-
-def _weights(day: DayFolder, *, first: bool) -> dict[str, NDArray[np.generic]]:
-    """Reads the model's tensors from a day's first or last kept checkpoint."""
-    checkpoints = checkpoints_in(day.checkpoints)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.safetensors"
-        extract_weights(checkpoints[-1 if first else 0].path, path)
-        return dict(load_file(path))
 
 
 def wrong_labels(today: Today) -> Iterator[Check]:

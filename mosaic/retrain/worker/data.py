@@ -37,11 +37,7 @@ from mosaic.retrain.worker.work import Work
 
 
 def freeze(work: Work) -> None:
-    """Writes ``sources.json``: folders, sizes, digests, rows, shares, and the steps of the day.
-
-    Raises:
-        MosaicError: A folder is missing, empty, changed since a day trained on it, or has no rows to train on.
-    """
+    """Writes ``sources.json``: folders, sizes, digests, rows, shares, and the steps of the day."""
     recipe, budget, state = work.recipe, work.recipe.budget, work.day.state
     earlier: dict[str, SourceRecord] = {}
     for day in work.folder.days():
@@ -84,11 +80,7 @@ def _counted(work: Work, day: str, kind: Kind, earlier: Mapping[str, SourceRecor
 
 
 def _listed(work: Work, name: str, kind: Kind, day: str, earlier: Mapping[str, SourceRecord]) -> SourceRecord:
-    """Lists a data folder; ``earlier`` has the records of earlier days by path, whose digests equal sizes reuse.
-
-    Raises:
-        MosaicError: The folder is missing, empty, or changed since a day trained on it.
-    """
+    """Lists a data folder; ``earlier`` has the records of earlier days by path, whose digests equal sizes reuse."""
     path, name = work.folder.path / name, Path(name).as_posix()
     if not path.is_dir():
         raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
@@ -128,11 +120,7 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
 
 
 def open_samples(work: Work) -> Samples:
-    """Opens the day's data without held-out rows.
-
-    Raises:
-        MosaicError: Files of the frozen list are gone, new, or of another size; names the first.
-    """
+    """Opens the day's data without held-out rows."""
     sources = work.sources
     for each in (*sources.sources, sources.frozen):
         _listed(work, each.path, each.kind, each.day, {each.path: each})

@@ -9,14 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import statistics
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -39,8 +35,6 @@ from mosaic.retrain.workers import StopRequests
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-FIRST_STEPS = 5
-"""Slow first steps of a process, which its median leaves out."""
 MAX_TRIES = 3
 """Most attempts of a step whose modules are called in a new way."""
 MAX_STEPS_NOT_FINITE = 20
@@ -99,31 +93,6 @@ class WorkerGroup:
 
     def gather(self, value: _T) -> list[_T]:
         return gather_objects(self._cpu_group() if self.size > 1 else None, value)
-
-    def on_first(self, work: Callable[[], _T]) -> _T:
-        """Runs ``work`` on rank 0 while the others wait; returns its result on all ranks, or raises on all."""
-        result = error = None
-        if self.rank == 0:
-            try:
-                result = work()
-            except Exception as failure:  # of any kind: the other ranks raise it too
-                error = failure
-        result, failure_text = self.gather((result, None if error is None else f"{type(error).__name__}: {error}"))[0]
-        if error is not None:
-            raise error
-        if failure_text is not None:
-            raise MosaicError(f"rank 0: {failure_text}")
-        return result  # type: ignore[return-value]  # there is no error
-
-    @contextmanager
-    def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
-        """A folder that all ranks share until the end of the block."""
-        with ExitStack() as stack:
-            folder = ""
-            if self.rank == 0:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
-            yield Path(self.gather(folder)[0])
-            self.gather(None)  # all ranks are done with it
 
     def _cpu_group(self) -> Any:
         """A group on CPUs for a few numbers."""
@@ -184,17 +153,10 @@ class Loop:
     _failed_saves: int = field(init=False, default=0)
     _not_finite: int = field(init=False, default=0)
     _unlogged: deque[_Unlogged] = field(init=False, default_factory=deque)
-    _times_ms: list[float] = field(init=False, default_factory=list)
     _generators: tuple[Generator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._generators = generators_of(self.state.model)
-
-    @property
-    def step_ms(self) -> float | None:
-        """Median step time of this process without its first steps, in ms."""
-        times = self._times_ms[FIRST_STEPS:]
-        return statistics.median(times) if times else None
 
     def run(self, batches: BatchLoader, last: int) -> str:
         """Takes steps up to ``last``, or until a stop signal; then saves.
@@ -212,8 +174,8 @@ class Loop:
                 continue
             loss = self.take_step(batch)
             self.step += 1
-            self._times_ms.append((time.perf_counter() - began) * 1e3)
-            self._unlogged.append(_Unlogged(self.step, loss, time.time(), self._times_ms[-1], batch.rejects))
+            ms = (time.perf_counter() - began) * 1e3
+            self._unlogged.append(_Unlogged(self.step, loss, time.time(), ms, batch.rejects))
         self._save(batches, is_last=True)
         return ended or "done"
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -161,29 +162,25 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
 
 
 def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
-    """Rehearses a small day in a temporary folder; yields its results, line by line.
-
-    Raises:
-        MosaicError: A step of the day would fail.
-    """
-    with group.shared_folder(work.folder.path, prefix=".check-") as aside:
-        work = replace(work, day=DayFolder(aside / "day"))
-        yield from group.on_first(lambda: list(_check_data(work)))
+    """Rehearses a small day in a temporary folder; yields its results, line by line."""
+    with tempfile.TemporaryDirectory(dir=work.folder.path, prefix=".check-") as aside:
+        work = replace(work, day=DayFolder(Path(aside) / "day"))
+        yield from _check_data(work)
         training = Training(work, group)
         times_ms = []
         for _ in range(_CHECK_STEPS):
             began = time.perf_counter()
             training.try_step()
             times_ms.append((time.perf_counter() - began) * 1e3)
-        step_ms, budget = statistics.median(times_ms[1:]), work.budget
+        step_ms = statistics.median(times_ms[1:])
         yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
         yield from (f"plan: {line}" for line in training.plan.description.splitlines())
         digest = training.handle.digest()
         training.export(work.day.model, None)
-        if budget.ranks > 1:
+        if work.budget.ranks > 1:
             training.check_for_ranks()
-            yield f"ranks: its modules can be divided over {budget.ranks}"
-        yield from group.on_first(lambda: list(_check_end(work, digest)))
+            yield f"ranks: its modules can be divided over {work.budget.ranks}"
+        yield from _check_end(work, digest)
 
 
 def _check_data(work: Work) -> Iterator[str]:
@@ -236,11 +233,7 @@ def _check_end(work: Work, digest: str) -> Iterator[str]:
 
 
 def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
-    """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result.
-
-    Raises:
-        MosaicError: No step can be repeated, or one differs; names the first.
-    """
+    """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result."""
     day, before = work.day, steps_in(work.day.metrics)
     paths = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
     first, last = min(paths, default=0), max(before, default=0)
@@ -251,7 +244,8 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
     to = min(first + steps, last)
     to = max((step for step in paths if first < step <= to), default=to)
     budget = replace(work.recipe.budget, save=math.inf)  # saves only at the end
-    with group.shared_folder() as aside:
+    with tempfile.TemporaryDirectory() as own_folder:
+        aside = Path(group.gather(own_folder)[0])  # rank 0's, on all ranks
         copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
         if group.rank == 0:
             shutil.copytree(paths[first], copied.day.checkpoints / paths[first].name)
@@ -262,6 +256,7 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
         trained = training.train(stop, to=to)
         training.leave()
         again = steps_in(copied.day.metrics)
+        group.gather(None)  # all ranks are done with it
     for step in range(first + 1, to + 1):
         if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:
             raise MosaicError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -32,7 +31,6 @@ VALUE = "value"
 """The column that decides."""
 MAX_ROWS = 5000
 """Most rows of a day to check, evenly spread."""
-_REPEATS = 5
 
 
 def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[], None]) -> None:
@@ -75,11 +73,7 @@ def score_rows(work: Work, model: nn.Module, version: str, kind: RowSet, rows: I
 
 
 def _score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-    """Scores samples batch by batch, in evaluation mode and without gradients; yields the results of ``score``.
-
-    Raises:
-        MosaicError: The result of ``score`` is not a dict of columns with one entry per row.
-    """
+    """Scores samples batch by batch, in evaluation mode and without gradients; yields the results of ``score``."""
     collate, was_training = work.program.collate or default_collate, model.training
     remaining = iter(samples)
     model.eval()
@@ -105,21 +99,14 @@ def _score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iter
 def _facts(work: Work, exported: nn.Module, trained: nn.Module | None, rows: tuple[Any, ...]) -> ModelFacts:
     """Measures the facts that do not depend on other versions."""
     first = rows[: work.recipe.budget.batch]
-    difference, times_ms = None, []
+    difference = None
     if trained is not None and first:
         values = [np.array(joined(_score_batches(work, model, first))[VALUE]) for model in (exported, trained)]
         difference = float(np.max(np.abs(values[0] - values[1])))
-    for _ in range(_REPEATS if first else 0):
-        began = time.perf_counter()
-        for columns in _score_batches(work, exported, first[:1]):
-            torch.as_tensor(columns[VALUE]).cpu()
-        times_ms.append((time.perf_counter() - began) * 1e3)
     state = exported.state_dict()
     return ModelFacts(
         invalid_tensors=tuple(name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())),
         export_difference=difference,
-        size_bytes=work.day.model.stat().st_size,
-        latency_ms=min(times_ms, default=None),
     )
 
 

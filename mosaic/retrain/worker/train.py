@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 import mosaic
 from mosaic.artifact import fingerprint, load, save
+from mosaic.backends.host.backend import cpu_name
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.tensors import Overlap
@@ -41,8 +42,6 @@ from mosaic.solver.runnable import DATA_PARALLEL
 _LOG = logging.getLogger(__name__)
 MAX_TRIAL_STEPS = 600
 """Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
-MAX_DRIFT = 0.10
-"""Change of the step time, as a share, up to which a plan still fits."""
 
 
 class Training:
@@ -57,10 +56,10 @@ class Training:
         self._until = until
         self._samples = open_samples(work)
         self.model = self._new_model()
-        batches = self._first_batches()
-        self.plan, plan_change = self._plan_of_day(batches)
+        batch = self._first_batch()
+        self.plan, plan_change = self._plan_of_day(batch)
         torch.set_num_threads(self.plan.threads)
-        self.handle = self._place(batches)
+        self.handle = self._place(batch)
         program, model = work.program, self.model
         optimizers, schedulers = program.optimizers(model, work.sources.num_steps)
         self._state = TrainState(
@@ -74,11 +73,7 @@ class Training:
         self._changes = "; ".join(filter(None, (plan_change, self._environment_change())))
 
     def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:
-        """Trains from the last checkpoint to the day's last step, to ``to``, or to a stop signal.
-
-        Raises:
-            MosaicError: The training failed, or its checkpoints cannot be read or written.
-        """
+        """Trains from the last checkpoint to the day's last step, to ``to``, or to a stop signal."""
         num_steps = self._work.sources.num_steps
         step, notes = self._begin()
         loop = self._loop(stop, step, notes)
@@ -87,13 +82,10 @@ class Training:
             rejects.resume(step * self._work.budget.batch, notes.rejects)
         with self._loader(range(step, num_steps), self._work.budget.workers, rejects) as batches:
             ended = loop.run(batches, min(to or num_steps, num_steps))
-        if self.plan.step_ms is None and loop.step_ms is not None:
-            self._store(replace(self.plan, step_ms=loop.step_ms))
         return Trained(
             ended=ended,
             step=loop.step,
             num_steps=num_steps,
-            step_ms=loop.step_ms,
             digest=self.handle.digest(),
             notes=loop.notes,
         )
@@ -119,7 +111,7 @@ class Training:
 
     def check_for_ranks(self) -> None:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
-        batch, model = self._first_batches()[0], self.model
+        batch, model = self._first_batch(), self.model
         try:
             find_with_rows(model, lambda: self._work.program.loss(model, batch), None, self._work.budget.exclude)
         except UnsupportedModelError as error:
@@ -141,10 +133,10 @@ class Training:
         seed_step(self._work.budget.seed, 0, 0)
         return self._work.program.make_model().to(self._group.device)
 
-    def _first_batches(self) -> list[Any]:
-        """Returns this rank's micro-batches of the first step, on its device."""
+    def _first_batch(self) -> Any:
+        """Returns this rank's first micro-batch, on its device."""
         with self._loader(range(1)) as batches:
-            return [self._group.moved(part.data) for part in next(batches).micro_batches]
+            return self._group.moved(next(batches).micro_batches[0].data)
 
     def _loader(self, steps: range, workers: int = 0, rejects: RejectCount | None = None) -> BatchLoader:
         group, collate, budget = self._group, self._work.program.collate, self._work.budget
@@ -154,10 +146,10 @@ class Training:
 
     # The plan.
 
-    def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
+    def _plan_of_day(self, batch: Any) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
         work, group, budget = self._work, self._group, self._work.budget
-        key = _key_of(work, group, self.model, batches[0])
+        key = _key_of(work, group, self.model, batch)
         plan, why, change = load_if_intact(StoredPlan, work.day.plan), "", ""
         if plan is not None:  # of an earlier start
             why = change = differences(key, plan.key)
@@ -173,7 +165,7 @@ class Training:
         if not budget.colocate:
             plan = _stored(key, why, "the recipe asks for the plain loop")
         else:
-            plan = _choose_by_trial(work, self._new_model(), batches[0], key, why)
+            plan = _choose_by_trial(work, self._new_model(), batch, key, why)
         return self._store(plan), change
 
     def _store(self, plan: StoredPlan) -> StoredPlan:
@@ -182,9 +174,9 @@ class Training:
             save(plan, self._work.day.plan)
         return plan
 
-    def _place(self, batches: list[Any]) -> Checkpointer:
+    def _place(self, batch: Any) -> Checkpointer:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
-        plan, batch = self.plan, batches[0]
+        plan = self.plan
         if plan.plan is None and self._group.size == 1:
             return Checkpointer(self.model)
         options = Options(trial=None) if plan.plan is not None else Options()
@@ -285,13 +277,9 @@ def _plan_of_day_before(work: Work, key: PlanKey) -> tuple[StoredPlan | None, st
     before = load_if_intact(StoredPlan, days[-1].plan) if days else None
     if before is None:
         return None, "this is the first day"
-    last = load_if_intact(Trained, days[-1].trained)
-    step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
     why = differences(key, before.key)
-    if not before.is_measured:
-        why = why or "other processes used the CPU when it was measured the day before"
-    if step_ms is not None and reference_ms is not None and abs(step_ms / reference_ms - 1) > MAX_DRIFT:
-        why = why or f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made"
+    if not why and not before.is_measured:
+        why = "other processes used the CPU when it was measured the day before"
     return before, why
 
 
@@ -340,31 +328,22 @@ def environment_here(device: torch.device, *, num_ranks: int, program: str) -> E
     """Reads this process's environment; ``program`` is the SHA-256 of the user's file."""
     name = "cpu"
     if device.type == "cuda":
-        driver = _line("/proc/driver/nvidia/version", "NVRM")
+        version = Path("/proc/driver/nvidia/version")
+        driver = version.read_text(encoding="utf-8").partition("\n")[0] if version.is_file() else "unknown"
         name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, driver {driver}"
-    processor = _line("/proc/cpuinfo", "model name") or platform.machine()
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
         numpy=np.__version__,
         mosaic=mosaic.__version__,
         commit=Provenance.here().commit,
-        machine=f"{processor}, {platform.system()} {platform.release()}",
+        machine=f"{cpu_name()}, {platform.system()} {platform.release()}",
         device=name,
         threads=torch.get_num_threads(),
         num_ranks=num_ranks,
         tf32=torch.get_float32_matmul_precision() != "highest",
         program=program,
     )
-
-
-def _line(path: str, start: str) -> str:
-    """Returns the rest of a file's first line that begins with a text, after its colon; empty without the file."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith(start)), "")
 
 
 def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:

@@ -54,11 +54,7 @@ class Program:
 
     @staticmethod
     def load(recipe: Recipe, folder: Path) -> Program:
-        """Loads the functions that a recipe names.
-
-        Raises:
-            MosaicError: A file or function is missing, or takes other arguments.
-        """
+        """Loads the functions that a recipe names."""
         modules: dict[str, Any] = {}
         functions: dict[str, Any] = {}
         for field, (key, num_arguments) in _FUNCTIONS.items():
@@ -79,11 +75,7 @@ class Program:
         return Program(**functions)
 
     def optimizers(self, model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
-        """Makes the optimizers and schedulers of a day.
-
-        Raises:
-            MosaicError: The user's function returns something else.
-        """
+        """Makes the optimizers and schedulers of a day."""
         returned = (self.make_optimizer or _default_optimizer)(model, num_steps)
         schedulers: Any = ()
         if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Optimizer):
