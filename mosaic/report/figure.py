@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from mosaic.artifact import write_bytes
@@ -29,16 +28,11 @@ _HUES = (
 _LETTER = 0.075
 """Inches of an average letter at 10 points."""
 _STYLE = {
-    **{"font.size": 9.5, "text.color": INK, "text.parse_math": False, "figure.dpi": 200, "svg.hashsalt": "mosaic"},
-    **{"axes.axisbelow": True, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "axes.labelsize": 9.5},
-    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-    **{
-        "legend.frameon": False,
-        "xtick.color": FAINT,
-        "xtick.labelcolor": INK,
-        "xtick.major.size": 3,
-        "ytick.labelcolor": INK,
-    },
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left", "legend.frameon"), False),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color"), FAINT),
+    **{"font.size": 9.5, "axes.labelsize": 9.5},
+    **{"figure.dpi": 200, "svg.hashsalt": "mosaic", "text.parse_math": False, "axes.axisbelow": True},
     **{"ytick.major.size": 0, "legend.handlelength": 1.6, "legend.columnspacing": 1.4},
 }
 
@@ -78,28 +72,26 @@ def new_figure(
     Args:
         heights: Heights of the panels, from the top.
         title: First line, in bold.
-        subtitle: Second line, of up to two lines.
+        subtitle: Second line.
         width: Width of the page in inches.
         legend: Meanings at the bottom of the page with their colours; an empty colour has no swatch.
     """
-    lines = wrap(subtitle, int(1.1 * width / _LETTER), max_lines=2, placeholder=" …")
     texts = [shorten(meaning, 5.0) for meaning in legend]
-    columns = max(1, min(len(texts), int((width - 0.5) / (max(map(len, texts), default=1) * _LETTER + 0.5))))
-    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * -(-len(texts) // columns) + 0.2 * max(0, len(lines) - 1)
+    columns = max(1, min(len(texts), int(width / (max(map(len, texts), default=1) * _LETTER + 0.5))))
+    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * -(-len(texts) // columns)
     with _style():
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
 
         figure: Any = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(h_pad=0.08, w_pad=0.1)
-        head = shorten(title, width * 0.75) + "\n" * len(lines)
+        head = shorten(title, width * 0.75) + "\n" * bool(subtitle)
         figure.suptitle(head, x=0.02, ha="left", fontsize=13, fontweight="bold")
-        below = figure.text(0.02, 1 - 0.36 / height, "\n".join(lines), color=FAINT, va="top")
+        below = figure.text(0.02, 1 - 0.36 / height, shorten(subtitle, 1.1 * width), color=FAINT, va="top")
         below.set_in_layout(False)
-        figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": [*heights]})
+        figure.subplots(len(heights), 1, height_ratios=heights)
         if legend:
-            edges = [FAINT if color else "none" for color in legend.values()]
-            swatches = [Patch(fc=color or "none", ec=edge) for color, edge in zip(legend.values(), edges, strict=True)]
+            swatches = [Patch(fc=color or "none", ec=FAINT if color else "none") for color in legend.values()]
             figure.legend(swatches, texts, loc="outside lower left", ncols=columns)
     return figure
 
@@ -140,10 +132,8 @@ class Panel:
     lanes: Sequence[str]
     """Names of the lanes, each 1.0 high."""
     spans: Sequence[tuple[float, float, Sequence[str]]]
-    """Start and end of each stretch on white ground, with texts for the bracket above; the first that fits is shown."""
+    """Start and end of each stretch on white ground, with texts to show above it; the first that fits is shown."""
     bars: Sequence[Bar]
-    name_at: float = 0.5
-    """Height of a lane's name in its lane."""
 
 
 def lane_figure(
@@ -153,34 +143,25 @@ def lane_figure(
     heights = [max(0.84, min(lane_inches * len(panel.lanes), 4.5)) for panel in panels]
     figure = new_figure(heights, title=title, subtitle=subtitle, legend=legend)
     end_ms = max((end for panel in panels for _, end, _ in panel.spans), default=0.0) or 1.0
+    ms_inches = 0.88 * WIDTH / end_ms
     for axes, panel, height in zip(figure.axes, panels, heights, strict=True):
-        count = len(panel.lanes)
-        axes.set(xlim=(0, end_ms * 1.01), ylim=(max(1, count), 0), facecolor=OUTSIDE)
-        every = max(1, -(-count // 16))
-        axes.set_yticks([lane + panel.name_at for lane in range(0, count, every)], panel.lanes[::every])
+        count = max(1, len(panel.lanes))
+        axes.set(xlim=(0, end_ms * 1.01), ylim=(count, 0), facecolor=OUTSIDE)
+        every = -(-count // 16)
+        axes.set_yticks([lane + 0.5 for lane in range(0, len(panel.lanes), every)], panel.lanes[::every])
         axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
         head = shorten(f"{shorten(panel.name, 4.0)}:  {panel.fact}", WIDTH - 1)
         axes.set_title(head, loc="left", fontsize=10.5, pad=18 if any(texts for *_, texts in panel.spans) else 6)
         axes.hlines(range(1, count), 0, end_ms * 1.01, color=GRID, linewidth=0.6, zorder=0.3)
-        _draw_spans(axes, panel.spans, ms_inches=0.88 * WIDTH / end_ms, inch=1 / height)
+        for start, end, texts in panel.spans:
+            axes.axvspan(start, end, facecolor="white", edgecolor=GRID, zorder=0.2)
+            if text := _fitting(texts, (end - start) * ms_inches):
+                at = {"x": (start + end) / 2, "y": 1.01, "transform": axes.get_xaxis_transform()}
+                axes.text(s=text, ha="center", va="bottom", fontsize=9, color=FAINT, **at)
         for bar in panel.bars:
-            _draw_bar(axes, bar, ms_inches=0.88 * WIDTH / end_ms, lane_inches=height / count)
+            _draw_bar(axes, bar, ms_inches=ms_inches, lane_inches=height / count)
     figure.axes[-1].set_xlabel(axis)
     return figure
-
-
-def _draw_spans(
-    axes: Any, spans: Sequence[tuple[float, float, Sequence[str]]], *, ms_inches: float, inch: float
-) -> None:
-    """Draws white ground, and above the panel, of which an inch is the share ``inch``, brackets with texts."""
-    above = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    for start, end, texts in spans:
-        axes.axvspan(start, end, facecolor="#ffffff", zorder=0.2)
-        if texts and end > start:
-            axes.plot((start, end), (1 + 0.03 * inch,) * 2, "|-", color=INK, linewidth=0.7, **above)
-            text = _fitting(texts, (end - start) * ms_inches) or (texts[-1] if end == spans[-1][1] else "")
-            place = ((start + end) / 2, 1 + 0.05 * inch)
-            axes.text(*place, text, ha="center", va="bottom", fontsize=9, color=FAINT, **above)
 
 
 def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> None:
@@ -192,7 +173,7 @@ def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> N
     text = _fitting((bar.label, bar.label.rpartition(".")[2]), width * ms_inches)
     if text and bar.height * lane_inches > 0.13:
         place = (bar.start_ms + width / 2, bar.low + bar.height / 2)
-        axes.text(*place, text, ha="center", va="center", clip_on=True, zorder=4, fontsize=9.5, color=ink_on(bar.color))
+        axes.text(*place, text, ha="center", va="center", clip_on=True, zorder=4, color=ink_on(bar.color))
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -1,10 +1,9 @@
-"""Pipeline schedules for people: tables of planned steps, and a picture of tasks and memory of every rank.
+"""Pipeline schedules for people: tables of planned steps, and a picture of the tasks of every rank.
 
 ::
 
     1F1B (simulated)   41.2 ms, 23 % bubbles
     rank 0  |F0|F1|F2|F3|    |B0|   |B1| ...
-    80 GB   ___--====----------___            under a dashed line: the limit
     rank 1     |F0|F1|...
 """
 
@@ -18,31 +17,30 @@ from typing import TYPE_CHECKING, Any
 from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
 from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
-from mosaic.report.figure import FAINT, INK, Bar, Panel, colors_of, lane_figure, lighter, save_figure
+from mosaic.report.figure import Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.plan_view import ms_text
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MEMORY, _GAP = 0.4, 0.12
-"""Shares of a rank's height for its memory, and left white below it."""
+_GAP = 0.12
+"""Share of a rank's height left white."""
 _MAX_LABELS = 800
 _SHADES = {ActionKind.FORWARD: 0.0, ActionKind.BACKWARD: 0.5, ActionKind.WEIGHTS: 0.78}
 """Share of white in a module's colour."""
-_USED, _OVER = "#9fb3c1", "#c0392b"
 SIMULATED = "Pipeline schedules (simulated)"
 """Title of simulated pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """A simulated step."""
+    """A step of a pipeline, simulated or measured."""
 
     title: str
     """Title, such as the schedule's name."""
     graph: TaskGraph
-    """Its tasks, and the memory of its ranks."""
+    """Its tasks."""
     start_ns: Sequence[int]
     """Start of each task."""
 
@@ -51,78 +49,48 @@ class PipelineRun:
         """End of the last task."""
         return max((at + t.time_ns for at, t in zip(self.start_ns, self.graph.tasks, strict=True)), default=0)
 
-    def memory_of(self, rank: int) -> tuple[list[float], list[float]]:
-        """Returns times of changes in milliseconds and the bytes in use from each on, by tasks' takes and frees."""
-        changes = [(0, self.graph.base_bytes[rank] if self.graph.base_bytes else 0), (self.makespan_ns, 0)]
-        for task, start in zip(self.graph.tasks, self.start_ns, strict=True):
-            if self.graph.rank_of[task.row] == rank:
-                changes += [(start, task.takes_bytes), (start + task.time_ns, -task.frees_bytes)]
-        total: dict[int, float] = {}
-        used = 0.0
-        for at, change in sorted(changes):
-            used += change
-            total[at] = used
-        return [at / 1e6 for at in total], list(total.values())
 
-
-def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED, subtitle: str = "") -> None:
-    """Draws simulated steps one above the other on one time axis, such as a baseline and ours.
+def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED) -> None:
+    """Draws steps one above the other on one time axis, such as a baseline and ours.
 
     A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
-    Under each rank is its memory over time: blue-grey in use, red over the limit, dashed the limit.
 
     Args:
         runs: Steps to draw, the first on top; the title of each other step compares it with the first.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
         title: Written at the top.
-        subtitle: Written under the title, such as the model and the device.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: ``runs`` is empty, a run's numbers of starts and tasks differ, or the suffix is unsupported.
+        ValueError: A run's numbers of starts and tasks differ, or the suffix is unsupported.
     """
-    save_figure(pipelines_figure(runs, title=title, subtitle=subtitle), path)
+    save_figure(pipelines_figure(runs, title=title), path)
 
 
-def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, subtitle: str = "") -> Any:
+def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED) -> Any:
     """Returns the figure of ``draw_pipelines``, with axes per run."""
-    if not runs:
-        raise ValueError("no runs; give at least one simulated step")
-    for run in runs:
-        if len(run.start_ns) != len(run.graph.tasks):
-            raise ValueError(f"{run.title!r} has {len(run.start_ns)} starts of {len(run.graph.tasks)} tasks")
     tasks = [task for run in runs for task in run.graph.tasks]
     colors = colors_of(part.module for task in tasks for part in task.parts)
-    peaks = [max(run.memory_of(rank)[1]) for run in runs for rank in range(run.graph.num_ranks)]
-    most_bytes = max([*peaks, *(limit for run in runs for limit in run.graph.limit_bytes)]) if any(peaks) else 0.0
     weights = ", lightest: for weights" if any(task.kind == ActionKind.WEIGHTS for task in tasks) else ""
-    entries = colors | {f"darker: forward, lighter: backward{weights}": "", "idle": "#ffffff"}
-    entries |= {"memory of the rank (dashed: its limit)": _USED, "over the limit": _OVER} if most_bytes else {}
-    share = 1 - _GAP - (_MEMORY if most_bytes else 0)
     most_rows = max((run.graph.rank_of.count(rank) for run in runs for rank in run.graph.rank_of), default=1)
-    figure = lane_figure(
-        [
-            Panel(
-                name=run.title,
-                fact=_fact(run, runs[0]),
-                lanes=[f"rank {rank}" for rank in range(run.graph.num_ranks)],
-                name_at=0.3,
-                spans=[(0.0, run.makespan_ns / 1e6, ())],
-                bars=[*_bars(run, colors, share)],
-            )
-            for run in runs
-        ],
+    panels = [
+        Panel(
+            name=run.title,
+            fact=_fact(run, runs[0]),
+            lanes=[f"rank {rank}" for rank in range(run.graph.num_ranks)],
+            spans=[(0.0, run.makespan_ns / 1e6, ())],
+            bars=[*_bars(run, colors)],
+        )
+        for run in runs
+    ]
+    return lane_figure(
+        panels,
         title=title,
-        subtitle=subtitle,
-        legend=entries,
+        subtitle="",
+        legend=colors | {f"darker: forward, lighter: backward{weights}": "", "idle": "#ffffff"},
         axis="milliseconds from the start of the step",
-        lane_inches=(0.3 + 0.14 * (most_rows - 1)) / share,
+        lane_inches=(0.3 + 0.14 * (most_rows - 1)) / (1 - _GAP),
     )
-    for axes, run in zip(figure.axes, runs, strict=True):
-        for rank in range(run.graph.num_ranks) if most_bytes else ():
-            is_labelled = rank % -(-run.graph.num_ranks // 16) == 0
-            _draw_memory(axes, run, rank, most_bytes, is_labelled=is_labelled)
-    return figure
 
 
 def _fact(run: PipelineRun, first: PipelineRun) -> str:
@@ -133,40 +101,25 @@ def _fact(run: PipelineRun, first: PipelineRun) -> str:
     return text if run is first else f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 
 
-def _bars(run: PipelineRun, colors: dict[str, str], share: float) -> Iterator[Bar]:
-    """Yields a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
+def _bars(run: PipelineRun, colors: Mapping[str, str]) -> Iterator[Bar]:
+    """Yields a rank's rows one below the other; modules of a mixed task share its row."""
     is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
     for task, start in zip(run.graph.tasks, run.start_ns, strict=True):
         rank = run.graph.rank_of[task.row]
         rows = [row for row, own in enumerate(run.graph.rank_of) if own == rank]
-        height = share / len(rows) / len(task.parts)
+        row_height = (1 - _GAP) / len(rows)
+        height = row_height / len(task.parts)
         for index, part in enumerate(task.parts):
             yield Bar(
                 start_ms=start / 1e6,
                 end_ms=(start + task.time_ns) / 1e6,
-                low=rank + _GAP / 2 + share / len(rows) * rows.index(task.row) + height * index,
+                low=rank + _GAP / 2 + row_height * rows.index(task.row) + height * index,
                 height=height,
                 color=lighter(colors[part.module], _SHADES[task.kind]),
                 edge="white" if is_sparse else "none",
                 label=str(task.microbatch) if index == 0 and is_sparse else "",
                 gid=f"{run.title}/{task.row}/{part.module}/{task.kind}",
             )
-
-
-def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, is_labelled: bool) -> None:
-    limit = run.graph.limit_bytes[rank] if run.graph.limit_bytes else 0
-    times, used = run.memory_of(rank)
-    bottom, scale, is_over = rank + 1 - _GAP / 2, (_MEMORY - 0.04) / most_bytes, 0 < limit < max(used)
-    for base, color in ((0, _USED), (limit, _OVER))[: 1 + is_over]:
-        heights = [bottom - scale * max(size, base) for size in used]
-        style = {"step": "post", "color": color, "linewidth": 0, "zorder": 1.5}
-        axes.fill_between(times, heights, bottom - scale * base, **style)
-    if limit:
-        axes.hlines(bottom - scale * limit, 0, times[-1], color=INK, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3)
-    if is_labelled:
-        text = f"{max(used) / 1e9:.3g}" + (f" of {limit / 1e9:.3g} GB" if limit else " GB")
-        style = {"fontsize": 7.5, "va": "center", "color": _OVER if is_over else FAINT}
-        axes.text(1.005, bottom - _MEMORY / 2, text, transform=axes.get_yaxis_transform(), **style)
 
 
 def pipeline_table(planned: PlannedStep, contenders: Mapping[str, PlannedStep | str]) -> Table:
@@ -192,26 +145,16 @@ def _policies(planned: PlannedStep) -> str:
 
 
 def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
-    """Returns a row per module: one layer, with a rank's largest part of a microbatch.
-
-    Forward receives keys and values. Backward receives them again and returns their gradients in 32 bits, twice as many
-    bytes.
-    """
+    """Returns a row per module: one layer, with a rank's largest part of a microbatch."""
     rows = []
     for module in model.modules:
         costs_of: Callable[[Microbatch], ContextCosts | None] = getattr(module, "context_costs", lambda _: None)
         if largest := max(filter(None, map(costs_of, microbatches)), key=lambda cost: cost.tokens, default=None):
             layer = largest.layer
-            rows.append(
-                [
-                    module.name,
-                    str(largest.tokens),
-                    "-" if largest.imbalance is None else f"{largest.imbalance:.3f}",
-                    f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}",
-                    f"{largest.received_bytes / 1e6:.1f}" if largest.received_bytes else "-",
-                    f"{layer.strategies[0].kept_bytes / 1e6:.1f}",
-                ]
-            )
+            imbalance = "-" if largest.imbalance is None else f"{largest.imbalance:.3f}"
+            times = f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}"
+            sizes = (f"{size / 1e6:.1f}" for size in (largest.received_bytes, layer.strategies[0].kept_bytes))
+            rows.append((module.name, str(largest.tokens), imbalance, times, *sizes))
     shares = (">tokens\na rank", ">work: most\n× mean")
     columns = ("module", *shares, ">forward, backward\nms", ">received\nMB", ">kept\nMB")
     caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"

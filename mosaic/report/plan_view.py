@@ -5,7 +5,7 @@ In the picture a module is as tall as its share of the device and as long as its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,22 +87,19 @@ def _caption(plan: Plan) -> str:
     if plan.predicted_ms <= 0:
         return "no times are predicted in this plan"
     lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
+    if plan.sequential_ms > 0:
+        one_at_a_time = f"one module at a time: {plan.sequential_ms:.2f} ms"
+        lines.append(f"predicted {one_at_a_time}; speed-up: {plan.predicted_speedup:.2f}×")
     if plan.communication_ms > 0:
         lines.append(f"of all modules' times {plan.communication_ms:.2f} ms are communication:")
         lines.append("route: rows that travel between devices; sum: gradients summed after a backward")
-    if plan.communication_sms:
-        lines.append(f"{plan.communication_sms} SMs of each device are left to communication")
-    if plan.sequential_ms > 0:
-        lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
-        lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
     lines.append(f"slot time in use: {plan.utilisation:.0%}, modelled from predicted times")
-    lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         lines.append(f"while its modules were measured, {note}")
     return "\n".join(lines)
 
 
-def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitle: str = "") -> None:
+def draw_plan(plan: Plan, path: Path) -> None:
     """Draws a plan's predicted step: one lane of height 1.0 per device, white for unused parts.
 
     Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades. A stage
@@ -111,34 +108,30 @@ def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitl
     Args:
         plan: The plan.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
-        sequential: A plan of the same modules to draw above it on the same time axis.
-        subtitle: Written under the title.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: The suffix is neither ``.png`` nor ``.svg``.
     """
-    save_figure(plan_figure(plan, sequential=sequential, subtitle=subtitle), path)
+    save_figure(plan_figure(plan), path)
 
 
-def plan_figure(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "") -> Any:
-    """Returns the figure of ``draw_plan``, with axes per plan."""
-    if note := note_of_others(plan.foreign_cpu_share, plan.device):
-        subtitle = "; ".join(filter(None, [subtitle, f"while its modules were measured, {note}"]))
-    plans = [plan] if sequential is None else [sequential, plan]
-    colors = colors_of([p.module for p in (*plan.placements, *plans[0].placements)])
+def plan_figure(plan: Plan) -> Any:
+    """Returns the figure of ``draw_plan``."""
+    note = note_of_others(plan.foreign_cpu_share, plan.device)
+    colors = colors_of(placement.module for placement in plan.placements)
     is_predicted = plan.predicted_ms > 0
     return lane_figure(
-        [_panel(shown, colors) for shown in plans],
+        [_panel(plan, colors)],
         title=f"The plan on {_device_text(plan)}" + (" (predicted)" if is_predicted else ""),
-        subtitle=subtitle,
+        subtitle=f"while its modules were measured, {note}" if note else "",
         legend=colors | SHADES,
         axis="predicted milliseconds" if is_predicted else "no times are predicted: each has length 1",
         lane_inches=1.15,
     )
 
 
-def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
+def _panel(plan: Plan, colors: Mapping[str, str]) -> Panel:
     bars, spans, now = list[Bar](), list[tuple[float, float, tuple[str, ...]]](), 0.0
     stages = list(enumerate(plan.stages))
     for phase, ordered in (("forward", stages), ("backward", stages[::-1])):
@@ -150,11 +143,9 @@ def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
                     end = max(end, now + length)
                     bars += _bars(plan, placement, phase, now, now + length, colors[placement.module])
             if end > now:
-                texts = (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")
-                spans.append((now, end, texts))
+                spans.append((now, end, (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")))
             now = end
-    is_host = plan.device.kind == "host"
-    names = [f"{'cores' if is_host else 'GPU'} {device}" for device in range(plan.num_devices)]
+    kind = "cores" if plan.device.kind == "host" else "GPU"
     fact = "no times are predicted; lengths are nominal"
     if plan.predicted_ms > 0:
         fact = f"{ms_text(plan.predicted_ms)} ms a step, {plan.utilisation:.0%} of slot time in use (modelled)"
@@ -163,7 +154,7 @@ def _panel(plan: Plan, colors: dict[str, str]) -> Panel:
     return Panel(
         name="colocated" if plan.is_colocated else "one module at a time",
         fact=fact,
-        lanes=["all cores"] if is_host and len(names) == 1 else names,
+        lanes=[f"{kind} {device}" for device in range(plan.num_devices)],
         spans=spans,
         bars=bars,
     )

@@ -1,8 +1,7 @@
 """Slow ranks: ranks whose own computing takes longer than that of the same modules on other ranks.
 
 Waiting is separate from computing: a waiting rank is not slow. The ranks of a pipeline have different layers, so there
-the comparison is of times over planned times. Modules are compared by the medians of their steps, without the first
-step if others remain. A delay of a step or two does not make a rank slow: a slow rank takes longer in most steps.
+the comparison is of times over planned times. Times are medians of the steps, without the first one if others remain.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ MIN_STEP_SHARE = 0.75
 MIN_LOST_SHARE = 0.03
 """Least lost share of a step's time to report."""
 _Times = Mapping[tuple[str, str], Mapping[int, tuple[float, float]]]
-"""By module and phase, then by step: milliseconds, and the planned ones (1 without a plan)."""
+"""By module and phase, then by step: milliseconds, and the planned ones (0 without a plan)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +36,27 @@ class SlowModule:
     module: str
     phase: str
     here_ms: float
-    """Median of a step on the rank."""
     elsewhere_ms: float
-    """Median of the other ranks' medians; for planned work, this rank's time at their pace."""
+    """This rank's time at the others' pace."""
+
+    def __str__(self) -> str:
+        ratio = self.here_ms / self.elsewhere_ms
+        times = f"{self.here_ms:.2f} ms instead of {self.elsewhere_ms:.2f} ({ratio:.1f} times)"
+        return f"{self.module} {self.phase} {times}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """One rank's steps: medians of its computing and of its waits, of which several threads' add up."""
+    """Medians of one rank's computing and waiting in a step."""
 
     rank: int
     host: str
     compute_ms: float
     wait_ms: float
-    num_compared: int
-    """Modules and phases that other ranks run, too."""
     slow: tuple[SlowModule, ...]
     """Slow modules, most lost time first; empty for a rank that is not slow."""
     lost_ms: float
-    """Lost time of a step against other ranks; 0 for a rank that is not slow."""
+    """Time of a step lost against other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,12 @@ class RankComparison:
         return tuple(sorted((rank for rank in self.ranks if rank.slow), key=lambda rank: -rank.lost_ms))
 
     def sentences(self) -> tuple[str, ...]:
-        """Describes the result in sentences."""
-        lines = []
-        for rank in self.slow:
-            modules = "; ".join(
-                f"{slow.module} {slow.phase} {slow.here_ms:.2f} ms instead of {slow.elsewhere_ms:.2f} "
-                f"({slow.here_ms / slow.elsewhere_ms:.1f} times)"
-                for slow in rank.slow
-            )
-            lines.append(f"rank {rank.rank} ({rank.host}) is slow, by {rank.lost_ms:.2f} ms a step: {modules}")
-        if not lines and any(rank.num_compared for rank in self.ranks):
-            lines.append("no rank is slow: modules of several ranks take about as long on each")
-        elif not lines:
-            lines.append("nothing can be compared: no module runs on two of these ranks")
+        """Describes the result, the slow ranks first."""
+        lines = [
+            f"rank {rank.rank} ({rank.host}) is slow, by {rank.lost_ms:.2f} ms a step: {'; '.join(map(str, rank.slow))}"
+            for rank in self.slow
+        ]
+        lines = lines or ["no rank is slow: modules that several ranks run take about as long on each"]
         if self.missing:
             lines.append(f"without a trace: rank {', '.join(map(str, self.missing))}")
         return tuple(lines)
@@ -105,16 +98,14 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
     """Finds the slow ranks of one run.
 
     Raises:
-        InvalidFileError: Fewer than two traces, two of one rank, traces of different runs, or one without work.
+        InvalidFileError: Fewer than two traces, two of one rank, traces of different runs, or no common step.
     """
-    if len(traces) < 2:
-        raise InvalidFileError("one trace compares nothing; give the traces of two or more ranks")
     traces = sorted(traces, key=lambda trace: trace.rank)
-    for first, second in pairwise(traces):
-        if first.rank == second.rank:
-            raise InvalidFileError(f"there are two traces of rank {first.rank}; give one of each rank")
-        if first.run != second.run:
-            raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
+    if len({trace.rank for trace in traces}) < max(2, len(traces)):
+        ranks = ", ".join(str(trace.rank) for trace in traces)
+        raise InvalidFileError(f"the traces are of rank {ranks}; give one trace of each of two or more ranks")
+    if len({trace.run for trace in traces}) > 1:
+        raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
     common = set.intersection(*({span.step for span in trace.spans} for trace in traces))
     if not common:
         raise InvalidFileError("the traces have no step in common; write them at the same time on all ranks")
@@ -131,46 +122,33 @@ def _times(trace: RankTrace, steps: set[int]) -> _Times:
     times: dict[tuple[str, str], dict[int, tuple[float, float]]] = defaultdict(dict)
     for span in trace.spans:
         if span.kind == "compute" and span.step in steps:
-            by_step = times[span.module, span.phase]
-            before, planned = by_step.get(span.step, (0.0, 0.0))
-            by_step[span.step] = before + span.duration_ms, planned + span.expected_ms
+            before, planned = times[span.module, span.phase].get(span.step, (0.0, 0.0))
+            times[span.module, span.phase][span.step] = before + span.duration_ms, planned + span.expected_ms
     return times
 
 
 def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> RankSummary:
-    slow, num_compared = [], 0
-    for work, own_times in times[trace.rank].items():
-        others = [_paces(table[work]) for rank, table in times.items() if rank != trace.rank and work in table]
-        if not others:
-            continue
-        num_compared += 1
-        here, amount = _paces(own_times), median(planned or 1.0 for _, planned in own_times.values())
-        here_pace, pace = median(here.values()), median(median(other.values()) for other in others)
-        same = {step: [other[step] for other in others if step in other] for step in here}
-        ratios = [here[step] / median(paces) for step, paces in same.items() if paces]
-        longer = sum(ratio >= MIN_RATIO for ratio in ratios)
-        if here_pace >= MIN_RATIO * pace and longer >= MIN_STEP_SHARE * len(ratios):
-            here_ms, elsewhere_ms = amount * here_pace, amount * pace
-            slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))
-    slow.sort(key=lambda item: item.elsewhere_ms - item.here_ms)
     by_kind = {kind: dict.fromkeys(steps, 0.0) for kind in ("compute", "wait")}
     for span in trace.spans:
         if span.step in steps:
             by_kind[span.kind][span.step] += span.duration_ms
     compute_ms, wait_ms = (median(by_step.values()) for by_step in by_kind.values())
-    lost_ms = sum(item.here_ms - item.elsewhere_ms for item in slow)
-    is_slow = lost_ms > MIN_LOST_SHARE * (compute_ms + wait_ms)
-    return RankSummary(
-        rank=trace.rank,
-        host=trace.host,
-        compute_ms=compute_ms,
-        wait_ms=wait_ms,
-        num_compared=num_compared,
-        slow=tuple(slow) if is_slow else (),
-        lost_ms=lost_ms if is_slow else 0.0,
-    )
+    slow = []
+    for work, own in times[trace.rank].items():
+        others = [table[work] for rank, table in times.items() if rank != trace.rank and work in table]
+        beside = {step: [_pace(*other[step]) for other in others if step in other] for step in own}
+        ratios = sorted(_pace(*own[step]) / median(paces) for step, paces in beside.items() if paces)
+        if ratios and ratios[int(len(ratios) * (1 - MIN_STEP_SHARE))] >= MIN_RATIO:
+            here_ms = median(time_ms for time_ms, _ in own.values())
+            elsewhere_ms = here_ms / median(ratios)
+            slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))
+    slow.sort(key=lambda module: module.elsewhere_ms - module.here_ms)
+    lost_ms = sum(module.here_ms - module.elsewhere_ms for module in slow)
+    if lost_ms <= MIN_LOST_SHARE * (compute_ms + wait_ms):
+        slow, lost_ms = [], 0.0
+    own_times = {"compute_ms": compute_ms, "wait_ms": wait_ms, "lost_ms": lost_ms}
+    return RankSummary(rank=trace.rank, host=trace.host, slow=tuple(slow), **own_times)
 
 
-def _paces(works: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """Returns time over planned time by step; a span of no length has the least pace."""
-    return {step: max(time_ms, 1e-9) / (planned_ms or 1.0) for step, (time_ms, planned_ms) in works.items()}
+def _pace(time_ms: float, planned_ms: float) -> float:
+    return max(time_ms, 1e-9) / (planned_ms or 1.0)

@@ -64,18 +64,17 @@ def profile_table(profile: Profile) -> Table:
 
     has_degrees = any(sample.degree > 1 for sample in profile.samples)
     columns = ["module", *[">degree"] * has_degrees, ">slots", ">forward ms\n(quartiles)", ">backward ms\n(quartiles)"]
-    resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
+    kept_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
     rows, ends = [], []
     for name in profile.graph.names:
-        samples = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
-        first = True
-        for degree, quota in sorted({(degree, quota) for degree, quota, _ in samples}):
+        ran = [sample for sample in profile.samples if sample.module == name and sample.infeasible is None]
+        samples = {(sample.degree, sample.quota, sample.phase): sample for sample in ran}
+        for index, (degree, quota) in enumerate(sorted({key[:2] for key in samples})):
             pair = [samples.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-            peak = max((sample.peak_bytes for sample in pair if sample), default=0)
-            cells = [name if first else "", *([str(degree)] * has_degrees), str(quota), *map(_times, pair)]
-            sizes = (peak, resident_bytes.get(name, 0) if first else None)  # 0 is unknown in a profile
-            rows.append([*cells, *("" if size is None else decimal(size) if size else "-" for size in sizes)])
-            first = False
+            peak_bytes = max(sample.peak_bytes for sample in pair if sample)
+            sizes = [peak_bytes, *[kept_bytes.get(name, 0)] * (index == 0)]  # 0 is unknown in a profile
+            cells = [name if index == 0 else "", *[str(degree)] * has_degrees, str(quota), *map(_times, pair)]
+            rows.append([*cells, *(decimal(size) if size else "-" for size in sizes)])
         ends.append(len(rows) - 1)
     title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
     return make_table(title, [*columns, ">peak", ">keeps"], rows, caption=_profile_caption(profile), ends=ends)
@@ -84,8 +83,6 @@ def profile_table(profile: Profile) -> Table:
 def _times(sample: Sample | None) -> str:
     if sample is None:
         return "-"
-    if sample.infeasible:
-        return "cannot run"
     # Three digits are precise enough for a median of a few runs, and fit 80 columns.
     digits = 1 if sample.median_ms >= 10 else 2
     first, third = (f"{time_ms:.{digits}f}" for time_ms in sample.quartiles_ms)
@@ -94,15 +91,10 @@ def _times(sample: Sample | None) -> str:
 
 def _profile_caption(profile: Profile) -> str:
     where = profile.environment
+    note = note_of_others(where.foreign_cpu_share, profile.device)
     lines = [
-        f"{sample.module} at {sample.quota} slots, {sample.phase}: cannot run: {sample.infeasible}"
-        for sample in profile.samples
-        if sample.infeasible
-    ]
-    lines += [
         f"measured {where.created} with torch {where.torch_version}",
-        note_of_others(where.foreign_cpu_share, profile.device)
-        or f"other processes used {where.foreign_cpu_share:.1%} of the CPU",
+        note or f"other processes used {where.foreign_cpu_share:.1%} of the CPU",
     ]
     if profile.pairs:
         worst = max(profile.pairs, key=lambda pair: pair.slowdown)
@@ -148,13 +140,13 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
         rows.append((row.method, f"{plan.predicted_ms:.2f}", ratio, *counts, search, _note(plan)))
     best = [index for index, row in enumerate(compared) if row.ratio is not None and row.ratio <= 1]
     columns = ("planner", ">predicted\nms", ">× best", ">stages", ">sliced\nmodules", ">search\ns", "note")
-    lines = ["nothing here was measured; modules only, without optimizer and loss"]
-    if any(row.method.startswith("distmm") for row in compared):
-        lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
-    if any(row.plan is not None and row.plan.sliced for row in compared):
-        lines.append("slices are cut between equal operators; their number is assumed where not given")
+    caption = (
+        "nothing here was measured; modules only, without optimizer and loss\n"
+        "distmm is a reconstruction: the best plan of whole devices, by our own search\n"
+        "slices are cut between equal operators; their number is assumed where not given"
+    )
     title = "Planners compared, predicted by one cost model"
-    return make_table(title, columns, rows, caption="\n".join(lines), bold=best)
+    return make_table(title, columns, rows, caption=caption, bold=best)
 
 
 def _note(plan: Plan) -> str:

@@ -19,15 +19,20 @@ _MARGIN = 0.08
 """Free share of a lane above and below its bars."""
 
 
-def draw_timelines(
-    timelines: Sequence[Timeline],
-    path: Path,
-    *,
-    plan: Plan | None = None,
-    subtitle: str = "",
-    num_steps: int = 2,
-) -> None:
-    """Draws measured timelines one above the other, each from 0 on one shared axis in milliseconds.
+def draw_timelines(timelines: Sequence[Timeline], path: Path, *, plan: Plan | None = None, subtitle: str = "") -> None:
+    """Writes ``timeline_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
+
+    Raises:
+        MosaicError: matplotlib is missing, or the file cannot be written.
+        ValueError: The suffix is unsupported.
+    """
+    save_figure(timeline_figure(timelines, plan=plan, subtitle=subtitle), path)
+
+
+def timeline_figure(
+    timelines: Sequence[Timeline], *, plan: Plan | None = None, subtitle: str = "", num_steps: int = 2
+) -> Any:
+    """Returns a figure of measured timelines one above the other, each from 0 on one shared axis in milliseconds.
 
     A module's forward has its colour, its backward a lighter shade of it, glue is grey; white inside a step is
     idle. A step is as long as from its first span's start to its last span's end: what the loop does between
@@ -35,25 +40,10 @@ def draw_timelines(
 
     Args:
         timelines: Timelines, the first on top; one may be empty.
-        path: A ``.png`` or ``.svg`` file; written whole or not at all.
-        plan: Gives modules the colours that they have in the plan's picture, and the predicted step that is
-            quoted, as such, below the axis.
+        plan: Gives modules the colours that they have in the plan's picture, and the predicted step below the axis.
         subtitle: Written under the title, such as the machine and the date.
         num_steps: Number of consecutive whole steps to draw: those nearest to the median length.
-
-    Raises:
-        MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: ``timelines`` is empty, ``num_steps`` is under 1, or the suffix is unsupported.
     """
-    save_figure(timeline_figure(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps), path)
-
-
-def timeline_figure(
-    timelines: Sequence[Timeline], *, plan: Plan | None = None, subtitle: str = "", num_steps: int = 2
-) -> Any:
-    """Returns the figure of ``draw_timelines``, with axes per timeline."""
-    if not timelines or num_steps < 1:
-        raise ValueError(f"{len(timelines)} timelines of {num_steps} steps; give at least one of each")
     steps = [choose_steps(timeline, num_steps) for timeline in timelines]
     spans = [span for drawn in steps for span in chain(*drawn.values())]
     modules = {span.module: None for span in spans if span.phase != "glue"}
@@ -63,10 +53,7 @@ def timeline_figure(
     entries |= {"outside of steps": OUTSIDE}
     axis = "milliseconds from the first step drawn"
     if plan is not None:
-        axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone"
-        if plan.sequential_ms > 0:
-            axis += f", {plan.predicted_speedup:.2f}× over the sequential plan's {ms_text(plan.sequential_ms)} ms"
-        axis += " (not measured)"
+        axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone (not measured)"
     return lane_figure(
         [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
         title="What ran when (measured)",

@@ -13,22 +13,14 @@ from mosaic.timeline import Timeline
 
 
 def chrome_trace(timelines: Sequence[Timeline]) -> str:
-    """Returns one JSON object with a process per timeline and a thread per lane.
-
-    Each timeline starts at 0, so consecutive runs lie below each other. The first thread of a process has its
-    steps.
-    """
+    """Returns a process per timeline, each from 0 on: a thread with its steps, and a thread per lane."""
     processes = [(index, timeline.title, _lanes(timeline)) for index, timeline in enumerate(timelines, start=1)]
     content = {"displayTimeUnit": "ms", "traceEvents": chrome_events(processes)}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes ``chrome_trace(timelines)`` to ``path`` atomically.
-
-    Raises:
-        MosaicError: The folder cannot be written or the disk is full.
-    """
+    """Writes ``chrome_trace(timelines)`` whole or not at all."""
     write_text(chrome_trace(timelines), path)
 
 

@@ -105,8 +105,6 @@ def test_only_whole_typical_steps_are_drawn() -> None:
 def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="0 timelines"):
-        draw_timelines([], tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"use \.png or \.svg"):
         draw_timelines([PLAIN], tmp_path / "a.jpg")
     (tmp_path / "file").write_text("not a folder")
@@ -182,8 +180,8 @@ SMALL = PipelineRun(
 
 def test_pipelines_are_compared_on_one_axis() -> None:
     slow = replace(SMALL, title="slow", start_ns=[2 * at for at in SMALL.start_ns])
-    figure = pipelines_figure([slow, SMALL], subtitle="a node")
-    for words in ("(simulated)", "a node", "8 ms, 43.8% bubbles; 1.88× as fast as slow"):
+    figure = pipelines_figure([slow, SMALL])
+    for words in ("(simulated)", "8 ms, 43.8% bubbles; 1.88× as fast as slow"):
         assert words in texts(figure)
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
 
