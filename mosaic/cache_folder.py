@@ -1,10 +1,9 @@
-"""The user's own folder for measurements, and its size. Standard library only."""
+"""The user's own folder for measurements. Standard library only."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,12 +15,3 @@ def default_cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """
     base = Path((os.environ if environ is None else environ).get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles"
-
-
-def folder_use(folder: Path) -> tuple[int, int]:
-    """Returns the number of measurement files in a folder, and their bytes; a file that vanishes does not count."""
-    sizes = []
-    for path in folder.glob("*.json"):
-        with suppress(OSError):  # deleted meanwhile, which is safe at any time
-            sizes.append(path.stat().st_size)
-    return len(sizes), sum(sizes)

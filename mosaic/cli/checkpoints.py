@@ -45,42 +45,29 @@ class Checkpoints:
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         out = sys.stderr if takes_stdout(self.json) else sys.stdout
         for row in rows:
-            print(_line(row), file=out)
+            line = f"step {row['step']}: {row['path']}, {row['state']}"
+            if "created" in row:
+                size = f"{row['num_bytes'] / 2**20:.1f} MiB"
+                line += f", {row['created']}, ranks: {row['num_ranks']}, tensors: {row['num_tensors']}, {size}"
+            print(line, file=out)
         if self.export is not None:
             from mosaic.checkpoint.tensors import extract_weights
 
             count = extract_weights(checkpoints[0].path, self.export)
             print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)
-        damaged = [sentence for row in rows for sentence in row["damage"]]
-        if damaged:
-            raise InvalidCheckpointError("\n".join(damaged))
+        if damage := [sentence for row in rows for sentence in row["damage"]]:
+            raise InvalidCheckpointError("\n".join(damage))
 
 
 def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
     from mosaic.checkpoint.folder import Manifest, damage_of
 
-    row: dict[str, Any] = {"path": str(checkpoint.path), "step": checkpoint.step, "verified": verify, "damage": []}
+    row: dict[str, Any] = {"path": str(checkpoint.path), "step": checkpoint.step, "verified": verify}
     try:
         manifest = Manifest.read(checkpoint.path)
     except InvalidCheckpointError as error:
-        return {**row, "damage": [str(error)]}
-    return {
-        **row,
-        "damage": list(damage_of(checkpoint.path)) if verify else [],
-        "created": manifest.created,
-        "num_ranks": manifest.num_ranks,
-        "num_tensors": len(manifest.tensors),
-        "num_bytes": manifest.num_bytes,
-        "plan": manifest.plan,
-        "mosaic": manifest.mosaic,
-        "torch": manifest.torch,
-    }
-
-
-def _line(row: dict[str, Any]) -> str:
-    if "created" not in row:
-        return f"step {row['step']}: {row['path']}, damaged"
-    state = ("damaged" if row["damage"] else "whole") if row["verified"] else "not verified"
-    size = f"{row['num_tensors']} tensors, {row['num_bytes'] / 2**20:.1f} MiB"
-    ranks = f"{row['num_ranks']} rank{'s' if row['num_ranks'] > 1 else ''}"
-    return f"step {row['step']}: {row['path']}, {row['created']}, {ranks}, {size}, {state}"
+        return {**row, "damage": [str(error)], "state": "damaged"}
+    damage = list(damage_of(checkpoint.path)) if verify else []
+    facts = {name: getattr(manifest, name) for name in ("created", "num_ranks", "num_bytes", "plan", "mosaic", "torch")}
+    state = "damaged" if damage else "whole" if verify else "not verified"
+    return {**row, **facts, "num_tensors": len(manifest.tensors), "damage": damage, "state": state}

@@ -44,21 +44,19 @@ class ContextCommand:
     """Also draw the plan, beside headtail, as .png or .svg."""
     json: Json = None
 
-    def execute(self) -> int:
+    def execute(self) -> None:
         mask = mask_function(self.mask)(self.tokens, self.seed)
-        names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         options: dict[str, Any] = {"block": self.block, "chunk": self.chunk, "seed": self.seed}
-        plans = [plan_context(mask, self.context, method=name, **options) for name in names]
-        console_beside(self.json).print(context_table(plans))
+        names = dict.fromkeys([self.method, *CONTEXT_METHODS])
+        plans = {name: plan_context(mask, self.context, method=name, **options) for name in names}
+        console_beside(self.json).print(context_table([*plans.values()]))
         rows = [
-            {"method": plan.distribution.method, "imbalance": plan.imbalance, "visible_pairs": plan.pairs.tolist()}
-            for plan in plans
+            {"method": name, "imbalance": plan.imbalance, "visible_pairs": plan.pairs.tolist()}
+            for name, plan in plans.items()
         ]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         if self.picture is not None:
-            usual = next(plan for plan in plans if plan.distribution.method == "headtail")
-            draw_context([usual, plans[0]], self.picture)
-        return 0
+            draw_context([plans["headtail"], plans[self.method]], self.picture)
 
 
 def mask_function(text: str) -> Callable[[int, int], MaskWords]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from mosaic.pipelining.rank_hardware import RankHardware
     from mosaic.pipelining.rank_layer import ContextSharing
 
-_LOW = torch.bfloat16
-"""Number format of mixed precision."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
@@ -52,11 +47,10 @@ class Counted:
 def count_workload(
     model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"], dtype: Dtype | None = None
 ) -> Counted:
-    """Counts the modules of ``FILE:FACTORY`` or of a model of the zoo on the meta device.
+    """Counts the modules of a model on the meta device, which keeps only shapes.
 
     Args:
-        model: The factory; its model and sample move to the meta device, which keeps only shapes. A model of the zoo is
-            constructed there.
+        model: ``FILE:FACTORY`` or a model of the zoo.
         degrees: Data-parallel degrees; the batch is divided by each.
         kind: Kind of device.
         dtype: Name in ``PRECISIONS``; by default that in which a factory made its model, or for one of the zoo what is
@@ -68,10 +62,17 @@ def count_workload(
     workload = load_workload(model, device=meta)
     model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
     if dtype is not None:
-        model_there, sample = model_there.float(), _in_float32(sample)
-    low = _LOW if dtype == "bfloat16" else None
+        model_there = model_there.float()
+        sample = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, sample)
+    low = torch.bfloat16 if dtype == "bfloat16" else None
     # Over several ranks, modules may share parameters.
-    run, may_share = _run(model_there, sample, low), max(degrees) > 1
+    call, may_share = runner_of(model_there, sample), max(degrees) > 1
+
+    def run_low() -> Any:
+        with CudaFunctions(low):
+            return call()
+
+    run = sample if low is None else run_low
     finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
     counts, traffic, unknown = {}, {}, []
     layers: LayerCounts = {}
@@ -87,7 +88,7 @@ def count_workload(
             layers=layers,
         )
         try:
-            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1], low)
+            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1])
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
@@ -103,12 +104,7 @@ def count_workload(
 
 
 def count_layers(where: str, machine: RankHardware, sharing: ContextSharing) -> tuple[PipelineModel, CountedMicrobatch]:
-    """Counts the layers of a model for a pipeline; its sample is one microbatch.
-
-    Args:
-        where: ``FILE:FACTORY``; or a model of the zoo, without data and with a batch of 1 by default.
-        machine: The rank of the times.
-        sharing: Sharing of sequences along its context axis.
+    """Counts the layers of a model for a pipeline; its sample, for the zoo of one row by default, is one microbatch.
 
     Raises:
         MosaicError: The sample is not a dict of keywords.
@@ -139,46 +135,16 @@ def _own_loss(output: Any) -> Any:
     return output if loss is None else loss
 
 
-def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts, low: torch.dtype | None) -> ModuleTraffic:
-    results = (counted.result_bytes, counted.result_gradient_bytes) if counted.result_bytes else None
-    if results is None:  # in objects that counting does not see through
-        subject = dataclasses.replace(subject, settings=_casting(subject.settings, low))
+def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts) -> ModuleTraffic:
+    if not counted.result_bytes:
+        raise UnsupportedModelError(f"{subject.name} returns objects that counting does not see through")
+    results = (counted.result_bytes, counted.result_gradient_bytes)
     try:
         return traffic_of(subject, results=results)
     except UnsupportedModelError:  # a mask for all samples, say, is wider than the batch
         if batch is None:
             raise
         return traffic_of(subject, batch=batch, results=results)
-
-
-def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:
-    """Argument of ``find_modules``: a batch, or a function that runs the model on it under autocast."""
-    if low is None:
-        return sample
-    call = runner_of(model, sample)
-
-    def run() -> Any:
-        with CudaFunctions(low):
-            return call()
-
-    return run
-
-
-def _casting(settings: Callable[[], Any] | None, low: torch.dtype | None) -> Callable[[], Any] | None:
-    """Adds autocast to the settings of a call."""
-    if low is None:
-        return settings
-
-    @contextmanager
-    def both() -> Iterator[None]:
-        with settings() if settings is not None else nullcontext(), CudaFunctions(low):
-            yield
-
-    return both
-
-
-def _in_float32(sample: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, sample)
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""``mosaic doctor``: diagnoses this machine, a model, the ranks of a run, or a node for unattended retraining."""
+"""``mosaic doctor``: diagnoses this machine, a model, or the ranks of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import json
 import os
 import platform
 import re
-import shutil
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,13 +18,13 @@ from rich.markup import escape
 from tyro.conf import arg
 
 import mosaic
-from mosaic.cache_folder import default_cache_folder, folder_use
+from mosaic.cache_folder import default_cache_folder
 from mosaic.cli.options import Json, OptionalModel, console_beside, takes_stdout, write_json
 from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelError
 from mosaic.report.table import make_table
 
 Severity = Literal["error", "warning", "note"]
-"""``error``: it cannot run; ``warning``: partitions, a module or a night may suffer; ``note``: good to know."""
+"""``error``: it cannot run; ``warning``: partitions or a module may suffer; ``note``: good to know."""
 _EXTRAS = {"matplotlib": "plot", "scikit-learn": "demo"}
 _PACKAGES = (
     *("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich", "safetensors"),
@@ -36,9 +34,6 @@ _REMEDY_BY_STATUS = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated under a running kernel module: reboot",
     "CUDA_ERROR_NOT_INITIALIZED": "run outside a process forked after CUDA was used",
 }
-_LOST = {"base": "devices cannot be described", "slots": "SMs cannot be split into slots",
-         "streams": "slots cannot have streams"}  # fmt: skip
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "afs", "glusterfs", "beegfs")
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -83,24 +78,19 @@ class Doctor:
 
     Exits 0 even without a GPU. --model diagnoses a model instead: modules that can be placed, and those that cannot
     with their line of code and a remedy; exits 1 if the model cannot be colocated. --trace compares the ranks of a run
-    and names the slow ones. --retrain checks this machine for unattended runs of a recipe: disk space, file system and
-    shared memory.
+    and names the slow ones.
     """
 
     model: OptionalModel = None
     trace: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
     """Traces of a run's ranks, from handle.write_trace(folder): the files, or the folder."""
-    retrain: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """The folder of a recipe for mosaic retrain."""
     json: Json = None
 
     def execute(self) -> None:
         if self.model is not None:
             diagnosis = examine_model(self.model)
-        elif self.trace:
-            diagnosis = examine_traces(self.trace)
         else:
-            diagnosis = examine_node(self.retrain) if self.retrain is not None else examine_machine()
+            diagnosis = examine_traces(self.trace) if self.trace else examine_machine()
         facts = {**diagnosis.facts, "findings": [asdict(finding) for finding in diagnosis.findings]}
         write_json(json.dumps(facts, indent=2) + "\n", self.json)
         if not takes_stdout(self.json):
@@ -151,9 +141,9 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     host = {"platform": platform.platform(), "python": platform.python_version(), "num_cores": cores,
             "num_cores_installed": os.cpu_count() or 1, "omp_wait_policy": policy}  # fmt: skip
     packages = {name: _version(name) for name in _PACKAGES}
-    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "driver": None, "devices": [],
-                             "nvml": None, "probe": None, "host": host, "torch": _torch(), "packages": packages,
-                             "cache": None}  # fmt: skip
+    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "devices": []}
+    facts |= {**dict.fromkeys(("driver", "nvml", "probe", "cache")), "host": host, "torch": _torch()}
+    facts["packages"] = packages
     diagnosis = Diagnosis(facts)
     if cores == 1:
         text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
@@ -162,11 +152,9 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
         diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
     for name in (name for name, version in packages.items() if version is None):
-        if extra := _EXTRAS.get(name):
-            remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it"
-            diagnosis.find("note", f"the package {name} is not installed (extra `{extra}`)", remedy)
-        else:
-            diagnosis.find("error", f"the package {name} is missing, and Mosaic needs it", f"pip install {name}")
+        extra = _EXTRAS.get(name)
+        remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it" if extra else f"pip install {name}"
+        diagnosis.find("note" if extra else "error", f"the package {name} is not installed", remedy)
     _examine_driver(diagnosis)
     _examine_libraries(diagnosis)
     _examine_settings(diagnosis, environ)
@@ -174,9 +162,7 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         text = f"torch {facts['torch']['version']} is built without CUDA, but this machine has a GPU"
         diagnosis.find("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/")
     try:
-        folder = default_cache_folder(environ)
-        num_files, num_bytes = folder_use(folder)
-        facts["cache"] = {"folder": str(folder), "num_files": num_files, "num_bytes": num_bytes}
+        facts["cache"] = str(default_cache_folder(environ))
     except RuntimeError as error:
         remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
         diagnosis.find("note", f"measurements are not kept from run to run: {error}", remedy)
@@ -201,9 +187,8 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
         driver = cuda.describe_driver()
         facts["driver"] = asdict(driver)
         lost = cuda.lost_uses(driver)
-        for use in lost:
-            missing = ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use == use)
-            remedy = f"install a driver of CUDA 12.5 or newer: with this one {_LOST[use]}"
+        if missing := ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use in lost):
+            remedy = "install a driver of CUDA 12.5 or newer: with this one SMs cannot be split and given streams"
             diagnosis.find("error", f"the driver (CUDA {driver.version}) lacks {missing}", remedy)
         for device in cuda.describe_devices() if "base" not in lost else ():
             slots: dict[str, Any] = {"slots": None, "fine_slots": None}
@@ -282,7 +267,7 @@ def _torch() -> dict[str, str | None] | None:
     if version is None or spec is None or spec.origin is None:
         return None
     # torch's CUDA version is in this file; importing torch would take a second.
-    text = _text(Path(spec.origin).with_name("version.py"))
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return {"version": version, "cuda": cuda[1] if cuda else None}
 
@@ -304,9 +289,8 @@ def _works(facts: Mapping[str, Any]) -> list[str]:
 
 def _blocks(facts: Mapping[str, Any]) -> list[Any]:
     """Returns a table of the parts, one of the GPUs, and what works."""
-    host, torch, driver, nvml, cache = (facts[name] for name in ("host", "torch", "driver", "nvml", "cache"))
+    host, torch, driver, nvml = (facts[name] for name in ("host", "torch", "driver", "nvml"))
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
-    files = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
     parts = {
         "machine": f"{host['platform']}, Python {host['python']}",
         "CPU cores": f"{host['num_cores']} available of {host['num_cores_installed']}",
@@ -316,7 +300,7 @@ def _blocks(facts: Mapping[str, Any]) -> list[Any]:
         "driver": f"CUDA {driver['version']}" if driver else "none",
         "NVML": f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none",
         "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
-        "profile cache": files,
+        "profile cache": facts["cache"] or "none",
     }
     rows = []
     for device in facts["devices"]:
@@ -333,62 +317,3 @@ def _blocks(facts: Mapping[str, Any]) -> list[Any]:
         gpus if rows else "[bold]No NVIDIA GPU can be used here.[/bold]",
         f"\n[bold]What works on this machine[/bold]\n{works}",
     ]
-
-
-def examine_node(folder: Path, *, root: Path = Path("/")) -> Diagnosis:
-    """Examines this machine for unattended runs of the recipe in ``folder``; changes nothing.
-
-    Args:
-        folder: The recipe's folder; ``mosaic retrain check`` reports a missing or invalid recipe.
-        root: Root of the machine's files.
-    """
-    folder = folder.resolve()
-    title = f"[bold]Unattended runs in {escape(str(folder))}[/bold]"
-    diagnosis = Diagnosis({"folder": str(folder)}, blocks=[title])
-    _examine_disk(diagnosis, folder)
-    kind = ""
-    for line in _text(root / "proc/self/mountinfo").splitlines():  # later lines cover earlier ones
-        mount, _, source = line.partition(" - ")
-        if source and folder.is_relative_to(mount.split()[4].replace("\\040", " ")):
-            kind = source.split()[0]
-    if kind in _NETWORK or kind.startswith("fuse."):
-        remedy = "start runs from one machine only, or move the folder to a local disk"
-        diagnosis.find("warning", f"the folder lies on {kind}, where other machines may not see its locks", remedy)
-    if kind in ("tmpfs", "ramfs", "overlay"):
-        text = f"the folder lies on {kind}, which a restart of the machine or container empties"
-        diagnosis.find("warning", text, "move it to a disk that stays, such as a mounted volume")
-    shm = root / "dev/shm"
-    if shm.is_dir() and (size := shutil.disk_usage(shm).total) < 1 << 30:
-        remedy = "give the container more (docker: --shm-size=8g; Kubernetes: emptyDir in memory), or set workers = 0"
-        diagnosis.find("warning", f"/dev/shm has {_size(size)}, through which loader workers pass batches", remedy)
-    return diagnosis
-
-
-def _examine_disk(diagnosis: Diagnosis, folder: Path) -> None:
-    free_bytes = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    try:
-        keep = int(tomllib.loads(_text(folder / "retrain.toml"))["budget"]["keep"])
-    except (KeyError, TypeError, ValueError):  # none, or wrong, which `mosaic retrain check` reports
-        keep = 2
-    checkpoints = [
-        sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
-        for checkpoint in folder.glob("days/*/checkpoints/*")
-    ]
-    largest = max(checkpoints, default=0)
-    if not checkpoints:
-        remedy = f"leave room for {keep + 2} checkpoints (three times the model, with AdamW) and the export"
-        diagnosis.find("note", f"{_size(free_bytes)} are free; the first run shows how large a checkpoint is", remedy)
-    elif free_bytes < (needed := (keep + 2) * largest):
-        text = f"{_size(free_bytes)} are free, and {keep + 2} checkpoints of {_size(largest)} need {_size(needed)}"
-        diagnosis.find("error", text, "delete old days' checkpoints and old versions, or lower budget.keep")
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -27,8 +27,6 @@ from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
 from mosaic.user_file import import_function
 
-_ZOO = "zoo:"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCommand:
@@ -83,7 +81,7 @@ class PipelineCommand:
     """Also draw it below the fastest baseline, as .png or .svg."""
     json: Json = None
 
-    def execute(self) -> int:
+    def execute(self) -> None:
         if self.method not in METHODS:
             raise ValueError(unknown("method", self.method, METHODS))
         request, microbatches, machine, space = self._job()
@@ -102,10 +100,13 @@ class PipelineCommand:
             save(schedule, self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
-        rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
-        for name, plan in contenders.items():
-            simulated_ms, reason = (None, plan) if isinstance(plan, str) else (plan.makespan_ns / 1e6, "")
-            rows.append({"schedule": name, "simulated_ms": simulated_ms, "reason": reason})
+        simulated = {name: plan for name, plan in contenders.items() if not isinstance(plan, str)}
+        rows: list[dict[str, Any]] = [
+            {"schedule": name, "simulated_ms": plan.makespan_ns / 1e6, "reason": ""}
+            for name, plan in {"planned": planned, **simulated}.items()
+        ]
+        failed = {name: reason for name, reason in contenders.items() if isinstance(reason, str)}
+        rows += [{"schedule": name, "simulated_ms": None, "reason": reason} for name, reason in failed.items()]
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
@@ -120,13 +121,12 @@ class PipelineCommand:
             highlight=False,
         )
         if self.picture is not None:
-            runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(name, plan) for name, plan in contenders.items() if not isinstance(plan, str)]
-            if others:
-                name, best = min(others, key=lambda pair: pair[1].makespan_ns)
-                runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
+            best = sorted(simulated.items(), key=lambda pair: pair[1].makespan_ns)[:1]
+            runs = [
+                PipelineRun(title=name, graph=plan.graph, start_ns=plan.timed.start_ns)
+                for name, plan in (*best, ("planned", planned))
+            ]
             draw_pipelines(runs, self.picture)
-        return 0
 
     def _job(self) -> tuple[Request, list[Microbatch], RankHardware, RankSpace]:
         if self.microbatches < 1:
@@ -135,49 +135,40 @@ class PipelineCommand:
         count = degrees.num_devices
         cluster = find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
         machine = RankHardware(cluster=cluster, degrees=degrees)
-        is_counted = self.model.startswith(_ZOO)
-        model, microbatches = self._counted(machine) if is_counted else self._from_factory(machine)
+        mask = None if self.mask is None else mask_function(self.mask)
+        sharing = {"mask": mask, "method": self.share, "exchange": self.exchange, "items": self.encoders}
+        model, microbatches = self._model(
+            machine, {name: value for name, value in sharing.items() if value is not None}
+        )
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
         return request, microbatches, machine, space
 
-    def _counted(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
-        from mosaic.cli.counting import count_layers  # loads torch
+    def _model(self, machine: RankHardware, sharing: dict[str, Any]) -> tuple[PipelineModel, list[Microbatch]]:
+        """Counts a torch model, or calls a factory that takes a cluster and degrees."""
+        is_zoo = self.model.startswith("zoo:")
+        factory = None if is_zoo else import_function(self.model, otherwise="zoo:NAME-SIZE")
+        if factory is None or not inspect.signature(factory).parameters:
+            from mosaic.cli.counting import count_layers  # loads torch
 
-        model, microbatch = count_layers(self.model, machine, ContextSharing(**self._sharing()))
-        return model, [microbatch] * self.microbatches
-
-    def _sharing(self) -> dict[str, Any]:
-        """Returns the options of context ranks that were given."""
-        mask = None if self.mask is None else mask_function(self.mask)
-        options = {"mask": mask, "method": self.share, "exchange": self.exchange, "items": self.encoders}
-        return {name: value for name, value in options.items() if value is not None}
-
-    def _shared(self, model: PipelineModel) -> PipelineModel:
-        """Applies the options of context ranks to a factory's model."""
-        changes = self._sharing()
-        fixed = [module.name for module in model.modules if not hasattr(module, "sharing")]
-        if changes and fixed:
-            raise ValueError(
-                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask, --share, --exchange and "
-                "--encoders out, or return a torch model and a microbatch, whose layers are counted"
-            )
-        modules: list[Any] = list(model.modules) if changes else []
-        shared = [replace(module, sharing=replace(module.sharing, **changes)) for module in modules]
-        return replace(model, modules=tuple(shared)) if changes else model
-
-    def _from_factory(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
-        factory = import_function(self.model, otherwise="zoo:NAME-SIZE")
-        if not inspect.signature(factory).parameters:
-            return self._counted(machine)
+            model, microbatch = count_layers(self.model, machine, ContextSharing(**sharing))
+            return model, [microbatch] * self.microbatches
         result = factory(machine.cluster, machine.degrees)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], PipelineModel):
             raise MosaicError(
                 f"{self.model} returned {type(result).__name__}; return a mosaic.pipelining PipelineModel and a "
                 "list of microbatches"
             )
-        return self._shared(result[0]), list(result[1])
+        modules: tuple[Any, ...] = result[0].modules
+        if sharing and (fixed := [module.name for module in modules if not hasattr(module, "sharing")]):
+            raise ValueError(
+                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask, --share, --exchange and "
+                "--encoders out, or return a torch model and a microbatch, whose layers are counted"
+            )
+        if sharing:
+            modules = tuple(replace(module, sharing=replace(module.sharing, **sharing)) for module in modules)
+        return replace(result[0], modules=modules), list(result[1])
 
 
 def _baseline_of(name: str) -> Baseline:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from mosaic.hardware import Hardware
     from mosaic.solver import SearchOptions
 
-INTERRUPTED = 130
-"""Exit code."""
 DEFAULT_DEVICE = "h100-80g"
 """The described device of ``--explain-gain``."""
 
@@ -68,9 +66,6 @@ class PlanCommand:
     """Devices to plan for: 1 by default, or the instance's number. A profile must have the
     degrees of several devices."""
     dtype: DtypeName = None
-    contention: Literal["assumed", "none"] = "assumed"
-    """With --device: modules side by side contend for the device's memory by their counts (assumed, not measured), or
-    not at all."""
     backend: BackendName = None
     strict: Strict = False
     method: Method = "auto"
@@ -84,7 +79,7 @@ class PlanCommand:
     """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
     explain_gain: bool = False
     """Also explain the predicted gain: each module's bound, the step one module at a time, with the plan, and at best.
-    --model without --device is counted for h100-80g. --json has the explanation instead of the plan."""
+    Needs --model, which is counted for h100-80g without --device. --json has the explanation instead of the plan."""
     compare: bool = False
     """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
     output: Path = Path("plan.json")
@@ -121,17 +116,17 @@ class PlanCommand:
             plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
             save(plan, self.output)
         self._show(plan, basis, search)
-        if self.explain_gain:
+        if basis.hardware is not None and self.explain_gain:
             from mosaic.cli.gain import explain, gain_sentences, gain_table
 
-            gain = explain(plan, basis.graph.names, basis.cost, basis.counts, basis.hardware)
+            gain = explain(plan, basis.cost, basis.counts, basis.hardware)
             console = console_beside(self.json)
             console.print(gain_table(gain))
             console.print(*gain_sentences(gain), sep="\n", highlight=False, markup=False)
             write_json(gain, self.json)
         else:
             write_json(plan, self.json)
-        return INTERRUPTED if limits.is_stopped else 0
+        return 130 if limits.is_stopped else 0
 
     def _show(self, plan: Plan, basis: Basis, search: SearchOptions) -> None:
         console = console_beside(self.json)
@@ -194,23 +189,23 @@ def find_basis(command: PlanCommand) -> Basis:
     """Reads a profile or an instance, profiles a model, or counts operators for a described device.
 
     Raises:
-        ValueError: Neither a file nor a model was given, or both; ``--device`` or ``--dtype`` without a model;
-            ``gpus`` is below 1, or is not what the instance says.
+        ValueError: Options contradict each other or the file.
     """
     if (command.file is None) == (command.model is None):
         raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
     if command.gpus is not None and command.gpus < 1:
         raise ValueError(f"gpus={command.gpus}; a plan needs at least one device")
-    device = command.device or (DEFAULT_DEVICE if command.explain_gain and command.model is not None else None)
+    device = command.device or (DEFAULT_DEVICE if command.explain_gain else None)
     if command.model is not None and device is not None:
         return _counted(command.model, device, command)
-    if command.dtype is not None and command.device is None:
-        raise ValueError(f"--dtype {command.dtype} says how operators are counted: give --model and --device, too")
-    if command.device is not None:
+    if device is not None:
+        option = f"--device {device}" if command.device else "--explain-gain"
         raise ValueError(
-            f"--device {command.device} describes a device for a model whose operators are counted, and "
-            f"{command.file} has its device in it: give --model instead of the file, or leave --device out"
+            f"{option} counts a model's operators, and {command.file} has only times: give --model instead of the "
+            f"file, or leave {option} out"
         )
+    if command.dtype is not None:
+        raise ValueError(f"--dtype {command.dtype} says how operators are counted: give --model and --device, too")
     if command.file is not None and _is_instance(command.file):
         return _of_instance(command.file, command.gpus)
     if command.file is not None:
@@ -220,10 +215,9 @@ def find_basis(command: PlanCommand) -> Basis:
 
         assert command.model is not None
         measured = measure(ProfileCommand(model=command.model, backend=command.backend, strict=command.strict))[0]
-    cost = CostModel.from_profile(measured)
     return Basis(
         graph=measured.graph,
-        cost=cost,
+        cost=CostModel.from_profile(measured),
         device=measured.device,
         num_devices=command.gpus or 1,
         foreign_cpu_share=measured.environment.foreign_cpu_share,
@@ -240,8 +234,7 @@ def proof_of(plan: Plan) -> str:
     else:
         text = f"found by {record.method} in {record.seconds:.3f} s, without a proof"
     if record.simulated_ms > 0:
-        text += f"; chosen among several for a simulated step of {record.simulated_ms:.2f} ms, in which modules share "
-        text += "the network"
+        text += f"; simulated step over a shared network: {record.simulated_ms:.2f} ms, the best of several plans"
     return text
 
 
@@ -260,12 +253,8 @@ def _of_instance(path: Path, gpus: int | None) -> Basis:
     instance = load(Instance, path)
     if gpus not in (None, instance.num_devices):
         raise ValueError(f"gpus={gpus}; {path} is about {instance.num_devices} devices: leave --gpus out")
-    return Basis(
-        graph=instance.graph,
-        cost=TableCost(instance),
-        device=instance.device,
-        num_devices=instance.num_devices,
-    )
+    graph, device, count = instance.graph, instance.device, instance.num_devices
+    return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
 
 
 def _counted(model: str, device: str, command: PlanCommand) -> Basis:
@@ -273,18 +262,16 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
     from mosaic.cost.degrees import degrees_to_measure
-    from mosaic.cost.interference import NoInterference
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, command.gpus)
     described, gpus = cluster.hardware, cluster.num_devices
     counted = count_workload(model, degrees_to_measure(gpus), kind=described.kind, dtype=command.dtype)
-    is_free = command.contention == "none"
-    cost = AnalyticCost(counted.counts, cluster, interference=NoInterference() if is_free else None)
+    cost = AnalyticCost(counted.counts, cluster)
     notes = [
         f"predicted from counted operators for {described.name} ({described.source}); nothing was measured",
         f"counted in {counted.dtype}: {counted.description}",
-        "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
+        ASSUMED_CONTENTION,
     ]
     times: Cost = cost
     if gpus > 1:  # communication of several GPUs, instead of a sum of gradients without overlap
@@ -308,14 +295,8 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
 
 @contextmanager
 def first_interrupt() -> Iterator[threading.Event]:
-    """Yields an event that the first interrupt in the block sets; a second raises KeyboardInterrupt.
-
-    Only the main thread receives signals, so in other threads the event is never set.
-    """
+    """Yields an event that the first interrupt in the block sets; a second raises KeyboardInterrupt."""
     interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
     before = signal.getsignal(signal.SIGINT)
 
     def stop(*_: object) -> None:

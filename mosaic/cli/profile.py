@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosaic.artifact import save
-from mosaic.cli.options import (
-    BackendName,
-    Json,
-    Model,
-    Strict,
-    console_beside,
-    open_named_backend,
-    write_json,
-)
+from mosaic.cli.options import BackendName, Json, Model, Strict, console_beside, open_named_backend, write_json
 from mosaic.device import Device
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import Cluster, find_cluster, hardware_of
@@ -56,30 +46,24 @@ class ProfileCommand:
     json: Json = None
 
     def execute(self) -> None:
-        links = measure_links(self.backend, self.cluster)
+        links = _measure_links(self.backend, self.cluster)
         if links is not None and links.rank > 0:
             return  # all ranks measure their links, the first one the modules
         profile, notes = measure(self, links)
         save(profile, self.output)
         console = console_beside(self.json)
         console.print(graph_table(profile.graph))
-        ran = tuple(sample for sample in profile.samples if sample.infeasible is None)
-        console.print(profile_table(dataclasses.replace(profile, samples=ran)))  # the rest is in the notes
-        for note in notes:
-            console.print(note, highlight=False, markup=False)
-        console.print(f"wrote {self.output}")
+        console.print(profile_table(profile))
+        console.print(*notes, f"wrote {self.output}", sep="\n", highlight=False, markup=False)
         write_json(profile, self.json)
 
 
-def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Profile, tuple[str, ...]]:
-    """Loads a model, finds its modules and measures them.
+def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Profile, list[str]]:
+    """Loads a model, finds its modules and measures them; returns the profile, and sentences about it.
 
     Args:
         command: Options of the command.
         links: Measured links between devices; None for those of ``command.cluster``.
-
-    Returns:
-        The profile, and sentences about it.
     """
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
@@ -88,20 +72,12 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
     workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)
     on_gpu = first is not None and first.device.type == "cuda"
-    name = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
-    backend = open_named_backend(command.backend or name)
+    backend = open_named_backend(command.backend or (str(first.device) if first is not None and on_gpu else "host"))
     quotas = parse_quotas(command.quotas)
     degrees = _numbers(command.degrees, f"--degrees {command.degrees} is not a list of numbers such as 1,2,4")
     network: Network | None = None
-    notes: tuple[str, ...] = ()
-    if links is not None:
-        ring = links.ring
-        rate = f"{ring.latency_us:.1f} us a step and {ring.gb_per_s:.2f} GB/s"
-        notes = (
-            f"all-reduces over {links.world_size} ranks were measured: {rate}; degrees above 1 are composed with that",
-        )
     if max(degrees) > 1:
-        network = links.ring if links is not None else _links(command.cluster, max(degrees), backend.device)
+        network = links.ring if links is not None else _described_links(command.cluster, max(degrees), backend.device)
     with ExitStack() as stack:
         progress, counters = stack.enter_context(Progress()), open_counters(backend)
         if counters is not None:
@@ -124,8 +100,13 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
             settings=ProfileSettings(strict=command.strict),
             progress=progress.follow("profiling"),
         )
-        missing = counters.missing if counters is not None else ""
-    return profile, (*notes, *_notes(profile, missing))
+        notes = _notes(profile)
+        if links is not None:
+            rate = f"{links.ring.latency_us:.1f} us a step and {links.ring.gb_per_s:.2f} GB/s"
+            notes.append(f"all-reduces over {links.world_size} ranks were measured: {rate}; degrees above 1 use that")
+        if counters is not None and counters.missing:
+            notes.append(f"occupancy and bandwidth are unknown: {counters.missing}")
+    return profile, notes
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
@@ -142,7 +123,7 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
         raise ValueError(otherwise) from None
 
 
-def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
+def _measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     """Measures the links between torchrun's ranks; None without torchrun, or if ``cluster`` names links."""
     if cluster is not None:
         return None
@@ -152,7 +133,7 @@ def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
 
 
-def _links(cluster: str | None, gpus: int, device: Device) -> Cluster:
+def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:
     """Returns the links for sums of gradients, from a description or the device's usual ones."""
     if cluster is not None:
         return find_cluster(cluster, None if cluster.endswith(".json") else gpus)
@@ -162,19 +143,15 @@ def _links(cluster: str | None, gpus: int, device: Device) -> Cluster:
     return find_cluster(hardware.name, gpus)
 
 
-def _notes(profile: Profile, missing: str) -> Iterator[str]:
+def _notes(profile: Profile) -> list[str]:
     composed = sum(sample.source == "composed" for sample in profile.samples)
     failed = [sample for sample in profile.samples if sample.infeasible is not None]
-    yield (
-        f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible), "
-        f"{len(profile.pairs)} beside one other module"
-    )
+    counts = f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible)"
+    notes = [f"{counts}, {len(profile.pairs)} beside one other module"]
     reasons: dict[tuple[str, int, str], set[int]] = {}
     for sample in failed:
         reasons.setdefault((sample.module, sample.degree, sample.infeasible or ""), set()).add(sample.quota)
     for (module, degree, reason), quotas in reasons.items():
-        slots = ", ".join(map(str, sorted(quotas)))
         where = f" of each of {degree} devices" if degree > 1 else ""
-        yield f"{module} cannot run at {slots} slots{where}: {reason}"
-    if missing:
-        yield f"occupancy and bandwidth are unknown: {missing}"
+        notes.append(f"{module} cannot run at {', '.join(map(str, sorted(quotas)))} slots{where}: {reason}")
+    return notes

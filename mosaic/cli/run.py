@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mosaic.artifact import load
@@ -38,8 +38,6 @@ class Run:
     plan: Path | None = None
     """A plan of `mosaic plan`, which runs unchanged. By default a plan is solved now."""
     method: Method = "auto"
-    compare: bool = False
-    """Measure the plans of all methods one after the other."""
     steps: int = 20
     """Steps of each."""
     output: Path | None = None
@@ -51,7 +49,6 @@ class Run:
         from mosaic.profiler import ProfileSettings
         from mosaic.ranks.world.world import World
         from mosaic.report.progress import Progress
-        from mosaic.solver.methods import compared_methods
 
         if World.is_there():
             raise ValueError(
@@ -60,32 +57,24 @@ class Run:
             )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
-        if self.compare and (self.plan is not None or self.method != "auto"):
-            raise ValueError("--compare measures the plans of all methods; leave --plan and --method out")
-        methods = compared_methods() if self.compare else (self.method,)
-        fixed = load(Plan, self.plan) if self.plan is not None else None
-        settings = ProfileSettings(strict=self.strict)
-        console = console_beside(self.json)
-        rows = {}
-        for method in methods:
-            with Progress() as progress:
-                rows[method] = row = run_in_turn(self, method, fixed, settings, progress)
-            if self.compare:
-                console.print(f"planned by {method}:", highlight=False)
-            console.print(row["description"], highlight=False)
-            for name in ("active", "step_ms_plain", "plain_waiting", "step_ms_colocated", "speedup", "overlap"):
-                value = row[name]
-                text = f"{value:.3f}" if isinstance(value, float) else str(value)
-                if name == "speedup":
-                    text = "none: the model runs as it was" if value is None else text
-                    text += f" ({row['note']})" if row["note"] else ""
-                console.print(f"{name} {text}", highlight=False)
-        write_json(json.dumps(rows if self.compare else rows[methods[0]], indent=2) + "\n", self.json)
+        plan = load(Plan, self.plan) if self.plan is not None else None
+        with Progress() as progress:
+            row = run_in_turn(self, plan, ProfileSettings(strict=self.strict), progress)
+        note = f" ({row['note']})" if row["note"] else ""
+        speedup = "none: the model runs as it was" if row["speedup"] is None else f"{row['speedup']:.3f}{note}"
+        lines = (
+            row["description"],
+            f"active {row['active']}",
+            f"step_ms_plain {row['step_ms_plain']:.3f} (threads wait {row['plain_waiting']})",
+            f"step_ms_colocated {row['step_ms_colocated']:.3f}",
+            f"speedup {speedup}",
+            f"overlap {row['overlap']:.3f}",
+        )
+        console_beside(self.json).print(*lines, sep="\n", markup=False, highlight=False)
+        write_json(json.dumps(row, indent=2) + "\n", self.json)
 
 
-def run_in_turn(
-    command: Run, method: str, plan: Plan | None, settings: ProfileSettings, progress: Progress
-) -> dict[str, Any]:
+def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, progress: Progress) -> dict[str, Any]:
     """Takes training steps of both loops, in rounds, and returns the measurements as plain data.
 
     Without a plan Mosaic first solves for one and tries it, as in a user's loop; those steps are not timed. The plain
@@ -102,12 +91,9 @@ def run_in_turn(
     from mosaic.take_turns import take_turns
 
     workload = load_workload(command.model)
-    handle = mosaic.colocate(
-        workload.model,
-        sample=workload.sample,
-        plan=plan,
-        options=mosaic.Options(method=method, profiling=settings, progress=progress.follow("profiling the modules")),
-    )
+    follow = progress.follow("profiling the modules")
+    options = mosaic.Options(method=command.method, profiling=settings, progress=follow)
+    handle = mosaic.colocate(workload.model, sample=workload.sample, plan=plan, options=options)
     loop = Loop(workload)
     _decide(handle, loop, progress)
     retries = Retries(settings, handle.plan.device)
@@ -126,8 +112,8 @@ def run_in_turn(
             for name, visits in turns.items():
                 times_ms[name] += chain(*visits)
             progress.advance()
-    waiting = min(runs, key=lambda name: statistics.median(times_ms[name]))
-    plain_ms, colocated_ms = statistics.median(times_ms[waiting]), statistics.median(times_ms["colocated"])
+    waiting = min(runs, key=lambda name: median(times_ms[name]))
+    plain_ms, colocated_ms = median(times_ms[waiting]), median(times_ms["colocated"])
     if command.output is not None:
         from mosaic.report.timeline import draw_timelines
         from mosaic.report.trace import write_trace

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.engine.finding.find import runner_of
 from mosaic.errors import MosaicError
 from mosaic.user_file import import_function
 
 ZOO = "zoo:"
-"""Prefix of the zoo's models."""
-TINY_BATCH = 4
-BATCH = 16
-"""Default batch of the zoo's larger sizes: the paper's for a single node (section 5.1)."""
+TINY_BATCH, BATCH = 4, 16
+"""Default batches of the zoo's models: of the larger sizes the paper's for a single node (section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +34,13 @@ class Workload:
     batch: int | None = None
     """Samples of the batch; None if only its tensors define it."""
 
-    def call(self) -> Any:
-        """Runs the model on the sample."""
-        if isinstance(self.sample, dict):
-            return self.model(**self.sample)
-        if isinstance(self.sample, torch.Tensor):
-            return self.model(self.sample)
-        return self.model(*self.sample)
-
 
 class Loop:
     """A plain training loop over one batch; the optimizer is AdamW with a small learning rate."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        self._call = runner_of(workload.model, workload.sample)
         parameters = [p for p in workload.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(parameters, 1e-5) if parameters else None
 
@@ -57,7 +49,7 @@ class Loop:
         times = []
         for _ in range(count):
             start = time.perf_counter()
-            loss = self._workload.loss(self._workload.call())
+            loss = self._workload.loss(self._call())
             if self._optimizer is not None:
                 loss.backward()
                 self._optimizer.step()
@@ -78,15 +70,14 @@ def load_workload(
     """Imports FILE, calls FACTORY and checks its result; or builds a model of the zoo.
 
     Args:
-        where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``; for a
-            model of several tasks also ``zoo:NAME-SIZE:BATCH:TASK,TASK``, with as many samples of each.
+        where: ``FILE:FACTORY``, or ``zoo:NAME-SIZE[:BATCH[:TASK,TASK]]``, such as ``zoo:qwen3-vl-paper:8``; a model of
+            several tasks gets as many samples of each.
         device: Device of a zoo model, the CPU by default; a factory's model stays on its device.
         sample_device: Device of its batch; ``device`` by default.
 
     Raises:
         ValueError: The text is neither, or the zoo has no such model.
-        MosaicError: The file or the function is missing, the function fails, or it does not return (model, sample) or
-            (model, sample, loss).
+        MosaicError: The factory is missing, fails, or returns something else.
     """
     if where.startswith(ZOO):
         device = device or torch.device("cpu")
@@ -118,11 +109,9 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")
     count = TINY_BATCH if size == "tiny" else BATCH
     if batch:
-        if not batch.isdecimal() or int(batch) < 1:
-            raise ValueError(
-                f"{where!r} asks for a batch of {batch!r}; give a number of 1 or more, as in zoo:clip-tiny:8"
-            )
-        count = int(batch)
+        count = int(batch) if batch.isdecimal() else 0
+        if count < 1:
+            raise ValueError(f"{where!r} asks for a batch of {batch!r}; use 1 or more, as in zoo:clip-tiny:8")
     try:
         model = models.build(name, size, device=device)
         selected_tasks = tasks.split(",") if tasks else None

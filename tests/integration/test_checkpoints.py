@@ -242,7 +242,7 @@ def test_the_command_lists_verifies_and_exports(tmp_path: Path, capsys: pytest.C
     newest = saved(model, tmp_path / "run", 2)
     assert mosaic(["checkpoints", run, "--json", str(tmp_path / "found.json")]) == 0
     assert [row["step"] for row in json.loads((tmp_path / "found.json").read_text())] == [2, 1]
-    assert "1 rank, 4 tensors" in capsys.readouterr().out
+    assert "ranks: 1, tensors: 4" in capsys.readouterr().out
     out = tmp_path / "weights.safetensors"
     assert mosaic(["checkpoints", run, "--export", str(out)]) == 0
     Tied().load_state_dict(load_file(out))

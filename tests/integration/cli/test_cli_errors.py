@@ -52,8 +52,7 @@ WRONG = [
     (2, "plan --pipeline 4 --model {VLM} --tensor 4 --share luck", "method='luck'; use one of lpt"),
     (3, "plan --pipeline 4 --model {VLM} --tensor 4 --seconds 0.2 --memory-gb 2", "what would help"),
     # run and bench
-    (2, "run --model zoo:clip-tiny --compare --plan p.json", "leave --plan and --method out"),
-    (2, "run --model zoo:clip-tiny --compare --method gahc", "leave --plan and --method out"),
+    (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),
     (4, "bench pool", "needed: an NVIDIA driver"),
     (1, "bench overlap --backend host --size tiny --model {FILE}:make_chain", "independent of each other"),
     (2, "bench pool --backend host --model zoo:clip-tiny", "--model goes with scaling and overlap"),

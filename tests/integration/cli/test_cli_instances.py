@@ -42,13 +42,14 @@ def planned(file: Path, *more: str) -> Plan:
 
 
 def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
-    plan = planned(file, "--method", "exact", "--time-limit", "30", "--explain-gain")
+    plan = planned(file, "--method", "exact", "--time-limit", "30")
     assert plan.search.status == "optimal"
     assert plan.search.bound_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
     assert len(plan.placements) == 6
     printed = " ".join(capsys.readouterr().out.split())
     assert "proven" in printed
-    assert "only times are known, no counts" in printed
+    assert run(["plan", str(file), "--explain-gain"]) == 2
+    assert "has only times: give --model" in " ".join(capsys.readouterr().err.split())
     assert run(["plan", str(file), "--check", "plan.json"]) == 0
     assert "keeps every rule" in capsys.readouterr().out
     changed(Path("plan.json"), lambda raw: raw["stages"].pop())

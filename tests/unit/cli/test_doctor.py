@@ -1,4 +1,4 @@
-"""``mosaic doctor`` on machines with and without a GPU, and on a node for retraining."""
+"""``mosaic doctor`` on machines with and without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from fake_driver.harness import FakeDriver
 from rich.console import Console
 
-from mosaic.cli.doctor import Diagnosis, examine_machine, examine_node
+from mosaic.cli.doctor import Diagnosis, examine_machine
 
 COLLECT = """
 import dataclasses, io
@@ -103,19 +103,3 @@ def test_settings_that_defeat_partitions_or_lanes_are_named_as_they_are():
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=[50]" in page
     assert "CUDA_DEVICE_MAX_CONNECTIONS=4" in page
     assert "OMP_WAIT_POLICY is ACTIVE" in page
-
-
-def test_a_node_is_examined_from_its_files(tmp_path: Path):
-    folder, root = (tmp_path / "my shop").resolve(), tmp_path / "machine"
-    checkpoint = folder / "days/2026-11-22/checkpoints/step-1"
-    checkpoint.mkdir(parents=True)
-    with (checkpoint / "weights").open("wb") as file:
-        file.truncate(1 << 43)  # sparse: no disk has room for six of them
-    (folder / "retrain.toml").write_text("[budget]\nkeep = 4\n")
-    (root / "proc/self").mkdir(parents=True)
-    mount = str(folder).replace(" ", "\\040")
-    lines = f"1 0 0:1 / / rw - ext4 /dev/sda rw\n2 1 0:2 / {mount} rw shared:1 - nfs4 host:/x rw\n"
-    (root / "proc/self/mountinfo").write_text(lines)
-    page = printed(examine_node(folder, root=root))
-    assert "and 6 checkpoints of" in page
-    assert "the folder lies on nfs4" in page

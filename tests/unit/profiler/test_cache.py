@@ -16,7 +16,6 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cache_folder import folder_use
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import (
@@ -129,7 +128,7 @@ def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(user
     first, said = described()
     assert not first.reused
     assert "4 samples measured" in said
-    assert folder_use(users_folder)[0] > 0
+    assert any(users_folder.glob("*.json"))
     again, said = described()
     assert again.samples == first.samples
     assert again.reused == again.samples

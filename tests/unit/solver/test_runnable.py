@@ -59,7 +59,7 @@ def test_a_plan_that_is_predicted_best_gives_way_to_one_whose_modules_do_not_wai
     assert chosen.search.status == "feasible"
     assert chosen.search.bound_ms == pytest.approx(exact.predicted_ms)
     assert "no plan is predicted faster than" in proof_of(chosen)
-    assert "chosen among several for a simulated step of" in proof_of(chosen)
+    assert "simulated step over a shared network" in proof_of(chosen)
 
 
 MODULE = st.tuples(st.sampled_from([4.0, 8.0, 12.0, 20.0]), st.sampled_from([0.0, 1.0, 4.0]))
