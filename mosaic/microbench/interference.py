@@ -10,10 +10,8 @@ from functools import cache
 from itertools import combinations_with_replacement, product
 from typing import Any
 
-import numpy as np
-
 from mosaic.microbench.kernels import Kernel, kernel_set
-from mosaic.microbench.pictures import new_axes
+from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
@@ -72,44 +70,21 @@ def _summary(result: Result) -> Sequence[str]:
         worst = max(measured, key=lambda row: row.number("slowdown") or 0)
         kernel, beside, quotas = worst.labels.values()
         lines.append(f"at most {worst.number('slowdown'):.2f} times as long: {kernel} beside {beside}, {quotas} slots")
-    totals = []
-    for first, second in zip(points[::2], points[1::2], strict=True):  # both kernels of a pair are adjacent
-        rates = first.number("together_gb_per_s"), second.number("together_gb_per_s")
-        if first.labels["kernel"] == second.labels["kernel"] and rates[0] and rates[1]:
-            totals.append((rates[0] + rates[1], f"{first.labels['kernel']} on {first.labels['quotas']}"))
-    if totals:
-        lines.append("most moved by two kernels together: {:.0f} GB/s, {} slots".format(*max(totals)))
-    if missed := len(points) - sum(row.values["together_ms"] is not None for row in points):
+    if missed := len(points) - len(measured):
         lines.append(f"{missed} rows have no time together: no call lay inside the other's run")
     return lines
 
 
-def _picture(result: Result, subtitle: str) -> Any:
-    """Draws the slow-down by kernel, share and neighbour, 1 white; a cell without a number stays empty."""
-
-    def place(row: Row) -> tuple[str, int]:
-        return str(row.labels["kernel"]), int(str(row.labels["quotas"]).split("+")[0])
-
-    points = sorted(result.of("points"), key=place)
-    rows, columns = ([*dict.fromkeys(keys)] for keys in (map(place, points), (str(p.labels["beside"]) for p in points)))
-    cells = np.full((max(1, len(rows)), max(1, len(columns))), np.nan)
-    for point in points:
-        if (slowdown := point.number("slowdown")) is not None:
-            cells[rows.index(place(point)), columns.index(str(point.labels["beside"]))] = slowdown
-    title = "Slow-down beside a neighbour that has the other slots, measured"
-    y_axis = "each row: a kernel and its share of the slots; 1 is undisturbed"
-    axes = new_axes(0.3 * len(cells) + 0.4, title, subtitle, y_axis=y_axis, is_empty=not points)
-    most = max(0.05, float(np.nanmax(abs(cells - 1), initial=0.0)))
-    axes.imshow(cells, cmap="RdBu_r", vmin=1 - 1.4 * most, vmax=1 + 1.4 * most, aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, fontsize=9)
-    axes.set_yticks(range(len(rows)), [f"{kernel}, {quota} of {result.device.num_slots}" for kernel, quota in rows])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines["bottom"].set_visible(False)
-    for (row, column), value in np.ndenumerate(cells):
-        if not np.isnan(value):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9)
-    return axes.figure
+def _picture(result: Result, title: str, subtitle: str) -> Any:
+    """Draws the slow-down at the even split."""
+    bars = []
+    for row in result.of("points"):
+        first, second = (int(quota) for quota in str(row.labels["quotas"]).split("+"))
+        if abs(first - second) <= 1:
+            name = f"{row.labels['kernel']} beside {row.labels['beside']}, {row.labels['quotas']} slots"
+            text = f"{row.text('slowdown')}×"
+            bars.append((name, str(row.labels["kernel"]), row.number("slowdown") or 0.0, text))
+    return bars_figure(title, subtitle, "slow-down at the even split; 1 is undisturbed", bars)
 
 
 INTERFERENCE = Question(

@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mosaic.backends.base import Backend, Lane
 from mosaic.errors import MosaicError
-from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type, kernel_set
+from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type
 from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Question, Result, Row, Setup, absent
-from mosaic.microbench.settings import Spread, measure_beside, time_alone
+from mosaic.microbench.settings import Spread, measure_beside
 from mosaic.microbench.variants import UNAVAILABLE, open_variant, parts_of
 from mosaic.report.plan_view import slots_text
 
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 """Variants that time a short kernel beside a long one."""
 
-_SM_SETTINGS: dict[str, Any] = {
-    "default": {},
-    "fine": {"fine_slots": True},
-    "split by sizes": {"sm_placement": "split"},
-}
-"""Ways to make slots or partitions on one device, as arguments of ``Backend.with_sms``."""
-
 
 def measure_isolation(setup: Setup) -> Iterator[Row]:
     """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
     backend = setup.backend
     yield from _delays(setup)
-    for name, settings in _SM_SETTINGS.items() if backend.name == "cuda" else [("default", {})]:
+    for name, is_fine in (("default", False), ("fine", True)):
         if setup.budget.allows(f"SM ids, {name}"):
             try:
-                variant_setup = dataclasses.replace(setup, backend=backend.with_sms(**settings))
-                yield from _partitions(variant_setup, name)
-                yield from _half_device(variant_setup, name)
+                yield from _partitions(replace(setup, backend=backend.with_sms(fine_slots=is_fine)), name)
             except UNAVAILABLE as error:
                 yield absent(name, error)
-    if backend.name != "cuda":
-        yield absent("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
-
-
-def _layouts(num_slots: int) -> tuple[tuple[int, ...], ...]:
-    """Returns quotas of layouts to observe: halves, uneven halves, quarters, single slots, the whole."""
-    half, quarter = num_slots // 2, num_slots // 4
-    layouts: list[tuple[int, ...]] = [(half, num_slots - half), (quarter, num_slots - quarter), (quarter,) * 4]
-    layouts += [(1,) * min(num_slots, 16), (num_slots,)]
-    return tuple(dict.fromkeys(quotas for quotas in layouts if min(quotas) > 0))
 
 
 def _partitions(setup: Setup, name: str) -> Iterator[Row]:
     """Yields a row for each partition of each layout: its units, those of a backward, and those it shares."""
-    backend = setup.backend
-    for quotas in _layouts(backend.device.num_slots):
+    backend, count = setup.backend, setup.backend.device.num_slots
+    halves, quarters = (count // 2, count - count // 2), (count // 4,) * 4
+    for quotas in dict.fromkeys([halves, quarters, (1,) * min(count, 16), (count,)]):
+        if min(quotas) == 0:
+            continue
         layout = "+".join(map(str, quotas))
         if not setup.budget.allows(f"SM ids of {layout} slots, {name}"):
             continue
@@ -105,24 +89,6 @@ def _units_of_backward(backend: Backend, lane: Lane) -> set[int]:
     return units
 
 
-def _half_device(setup: Setup, name: str) -> Iterator[Row]:
-    """Times kernels on half of the device, by the option that created slots or partitions."""
-    backend = setup.backend
-    half = tuple(range(max(1, backend.device.num_slots // 2)))
-    with backend.open_lanes([half]) as lanes:
-        for kernel in kernel_set(setup.settings.scale, backend.torch_device, ("gemm", "attention")):
-            if setup.budget.allows(f"{kernel.name} on half of the device, {name}"):
-                lane, call = lanes.lane(half), kernel.prepare(backend.torch_device)
-                yield Row(
-                    of="placements",
-                    labels={"slots_are": name, "kernel": kernel.name},
-                    values={
-                        "time_ms": Spread.of(time_alone(lane, call, setup.settings).all_ms),
-                        "num_sms": lane.num_sms,
-                    },
-                )
-
-
 def _delays(setup: Setup) -> Iterator[Row]:
     count = setup.backend.device.num_slots
     if count < 2:
@@ -149,7 +115,7 @@ def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kerne
     variant = open_variant(kind, setup.backend, split)
     with variant.lanes as lanes:
         works = list(zip(variant.both, (short.prepare(device), kernel.prepare(device)), strict=True))
-        single = dataclasses.replace(setup.settings, piece_ms=1e-4)
+        single = replace(setup.settings, piece_ms=1e-4)
         shorts, longs = measure_beside(lanes, works, single, device)
     alone, beside = Spread.of(shorts.alone_ms), Spread.of(shorts.beside_ms) if shorts.beside_ms else None
     return Row(
@@ -176,15 +142,10 @@ def _summary(result: Result) -> Sequence[str]:
         disjoint = "NOT DISJOINT" if any(row.values["num_shared"] for row in rows) else "disjoint"
         inside = "NOT INSIDE" if any(row.values["num_backward_outside"] for row in rows) else "inside"
         lines.append(f"{layout} slots ({slots_are}) ran on {units}: {disjoint}, backward {inside}")
-    for row in result.of("placements"):
-        sms = row.values["num_sms"]
-        where = f"{row.labels['kernel']} on half of the device, {row.labels['slots_are']} slots"
-        lines.append(f"{where}: {row.text('time_ms')} ms" + (f" on {sms} SMs" if sms is not None else ""))
-    lines += dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("delays") if row.note)
-    return lines
+    return [*lines, *dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("delays") if row.note)]
 
 
-def _picture(result: Result, subtitle: str) -> Any:
+def _picture(result: Result, title: str, subtitle: str) -> Any:
     bars: list[tuple[str, str, Spread | float, str]] = []
     for row in result.of("delays"):
         beside = f"beside {row.labels['long_kernel']}"
@@ -192,7 +153,6 @@ def _picture(result: Result, subtitle: str) -> Any:
             number = row.number(key)
             text = "never met" if number is None else f"{number * 1e3:.1f} us"
             bars.append((f"{row.labels['variant']}, {label}", label, row.values[key] or 0.0, text))
-    title = "A short kernel alone and beside a long one, measured"
     return bars_figure(title, subtitle, "milliseconds a call", bars)
 
 
@@ -200,7 +160,7 @@ ISOLATION = Question(
     name="isolation",
     asks="which SMs does a partition use, and does a long kernel delay a short one next to it?",
     measure=measure_isolation,
-    title="Delay of a short kernel by a long one, measured",
+    title="A short kernel alone and beside a long one, measured",
     of="delays",
     columns={"variant": ("short on", None), "long_kernel": ("beside", None), "long_ms": ("which takes\nms", 1),
              "alone_ms": ("alone, ms", 3), "beside_ms": ("beside it, ms", 3), "worst_ms": ("worst\nms", 3),

@@ -60,7 +60,6 @@ def kernel_set(scale: Scale, device: torch.device, names: Sequence[str] = ()) ->
         _attention(*{"tiny": (1, 2, 16), "host": (2, 4, 256), "gpu": (8, 16, 2048)}[scale], dtype),
         _convolution(*{"tiny": (1, 4, 8), "host": (4, 32, 32), "gpu": (32, 256, 56)}[scale], dtype),
         elementwise({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale], dtype),
-        _reduction({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale]),
         _launches({"tiny": 4, "host": 64, "gpu": 64}[scale]),
     )
     return tuple(kernel for kernel in kernels if not names or kernel.name in names)
@@ -107,10 +106,6 @@ def elementwise(count: int, dtype: torch.dtype) -> Kernel:
         return lambda: torch.mul(source, 1.5, out=out)
 
     return Kernel("elementwise", make, flops=float(count), moved_bytes=2.0 * count * dtype.itemsize)
-
-
-def _reduction(count: int) -> Kernel:
-    return Kernel("reduction", lambda device: torch.randn(count, device=device).sum, float(count), 4.0 * count)
 
 
 def _launches(count: int) -> Kernel:

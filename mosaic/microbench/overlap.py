@@ -152,13 +152,12 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result, subtitle: str) -> Any:
+def _picture(result: Result, title: str, subtitle: str) -> Any:
     bars = []
     for row in result.of("times"):
         step = f"{row.labels['passes']}, {row.labels['launching']}"
         text = f"{row.number('step_ms'):.2f} ms  ({row.text('speedup')}×)"
         bars.append((f"{row.labels['variant']}, {step}", step, row.values["step_ms"] or 0.0, text))
-    title = "Two modules side by side: a step of both, measured"
     return bars_figure(title, subtitle, "milliseconds a step; (×) against one after the other", bars)
 
 
@@ -166,11 +165,10 @@ OVERLAP = Question(
     name="overlap",
     asks="which part of a gain comes from quotas, and which from concurrency alone?",
     measure=measure_overlap,
-    title="Two modules side by side, measured",
+    title="A step of two modules side by side, measured",
     of="times",
     columns={"passes": ("passes", None), "launching": ("launched", None), "variant": ("variant", None),
              "step_ms": ("time, ms", 3), "speedup": ("against one\nafter the other", 2)},
-    merged=True,
     summary=_summary,
     picture=_picture,
     takes_subjects=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -14,20 +15,16 @@ from typing import Any
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.pool import Slots
-from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.pictures import bars_figure
 from mosaic.microbench.result import Question, Result, Row, Setup, absent
 from mosaic.microbench.settings import Spread
-from mosaic.microbench.variants import torch_contexts
+from mosaic.microbench.variants import UNAVAILABLE
 
 PAPER_CREATE_MS, PAPER_LEND_MS = 37.0, 0.013
 """On-demand creation, and from the pool: paper Fig. 11(a)."""
 GOAL_LEND_NS = 1000.0
 """Goal of a lend."""
-Make = Callable[[Slots], Callable[[], object]]
-"""Creates the resources of a partition; returns a function that destroys them."""
 _BATCHES = 10
-_MIB = 2.0**20
 
 
 def measure_pool(setup: Setup) -> Iterator[Row]:
@@ -36,84 +33,67 @@ def measure_pool(setup: Setup) -> Iterator[Row]:
     The host's clock times them: the driver's calls are synchronous.
     """
     backend, budget = setup.backend, setup.budget
-    _free_bytes(backend)  # torch makes the primary context, before a pool retains it
+    _free_mib(backend)  # torch makes the primary context, before a pool retains it
     if budget.allows("lending"):
         yield _lend(backend, setup.settings.lends)
-    for way, find in _ways(backend).items():
-        try:
-            make = find()
-        except BackendUnavailableError as error:
-            yield absent(way, error)
-            continue
-        for quota in setup.settings.quotas(backend.device.num_slots):
-            if budget.allows(f"{way} at {quota} slots"):
-                try:
-                    yield _create(setup, way, make, quota)
-                except (CudaError, BackendUnavailableError, RuntimeError) as error:
-                    yield absent(f"{way} at {quota} slots", error)
+    for quota in setup.settings.quotas(backend.device.num_slots):
+        if budget.allows(f"resources of {quota} slots"):
+            try:
+                yield _create(setup, quota)
+            except UNAVAILABLE as error:
+                yield absent(f"resources of {quota} slots", error)
     if backend.api is not None and budget.allows("many contexts"):
         yield _grow(backend, setup.settings.max_contexts)
 
 
-def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
-    """Returns the ways to create a partition's resources; each checks its availability when called."""
-    if backend.api is None:
-        return {"lanes": lambda: lambda slots: backend.open_lanes([slots]).close}
-    ordinal = backend.torch_device.index or 0
-    return {
-        "context and stream": lambda: lambda slots: driver.CudaDriver(ordinal).open_pool([[slots]]).close,
-        "torch.cuda.green_contexts": lambda: _torch_contexts(backend.device.sms_per_slot, ordinal),
-    }
+def _driver(backend: Backend) -> driver.CudaDriver:
+    return driver.CudaDriver(backend.torch_device.index or 0)
 
 
-def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
-    kind = torch_contexts().GreenContext
-    create = getattr(kind, "create", kind)
-
-    def make(slots: Slots) -> Callable[[], object]:
-        context = create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
-        held = [context, context.Stream()]
-        return held.clear  # both end with their last reference
-
-    return make
+def _free_mib(backend: Backend) -> float:
+    """Returns the device's free memory from its driver; 0 on the host."""
+    return 0.0 if backend.api is None else backend.api.free_bytes() / 2**20
 
 
-def _create(setup: Setup, way: str, make: Make, quota: int) -> Row:
-    slots = tuple(range(quota))
-    make(slots)()  # one-time setup of the process is not part of a repetition
+def _open(backend: Backend, slots: Slots) -> Callable[[], object]:
+    """Creates the resources of a partition; returns the function that destroys them."""
+    return backend.open_lanes([slots]).close if backend.api is None else _driver(backend).open_pool([[slots]]).close
+
+
+def _create(setup: Setup, quota: int) -> Row:
+    backend, slots = setup.backend, tuple(range(quota))
+    _open(backend, slots)()  # one-time setup of the process is not part of a repetition
     create, destroy, held = [], [], []
-    first = _free_bytes(setup.backend)
+    first_mib = _free_mib(backend)
     for number in range(setup.settings.repeats):
         if number >= 3 and not setup.budget.left_s:
             break
-        before = _free_bytes(setup.backend)
+        before_mib = _free_mib(backend)
         start = time.perf_counter_ns()
-        close = make(slots)
+        close = _open(backend, slots)
         create.append((time.perf_counter_ns() - start) / 1e6)
-        meanwhile = _free_bytes(setup.backend)
+        held.append(before_mib - _free_mib(backend))
         start = time.perf_counter_ns()
         close()
         destroy.append((time.perf_counter_ns() - start) / 1e6)
-        if before is not None and meanwhile is not None:
-            held.append((before - meanwhile) / _MIB)
-    last = _free_bytes(setup.backend)
-    return Row(
-        of="creations",
-        labels={"way": way, "quota": quota},
-        values={
-            "create_ms": Spread.of(create),
-            "destroy_ms": Spread.of(destroy),
-            "held_mib": Spread.of(held) if held else None,
-            "not_returned_mib": (first - last) / _MIB if first is not None and last is not None else None,
-        },
-    )
+    values: dict[str, Spread | float | None] = {"create_ms": Spread.of(create), "destroy_ms": Spread.of(destroy)}
+    if backend.api is not None:
+        values |= {"held_mib": Spread.of(held), "not_returned_mib": first_mib - _free_mib(backend)}
+    way = "lanes" if backend.api is None else "context and stream"
+    return Row(of="creations", labels={"way": way, "quota": quota}, values=values)
 
 
 def _lend(backend: Backend, lends: int) -> Row:
     """Times a pool's lend and return, or the lookup of a lane without a pool; Python's call is included."""
     whole, batch = backend.device.slots, max(1, lends // _BATCHES)
-    way, once, close = _lender(backend, whole)
-    try:
+    with ExitStack() as stack:
+        if backend.api is None:
+            way, once = "look up a lane", partial(stack.enter_context(backend.open_lanes([whole])).lane, whole)
+        else:
+            pool: Any = _driver(backend).open_pool([[whole]])
+            stack.callback(pool.close)
+            lend, give_back = pool.lend, pool.give_back
+            way, once = "lend and give back", lambda: give_back(lend(0, 0))
         once()
         means = []
         for _ in range(_BATCHES):
@@ -121,23 +101,7 @@ def _lend(backend: Backend, lends: int) -> Row:
             for _ in range(batch):
                 once()
             means.append((time.perf_counter_ns() - start) / batch)
-    finally:
-        close()
     return Row(of="lending", labels={"way": way, "lends": batch * _BATCHES}, values={"time_ns": Spread.of(means)})
-
-
-def _lender(backend: Backend, whole: Slots) -> tuple[str, Callable[[], object], Callable[[], object]]:
-    if backend.api is None:
-        lanes = backend.open_lanes([whole])
-        return "look up a lane", partial(lanes.lane, whole), lanes.close
-    pool = driver.CudaDriver(backend.torch_device.index or 0).open_pool([[whole]])
-    lend, give_back = pool.lend, pool.give_back
-    return "lend and give back", lambda: give_back(lend(0, 0)), pool.close
-
-
-def _free_bytes(backend: Backend) -> int | None:
-    """Returns the device's free memory from its driver; None on the host."""
-    return None if backend.api is None else backend.api.free_bytes()
 
 
 def _grow(backend: Backend, max_contexts: int) -> Row:
@@ -145,7 +109,7 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
     sizes = range(1, backend.device.num_slots + 1)
     every = (tuple(range(start, start + size)) for size in sizes for start in range(len(sizes) - size + 1))
     partitions = list(islice(every, max_contexts))
-    pool: Any = driver.CudaDriver(backend.torch_device.index or 0).open_pool([[partitions[0]]])
+    pool: Any = _driver(backend).open_pool([[partitions[0]]])
     times: list[float] = []
     stopped_by = ""
     try:
@@ -153,7 +117,7 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
             start = time.perf_counter_ns()
             try:
                 pool.add_layout([slots])
-            except (CudaError, BackendUnavailableError) as error:
+            except UNAVAILABLE as error:
                 stopped_by = str(error)
                 break
             times.append((time.perf_counter_ns() - start) / 1e6)
@@ -165,7 +129,7 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
         labels={"contexts": stats.num_contexts, "asked": len(partitions)},
         values={
             "add_layout_ms": Spread.of(times) if times else None,
-            "driver_mib": stats.driver_bytes / _MIB,
+            "driver_mib": stats.driver_bytes / 2**20,
         },
         note=stopped_by,
     )
@@ -186,7 +150,7 @@ def _summary(result: Result) -> Sequence[str]:
     return lines
 
 
-def _picture(result: Result, subtitle: str) -> Any:
+def _picture(result: Result, title: str, subtitle: str) -> Any:
     bars: list[tuple[str, str, Spread | float, str]] = []
     for row in result.of("creations"):
         name = f"{row.labels['way']}, {row.labels['quota']} slots"
@@ -195,19 +159,18 @@ def _picture(result: Result, subtitle: str) -> Any:
     for row in result.of("lending"):
         time_ns = row.number("time_ns") or 0.0
         bars.append((str(row.labels["way"]), "lend", time_ns / 1e6, f"{time_ns:.0f} ns"))
-    return bars_figure("Creation of a partition's resources, against lending", subtitle, "milliseconds", bars)
+    return bars_figure(title, subtitle, "milliseconds", bars)
 
 
 POOL = Question(
     name="pool",
     asks="what does creating a context and a stream cost, against lending one?",
     measure=measure_pool,
-    title="Creation against lending, measured",
+    title="Creation of a partition's resources against lending, measured",
     of="creations",
     columns={"way": ("resources", None), "quota": ("slots", 0), "create_ms": ("created in, ms", 3),
              "destroy_ms": ("ended in, ms", 3), "held_mib": ("holds, MiB", 1),
              "not_returned_mib": ("not given\nback, MiB", 1)},
-    merged=True,
     summary=_summary,
     picture=_picture,
 )  # fmt: skip

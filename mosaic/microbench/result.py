@@ -99,7 +99,6 @@ class Result:
     driver_version: str
     """CUDA version that the driver serves; empty on the host."""
     provenance: Provenance
-    """Command, date, commit."""
     notes: tuple[str, ...]
     """Remarks about the backend."""
     foreign_cpu_share: float | None
@@ -116,11 +115,10 @@ class Result:
 
     def content(self) -> dict[str, Any]:
         """Returns the content of the result's file: the fields, and a list of rows for each kind."""
-        facts = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "rows"}
-        kinds = dict.fromkeys(row.of for row in self.rows)
-        return facts | {
-            kind: [{**row.labels, **row.values, "note": row.note} for row in self.of(kind)] for kind in kinds
-        }
+        content: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for row in content.pop("rows"):
+            content.setdefault(row.of, []).append({**row.labels, **row.values, "note": row.note})
+        return content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +132,15 @@ class Question:
     measure: Callable[[Setup], Iterator[Row]]
     """Measures, and yields each row when it is ready."""
     title: str
-    """Title of the table."""
+    """Title of table and picture."""
     of: str
     """Kind of the table's rows."""
     columns: Mapping[str, tuple[str, int | None]]
     """The table's columns: a heading by label or value, and the digits of its numbers; None for text."""
-    merged: bool = False
-    """The table shows the first column once for equal neighbours."""
     summary: Callable[[Result], Sequence[str]]
     """Lines below the table."""
-    picture: Callable[[Result, str], Any]
-    """The figure of a result, with a line about the machine."""
+    picture: Callable[[Result, str, str], Any]
+    """The figure of a result, with a title and a line about the machine."""
     takes_subjects: bool = False
     """It measures a user's modules."""
 
@@ -178,33 +174,26 @@ class Question:
     def table(self, result: Result) -> Table:
         """Returns the table, with lines on absent and left-out measurements and on the machine."""
         columns = [heading if digits is None else f">{heading}" for heading, digits in self.columns.values()]
-        rows, above = [], ""
-        for row in result.of(self.of):
-            first, *others = (row.text(name, digits) for name, (_, digits) in self.columns.items())
-            rows.append(["" if self.merged and first == above else first, *others])
-            above = first
-        share = "unknown" if result.foreign_cpu_share is None else f"{result.foreign_cpu_share:.0%}"
-        lines = [*self.summary(result)]
-        lines += [f"not measured: {row.labels['subject']}: {row.note}" for row in result.of(ABSENT)]
-        lines += [f"no time left for {piece}" for piece in result.left_out[:5]]
-        if len(result.left_out) > 5:
-            lines.append(f"no time left for {len(result.left_out) - 5} more, which the JSON file names")
-        lines += [f"note: {note}" for note in result.notes]
-        driver = f" and CUDA driver {result.driver_version}" if result.driver_version else ""
-        lines.append(
-            f"medians (quartiles), measured in {result.seconds:.1f} s with torch {result.torch_version}{driver}; other "
-            f"processes took {share} of the CPU"
-        )
-        return make_table(f"{self.title}: {result.device.name}", columns, rows, caption="\n".join(lines))
+        rows = [[row.text(name, digits) for name, (_, digits) in self.columns.items()] for row in result.of(self.of)]
+        lines = [
+            *self.summary(result),
+            *(f"not measured: {row.labels['subject']}: {row.note}" for row in result.of(ABSENT)),
+            *(f"no time left for {piece}" for piece in result.left_out),
+            *(f"note: {note}" for note in result.notes),
+            f"medians (quartiles), measured in {result.seconds:.1f} s",
+            _machine(result),
+        ]
+        return make_table(self.title, columns, rows, caption="\n".join(lines))
 
     def write(self, result: Result, folder: Path) -> tuple[Path, Path]:
         """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
         record, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
-        slots = "host" if result.device.kind == "host" else f"{result.device.num_slots} slots"
-        driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
-        date = result.provenance.created[:10]
-        machine = f"{result.device.name} ({slots}), torch {result.torch_version}{driver}, {date}"
-        subtitle = "; ".join(filter(None, (machine, note_of_others(result.foreign_cpu_share, result.device))))
         save(result.content(), record)
-        save_figure(self.picture(result, subtitle), picture)
+        save_figure(self.picture(result, self.title, _machine(result)), picture)
         return record, picture
+
+
+def _machine(result: Result) -> str:
+    driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
+    machine = f"{result.device.name}, torch {result.torch_version}{driver}, {result.provenance.created[:10]}"
+    return "; ".join(filter(None, (machine, note_of_others(result.foreign_cpu_share, result.device))))

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mosaic.microbench.kernels import kernel_of_module, kernel_set
-from mosaic.microbench.pictures import new_axes
 from mosaic.microbench.result import Question, Result, Row, Setup
 from mosaic.microbench.settings import Spread, time_alone
-from mosaic.report.figure import FAINT, GRID, colors_of
+from mosaic.report.figure import FAINT, colors_of, new_figure
 
 
 def measure_scaling(setup: Setup) -> Iterator[Row]:
@@ -42,26 +41,17 @@ def measure_scaling(setup: Setup) -> Iterator[Row]:
                 yield Row(of="points", labels={"work": work.name, "quota": quota}, values=values)
 
 
-def _picture(result: Result, subtitle: str) -> Any:
-    """Draws a line for each kernel, with quartiles; a level of 1 is dashed."""
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
+def _picture(result: Result, title: str, subtitle: str) -> Any:
+    """Draws a line for each kernel; a level of 1 is dashed."""
+    lines: dict[str, list[tuple[int, float]]] = {}
     for row in result.of("points"):
-        time_ms, speed = row.values["time_ms"], row.number("speed") or 0.0
-        assert isinstance(time_ms, Spread)
-        share = int(row.labels["quota"]) / result.device.num_slots
-        low, high = (speed * time_ms.median / quartile for quartile in (time_ms.third_quartile, time_ms.first_quartile))
-        lines.setdefault(str(row.labels["work"]), []).append((share, speed, low, high))
-    names = {"x_axis": "share of the slots", "y_axis": "speed, relative to the largest quota"}
-    axes = new_axes(3.8, "Speed by quota, measured", subtitle, is_empty=not lines, **names)
-    axes.grid(color=GRID, linewidth=0.6)
-    for name, color in colors_of(lines).items():
-        shares, speeds, lows, highs = zip(*lines[name], strict=True)
-        axes.plot(shares, speeds, color=color, marker="o", markersize=3.5, linewidth=1.6, label=name)
-        axes.fill_between(shares, lows, highs, color=color, alpha=0.18, linewidth=0)
+        lines.setdefault(str(row.labels["work"]), []).append((int(row.labels["quota"]), row.number("speed") or 0.0))
+    colors = colors_of(lines)
+    axes = new_figure([3.8], title=title, subtitle=subtitle, width=9.0, legend=colors).axes[0]
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), color=colors[name], marker="o", markersize=3.5)
     axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xlim=(0, None), ylim=(0, None))
-    if lines:
-        axes.figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel="slots", ylabel="speed, relative to the largest quota")
     return axes.figure
 
 
@@ -77,7 +67,6 @@ SCALING = Question(
     of="points",
     columns={"work": ("work", None), "quota": ("slots", 0), "num_sms": ("SMs", 0), "time_ms": ("time, ms", 3),
              "speed": ("speed", 2), "tflops": ("TFLOP/s", 2), "gb_per_s": ("GB/s", 0)},
-    merged=True,
     summary=_summary,
     picture=_picture,
     takes_subjects=True,

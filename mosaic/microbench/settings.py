@@ -19,11 +19,7 @@ Scale = Literal["tiny", "host", "gpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """Sizes and bounds, the same for every question.
-
-    Raises:
-        ValueError: A bound is out of range.
-    """
+    """Sizes and bounds, the same for every question."""
 
     scale: Scale
     """Sizes of kernels and modules: ``tiny`` for dry runs, ``host`` for CPUs, ``gpu``."""
@@ -46,11 +42,6 @@ class BenchSettings:
     grid: int = 8
     """Most quotas to measure; the slots nearest to equal parts of the device."""
 
-    def __post_init__(self) -> None:
-        counts = (self.repeats, self.rounds, self.steps_per_round, self.lends, self.max_contexts, self.grid)
-        if min(counts) < 1 or not min(self.piece_ms, self.sample_ms, self.together_ms) > 0:
-            raise ValueError(f"{self}: counts start at 1 and times are positive")
-
     @classmethod
     def fit(cls, backend: Backend, *, quick: bool = False) -> Self:
         """Returns settings for a backend; ``quick`` takes about a tenth of the time."""
@@ -58,18 +49,14 @@ class BenchSettings:
         full = cls(scale="gpu" if on_gpu else "host", grid=16 if on_gpu else 8)
         if not quick:
             return full
-        return replace(
-            full, repeats=10, sample_ms=30.0, together_ms=20.0, rounds=4, steps_per_round=3, lends=10_000, grid=4,
-            max_contexts=16,
-        )  # fmt: skip
+        bounds = {"rounds": 4, "steps_per_round": 3, "lends": 10_000, "grid": 4, "max_contexts": 16}
+        return replace(full, repeats=10, sample_ms=30.0, together_ms=20.0, **bounds)
 
     @classmethod
     def tiny(cls) -> Self:
         """Returns the smallest settings that run all code, for dry runs and tests."""
-        return cls(
-            scale="tiny", repeats=3, piece_ms=0.02, sample_ms=2.0, together_ms=2.0, rounds=2, steps_per_round=2,
-            lends=200, max_contexts=4, grid=2,
-        )  # fmt: skip
+        bounds = {"repeats": 3, "rounds": 2, "steps_per_round": 2, "lends": 200, "max_contexts": 4, "grid": 2}
+        return cls(scale="tiny", piece_ms=0.02, sample_ms=2.0, together_ms=2.0, **bounds)
 
     def quotas(self, num_slots: int, *, at_most: int | None = None) -> tuple[int, ...]:
         """Returns quotas at equal parts of a device, ``grid`` or ``at_most``, the whole of it included."""
@@ -82,11 +69,7 @@ class BenchSettings:
 
 
 class Budget:
-    """A time limit, checked before each piece of a measurement; a piece that has begun is finished.
-
-    Args:
-        seconds: From now; infinite by default.
-    """
+    """A time limit from now on, checked before each piece of a measurement; a piece that has begun is finished."""
 
     def __init__(self, seconds: float = float("inf")) -> None:
         if not seconds >= 0:
@@ -98,7 +81,7 @@ class Budget:
 
     @property
     def used_s(self) -> float:
-        """Seconds since its creation."""
+        """Seconds since the creation."""
         return time.monotonic() - self._start
 
     @property

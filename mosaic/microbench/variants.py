@@ -1,8 +1,4 @@
-"""Ways to run two pieces of work at the same time, and the step of two modules on any of them.
-
-Each way opens two lanes, or raises with a reason. The work on the two lanes is the same in all variants; only the way
-of sharing differs. A step is launched or captured, and timed from its beginning to the end of both modules.
-"""
+"""Ways to run two pieces of work at the same time, and the step of two modules on any of them."""
 
 from __future__ import annotations
 
@@ -45,12 +41,10 @@ def parts_of(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
-    """Opens two lanes that share the device in one way.
+    """Opens two lanes that share the device in one way, with the slots ``split`` if the kind confines them.
 
     Args:
         kind: One of ``sequential``, ``plain``, ``prioritised``, ``partitions`` and ``torch_contexts``.
-        backend: Backend.
-        split: Slots of the two lanes; without a meaning for kinds that confine neither.
 
     Raises:
         BackendUnavailableError: It is unavailable here.
@@ -84,45 +78,31 @@ def _open_torch_contexts(backend: Backend, split: QuotaPair) -> tuple[Lanes, str
         )
     ordinal = backend.torch_device.index or 0
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
-    _, torch_streams, note = _torch_streams(sms, ordinal)
-    streams = dict(zip(parts_of(split), zip(torch_streams, sms, strict=True), strict=True))
+    contexts, note = _torch_contexts(sms, ordinal)
+    streams = {
+        part: (context.Stream(), count) for part, context, count in zip(parts_of(split), contexts, sms, strict=True)
+    }
     return StreamLanes(StreamApi(ordinal), streams, lambda: None), note
 
 
-def torch_contexts() -> Any:
-    """Returns ``torch.cuda.green_contexts``; raises BackendUnavailableError if it has no contexts with streams."""
+@cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
+def _torch_contexts(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], str]:
+    """Returns a context of each size, and a note on their overlap."""
     from torch.cuda import green_contexts
 
-    if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(green_contexts.GreenContext, "Stream"):
-        found, needed = f"torch {torch.__version__}", "torch 2.11 built with CUDA 12.8 or newer"
-        raise BackendUnavailableError("torch has no green contexts with streams", found=found, needed=needed)
-    return green_contexts
-
-
-@cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
-def _torch_streams(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], tuple[Any, ...], str]:
-    """Returns contexts, a stream of each, and a note on their overlap."""
-    contexts, note = _split_by_torch(torch_contexts(), sms, ordinal)
-    return tuple(contexts), tuple(context.Stream() for context in contexts), note
-
-
-def _split_by_torch(module: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
-    """Creates a context of each size; the second value describes their overlap."""
-    make = module.GreenContext
-    reason = f"torch {torch.__version__} cannot split"
-    if hasattr(module, "SMPartition"):
-        try:
-            parts, _ = module.SMPartition.from_device(ordinal).split(num_sms=list(sms))
-            return [make(sm_partition=part) for part in parts], "disjoint, by torch's SMPartition.split"
-        except RuntimeError as error:
-            reason = f"SMPartition.split failed ({error})"
+    make: Any = green_contexts.GreenContext
     try:
-        contexts = [getattr(make, "create", make)(num_sms=count, device_id=ordinal) for count in sms]
-    except RuntimeError as error:
+        if partition := getattr(green_contexts, "SMPartition", None):
+            parts, _ = partition.from_device(ordinal).split(num_sms=list(sms))
+            return tuple(make(sm_partition=part) for part in parts), "disjoint, by torch's SMPartition.split"
+        contexts = tuple(make.create(num_sms=count, device_id=ordinal) for count in sms)
+    except (RuntimeError, AttributeError) as error:
         raise BackendUnavailableError(
-            "torch could not make two green contexts", found=str(error), needed="torch with CUDA 12.8 or newer"
+            "torch could not make two green contexts with streams",
+            found=f"torch {torch.__version__}: {error}",
+            needed="torch 2.11 with CUDA 12.8 or newer",
         ) from error
-    return contexts, f"{reason}: two contexts made apart, whose SMs OVERLAP, both from the lowest SM on"
+    return contexts, "two contexts made apart, whose SMs OVERLAP, both from the lowest SM on"
 
 
 UNAVAILABLE = (BackendUnavailableError, CudaError)
@@ -154,7 +134,7 @@ class EagerSteps:
         return intervals([mark.wait() for mark in marks])
 
     def close(self) -> None:
-        """Holds nothing."""
+        pass
 
 
 def _end_step(module: Subject, forward: Ticket[list[torch.Tensor]], *, backward: bool) -> None:
@@ -192,23 +172,24 @@ class CapturedSteps:
 
     def _capture(self, first: StreamLane, second: StreamLane, works: Sequence[Callable[[], None]]) -> None:
         api = first.api
+
+        def order(earlier: StreamLane, later: StreamLane) -> None:
+            if earlier is not later:
+                event = api.new_event()
+                event.record(earlier.stream)
+                event.wait(later.stream)
+
         for lane, work in zip((first, second), works, strict=True):  # libraries set themselves up here
             for _ in range(2):
                 lane.submit(work).wait()
         api.synchronize()
         api.release_workspaces()  # cuBLAS workspaces from outside may be freed while the graph uses them
         with api.capture(self._graph, stream=first.stream, pool=api.new_graph_pool()):
-            if second is not first:
-                fork = api.new_event()
-                fork.record(first.stream)
-                fork.wait(second.stream)
+            order(first, second)
             works[0]()
             with api.use_stream(second.stream):
                 works[1]()
-            if second is not first:
-                join = api.new_event()
-                join.record(second.stream)
-                join.wait(first.stream)
+            order(second, first)
         api.release_workspaces()
 
     def run(self, count: int) -> tuple[float, ...]:
