@@ -86,6 +86,7 @@ def _create(setup: Setup, quota: int) -> Row:
 def _lend(backend: Backend, lends: int) -> Row:
     """Times a pool's lend and return, or the lookup of a lane without a pool; Python's call is included."""
     whole, batch = backend.device.slots, max(1, lends // _BATCHES)
+    once: Callable[[], object]
     with ExitStack() as stack:
         if backend.api is None:
             way, once = "look up a lane", partial(stack.enter_context(backend.open_lanes([whole])).lane, whole)

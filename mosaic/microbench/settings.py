@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -49,7 +49,7 @@ class BenchSettings:
         full = cls(scale="gpu" if on_gpu else "host", grid=16 if on_gpu else 8)
         if not quick:
             return full
-        bounds = {"rounds": 4, "steps_per_round": 3, "lends": 10_000, "grid": 4, "max_contexts": 16}
+        bounds: Any = {"rounds": 4, "steps_per_round": 3, "lends": 10_000, "grid": 4, "max_contexts": 16}
         return replace(full, repeats=10, sample_ms=30.0, together_ms=20.0, **bounds)
 
     @classmethod
