@@ -37,7 +37,7 @@ def read(folder: Path, text: str) -> Recipe:
         ("batch = 16", "batch = 3\nmicro_batches = 4", "budget: batch=3 .*take a larger batch"),
         ("batch = 16", "batch = 16\nsave = '5 hours'", "budget.save: '5 hours' .*'90s', '5min' or '2h'"),
         ("batch = 16", "batch = 16\nafter = '01:00Z'", "budget: after = 01:00Z .*set until"),
-        ("batch = 16", "batch = 16\npipeline = true", "there is no key 'budget.pipeline'"),
+        ("batch = 16", "batch = 16\npipeline = true", "budget.pipeline: Unexpected keyword"),
         ("data/{day}", "data", "sources.new: path='data' needs {day} once.*'data/{day}'"),
         ('model = "train.py:Towers"', 'model = "Towers"', "model: 'Towers' is not FILE:NAME"),
         ('loss = "train.py:loss"', 'loss = "train.py:loss"\ndevice = "gpu"', "device: .*'auto', 'cpu' or 'cuda'"),
