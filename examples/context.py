@@ -105,7 +105,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of a sequence")
     parser.add_argument("--width", type=int, default=64, help="of the language model")
     parser.add_argument("--layers", type=int, default=2, help="of the language model")
-    parser.add_argument("--exchange", default="needed", help="which keys and values travel: gather or needed")
     parser.add_argument("--picture", type=Path, help="where to draw the last sequence's mask, coloured by rank")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -119,7 +118,7 @@ def main() -> None:
         batch, mask = draw_batch(args.tokens, seed=step % 2)
         began = time.perf_counter()
         plan = plan_context(mask, ranks=dist.get_world_size(), block=64)  # <- mosaic
-        own = ContextBatch(attend=Attend(plan, exchange=args.exchange))  # <- mosaic
+        own = ContextBatch(attend=Attend(plan))  # <- mosaic
         share = share_items(image_rows(mask), dist.get_world_size())  # <- mosaic
         patches = batch["patches"][share.places_of(dist.get_rank())]  # <- mosaic
         features = gather_items(model.vision(patches), share)  # <- mosaic

@@ -64,7 +64,7 @@ def received(name: str, draw: Callable[[int], MaskBlocks], ranks: int, masks: in
         ways |= {"lpt, chunk chosen": ("lpt", None), "headtail": ("headtail", 1)}
         for way, (method, chunk) in ways.items():
             shared = distribute(work, ranks, method, chunk=chunk)
-            plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=shared)
+            plan = ContextPlan(blocks=blocks, load=work, distribution=shared)
             mean = plan.received_blocks(plan.needed()).mean() / plan.received_blocks()[0]
             shares.setdefault(way, []).append((float(mean), plan.imbalance))
     for way, values in shares.items():
@@ -93,7 +93,7 @@ def planning(kind: str, tokens: int, ranks: tuple[int, ...]) -> Iterator[Figure]
     for count in ranks:
         name = f"{of}, {count} ranks: whole distribution with its chunk, ms"
         yield _timed(name, lambda count=count: distribute(work, count))
-    plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=distribute(work, ranks[0]))
+    plan = ContextPlan(blocks=blocks, load=work, distribution=distribute(work, ranks[0]))
     columns, fetched = plan.column_of(), ranks[0] * plan.distribution.slots
     at = f"{of}, one of {ranks[0]} ranks"
     yield _timed(f"{at}: tiles, ms", lambda: plan.tiles(0), rounds=3)

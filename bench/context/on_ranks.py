@@ -17,11 +17,7 @@ from mosaic.context.attention import Attend
 from mosaic.context.plan import plan_context
 from mosaic.take_turns import take_turns
 
-WAYS = {
-    "headtail, all gathered": ("headtail", "gather"),
-    "lpt, all gathered": ("lpt", "gather"),
-    "lpt, needed blocks": ("lpt", "needed"),
-}
+METHODS = ("headtail", "lpt")
 QUERY_HEADS, HEADS, WIDTH = 8, 2, 64
 
 
@@ -33,12 +29,12 @@ def attention(tokens: int, seeds: tuple[int, ...], rounds: int, seconds: float) 
 
 def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iterator[Figure]:
     mask, draw = multimodal_packed(tokens, seed), torch.Generator().manual_seed(rank)
-    plans = {way: plan_context(mask, size, method=method) for way, (method, _) in WAYS.items()}
+    plans = {f"{method}, needed blocks": plan_context(mask, size, method=method) for method in METHODS}
     steps = {}
     for way, plan in plans.items():
         shapes = [(1, heads, plan.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
         inputs = [torch.randn(shape, generator=draw) for shape in shapes]
-        steps[way] = partial(_step_ms, Attend(plan, exchange=WAYS[way][1]), inputs)
+        steps[way] = partial(_step_ms, Attend(plan), inputs)
         steps[way]()  # warms up
     for way, turns in take_turns(steps, rounds).items():
         of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
@@ -34,8 +34,6 @@ class ContextCommand:
     """Tokens of the sequence, for a function without arguments about it."""
     block: int = 128
     """Least number of tokens that stay together."""
-    chunk: int | None = None
-    """Blocks that stay together; by default 1, and for lpt as many as keep ranks even."""
     method: str = "lpt"
     """The load balancer."""
     seed: int = 0
@@ -46,9 +44,10 @@ class ContextCommand:
 
     def execute(self) -> None:
         mask = mask_function(self.mask)(self.tokens, self.seed)
-        options: dict[str, Any] = {"block": self.block, "chunk": self.chunk, "seed": self.seed}
         names = dict.fromkeys([self.method, *CONTEXT_METHODS])
-        plans = {name: plan_context(mask, self.context, method=name, **options) for name in names}
+        plans = {
+            name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed) for name in names
+        }
         console_beside(self.json).print(context_table([*plans.values()]))
         rows = [
             {"method": name, "imbalance": plan.imbalance, "visible_pairs": plan.pairs.tolist()}

@@ -6,7 +6,7 @@
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.items import ItemShare, share_items
 from mosaic.context.plan import ContextPlan, ContextSettings, plan_context
-from mosaic.context.words import MaskWords, causal, from_bam, gemma, packed, token_words
+from mosaic.context.words import MaskWords, causal, gemma, packed, token_words
 
 __all__ = [
     "CONTEXT_METHODS",
@@ -17,7 +17,6 @@ __all__ = [
     "MaskWords",
     "causal",
     "distribute",
-    "from_bam",
     "gemma",
     "packed",
     "plan_context",

@@ -1,7 +1,6 @@
 """Assignment of the blocks of a sequence to ranks: one table of methods.
 
-Every rank computes the same distribution from the mask, without communication. To add a method, write a function from
-work to ranks, and name it in the table.
+Every rank computes the same distribution from the mask, without communication.
 """
 
 from __future__ import annotations
@@ -100,12 +99,9 @@ class ContextMethod:
     """Assigns each piece of work a rank, given the number of ranks and a seed."""
 
 
+_LPT = "longest first with equal counts, then trades; the coarsest chunks that keep ranks even"
 _ALL = (
-    ContextMethod(
-        name="lpt",
-        description="longest first with equal counts, then trades; the coarsest chunks that keep ranks even",
-        share=longest_first,
-    ),
+    ContextMethod(name="lpt", description=_LPT, share=longest_first),
     ContextMethod(name="headtail", description="a stretch from the front and its mirror from the back", share=headtail),
     ContextMethod(name="ring", description="a stretch each", share=ring),
     ContextMethod(name="random", description="blocks drawn, equal counts", share=random),
@@ -132,23 +128,15 @@ def distribute(
         ValueError: Ranks outnumber blocks or chunks, the method is unknown, or work is negative.
     """
     loads = np.asarray(work)
-    if loads.size and (loads.ndim != 1 or loads.dtype.kind not in "iu" or (loads < 0).any()):
-        raise ValueError(
-            f"work has numbers of {loads.dtype} from {loads.min()} on in shape {loads.shape}; "
-            "give one whole number >= 0 a block"
-        )
+    if loads.size and (loads.ndim != 1 or loads.dtype.kind not in "iu" or loads.min() < 0):
+        raise ValueError(f"work has {loads.dtype} from {loads.min()} on; give one whole number >= 0 a block")
     loads = np.ascontiguousarray(loads, np.int64)
     if method not in CONTEXT_METHODS:
         raise ValueError(unknown("method", method, CONTEXT_METHODS))
-    if ranks < 1 or len(loads) < ranks:
+    if ranks < 1 or math.ceil(len(loads) / (chunk or 1)) < ranks:
         raise ValueError(
-            f"{len(loads)} blocks for {ranks} ranks; each rank needs one: "
-            "use fewer ranks, smaller blocks, or more tokens"
-        )
-    if chunk is not None and (chunk < 1 or math.ceil(len(loads) / chunk) < ranks):
-        most = next(size for size in range(len(loads), 0, -1) if math.ceil(len(loads) / size) >= ranks)
-        raise ValueError(
-            f"chunk={chunk} does not cut {len(loads)} blocks into a chunk for each of {ranks} ranks; use 1 to {most}"
+            f"{len(loads)} blocks for {ranks} ranks; each rank needs one: use fewer ranks, smaller blocks or chunks, "
+            "or more tokens"
         )
     chunks = _chunks(len(loads), ranks) if chunk is None and method == "lpt" else (chunk or 1,)
     for size in chunks:  # from coarse to fine; the last always counts

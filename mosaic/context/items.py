@@ -52,23 +52,19 @@ class ItemShare:
         return np.concatenate([np.zeros(0, np.int64), *places])
 
 
-def share_items(rows: Sequence[int], ranks: int, *, work: Sequence[int] | None = None) -> ItemShare:
+def share_items(rows: Sequence[int], ranks: int) -> ItemShare:
     """Assigns items to ranks, the largest first to the rank with the least load; the same on every rank.
 
     Args:
         rows: Encoder outputs of each item.
         ranks: Ranks that share the sequence.
-        work: Work of each item, such as its patches; None: its rows.
 
     Raises:
-        ValueError: ``ranks`` is below 1, or rows and work are not one number >= 0 for each item.
+        ValueError: ``ranks`` is below 1, or an item has less than 0 rows.
     """
-    loads = list(rows if work is None else work)
-    if ranks < 1 or len(loads) != len(rows) or min([*loads, *rows], default=0) < 0:
-        raise ValueError(
-            f"{len(rows)} rows and {len(loads)} numbers of work for {ranks} ranks; give one of each >= 0 for each item"
-        )
-    if not loads:
+    if ranks < 1 or min(rows, default=0) < 0:
+        raise ValueError(f"items of {list(rows)} rows for {ranks} ranks; use rows >= 0, and 1 rank or more")
+    if not rows:
         return ItemShare(rank_of=(), rows=(), ranks=ranks)
-    owners = load_search().longest_first(np.array(loads, np.int64), ranks=ranks, cap=len(loads))
+    owners = load_search().longest_first(np.array(rows, np.int64), ranks=ranks, cap=len(rows))
     return ItemShare(rank_of=tuple(owners.tolist()), rows=tuple(rows), ranks=ranks)

@@ -30,8 +30,6 @@ class ContextPlan:
 
     blocks: MaskBlocks
     """The mask in blocks."""
-    work: Work
-    """Visible pairs of each block."""
     load: Work
     """Balanced load of each block: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
@@ -79,7 +77,7 @@ class ContextPlan:
     @property
     def pairs(self) -> npt.NDArray[np.int64]:
         """Visible pairs of each rank; shape (ranks,)."""
-        return self.distribution.sums(self.work)
+        return self.distribution.sums(self.blocks.work())
 
     @property
     def loads(self) -> npt.NDArray[np.int64]:
@@ -100,32 +98,18 @@ class ContextPlan:
         return np.stack([self.blocks.seen(self.distribution.blocks_of(rank)) for rank in range(self.ranks)])
 
     def received_blocks(self, needed: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-        """Returns the number of remote blocks that each rank receives; shape (ranks,).
-
-        Args:
-            needed: Result of ``needed()``; None: all blocks are gathered, empty ones too.
-        """
+        """Returns the remote blocks that each rank receives, of ``needed()`` or else of all; shape (ranks,)."""
         if needed is None:
             return np.full(self.ranks, (self.ranks - 1) * self.distribution.slots)
         remote = self.distribution.rank_of[None, :] != np.arange(self.ranks)[:, None]
         received: npt.NDArray[np.int64] = (needed & remote).sum(axis=1)
         return received
 
-    def received_bytes(self, token_bytes: int, needed: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-        """Returns the bytes of keys and values that each rank receives in a forward of one layer; shape (ranks,).
-
-        The backward pass receives as many again, and sends back gradients of as many numbers, in 32 bits.
-
-        Args:
-            token_bytes: Bytes of a token's keys and values together, over all heads.
-            needed: As in ``received_blocks``.
-        """
-        return self.received_blocks(needed) * self.blocks.block * token_bytes
-
     def digest(self) -> str:
-        """Returns a hash of mask, block and distribution."""
-        sha = hashlib.sha256(self.mask.digest().encode())
-        sha.update(f" {self.blocks.block} {self.ranks} ".encode())
+        """Returns a hash of mask, block and distribution, equal for equal plans only."""
+        sha = hashlib.sha256(f"{self.blocks.block} {self.ranks} ".encode())
+        sha.update(self.mask.words.data)
+        sha.update(self.mask.documents.data)
         sha.update(np.ascontiguousarray(self.distribution.rank_of).data)
         return sha.hexdigest()
 
@@ -136,7 +120,6 @@ def plan_context(
     *,
     block: int = 128,
     method: str = "lpt",
-    chunk: int | None = None,
     seed: int = 0,
     windows: Sequence[int | None] = (None,),
 ) -> ContextPlan:
@@ -150,7 +133,6 @@ def plan_context(
         ranks: Ranks of the context group.
         block: Tokens of a block: the tile of the kernel, or a multiple.
         method: Name in ``CONTEXT_METHODS``.
-        chunk: Blocks assigned together; None: see ``distribute``.
         seed: Seed of random methods.
         windows: Sliding window of each layer, None for layers without one, whose loads are summed; see
             ``mosaic.context.attention.layer_windows``.
@@ -159,13 +141,12 @@ def plan_context(
         ValueError: Ranks outnumber blocks, or ``distribute`` rejects another argument.
     """
     blocks = MaskBlocks(mask=mask, block=block)
-    work = blocks.work()
-    load = np.zeros_like(work)
+    load = np.zeros(blocks.num_blocks, np.int64)
     for window, count in Counter(windows).items():
         own = replace(blocks, window=window)
         load += count * (own.tile_pairs() if blocks.num_blocks <= MAX_TILED_BLOCKS else own.work())
-    distribution = distribute(load, ranks, method, chunk=chunk, seed=seed)
-    return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution, windows=tuple(windows))
+    distribution = distribute(load, ranks, method, seed=seed)
+    return ContextPlan(blocks=blocks, load=load, distribution=distribution, windows=tuple(windows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +164,6 @@ class ContextSettings:
     ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
     method: str = "lpt"
     """Name in ``CONTEXT_METHODS``."""
-    exchange: str = "gather"
-    """Name in ``EXCHANGES``: ``gather`` for all keys and values, ``needed`` for those in use."""
     heads: int = 1
     """Number of key heads gathered at once."""
     block: int = 128

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,18 +39,6 @@ class Tiles:
         """Number of rows, including those without tiles."""
         return len(self.offsets) - 1
 
-    def turned(self, num_columns: int) -> Tiles:
-        """Returns the transposed tiles, for the backward pass."""
-        small = self.columns.astype(np.uint16) if num_columns < 2**16 else self.columns  # numpy sorts these by digits
-        order = np.argsort(small, kind="stable")
-        rows = np.repeat(np.arange(self.num_rows, dtype=np.int32), np.diff(self.offsets))
-        counts = np.bincount(self.columns, minlength=num_columns)
-        return Tiles(offsets=np.cumsum([0, *counts]), columns=rows[order], is_full=self.is_full[order])
-
-    def in_columns(self, place: npt.NDArray[np.int32]) -> Tiles:
-        """Returns the tiles with renumbered columns, in the same order."""
-        return Tiles(offsets=self.offsets, columns=place[self.columns], is_full=self.is_full)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskBlocks:
@@ -73,9 +62,9 @@ class MaskBlocks:
             raise ValueError(f"block={self.block}; a block has 1 token or more, 128 for compiled FlexAttention")
         object.__setattr__(self, "runs", load_search().MaskRuns(self.mask.words, self.mask.documents))
 
-    def __reduce__(self) -> tuple[Callable[..., MaskBlocks], tuple[MaskWords, int, int | None]]:
+    def __reduce__(self) -> tuple[Callable[[], MaskBlocks], tuple[()]]:
         """Pickles the mask, for a loader's workers; the other process computes the runs again."""
-        return _unpickled, (self.mask, self.block, self.window)
+        return partial(MaskBlocks, mask=self.mask, block=self.block, window=self.window), ()
 
     @property
     def num_blocks(self) -> int:
@@ -107,29 +96,16 @@ class MaskBlocks:
             row = np.repeat(blocks, np.diff(offsets))
             is_full = is_full & (columns * self.block > np.minimum((row + 1) * self.block, count) - 1 - self.window)
             seen = (columns.astype(np.int64) + 1) * self.block > oldest[row]
-            offsets, columns, is_full = (
-                np.r_[0, np.cumsum(seen, dtype=np.int64)][offsets],
-                columns[seen],
-                is_full[seen].astype(np.uint8),
-            )
+            offsets = np.r_[0, np.cumsum(seen, dtype=np.int64)][offsets]
+            columns, is_full = columns[seen], is_full[seen].astype(np.uint8)
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
-    def tile_pairs(self, at_once: int = 512) -> Work:
+    def tile_pairs(self) -> Work:
         """Returns the pairs in all tiles of each block of queries, including hidden ones, which a kernel computes."""
-        parts = [
-            np.diff(self.tiles(np.arange(begin, min(begin + at_once, self.num_blocks))).offsets)
-            for begin in range(0, self.num_blocks, at_once)
-        ]
-        return np.concatenate(parts) * self.block**2
+        return np.diff(self.tiles(np.arange(self.num_blocks)).offsets) * self.block**2
 
-    def seen(self, rows: npt.ArrayLike, at_once: int = 512) -> npt.NDArray[np.bool_]:
-        """Returns the blocks of keys that blocks of queries see; shape (blocks,). Processes ``at_once`` rows."""
-        queries = np.asarray(rows, np.int64)
+    def seen(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Returns the blocks of keys that blocks of queries see; shape (blocks,)."""
         seen = np.zeros(self.num_blocks, bool)
-        for begin in range(0, len(queries), at_once):
-            seen[self.tiles(queries[begin : begin + at_once]).columns] = True
+        seen[self.tiles(rows).columns] = True
         return seen
-
-
-def _unpickled(mask: MaskWords, block: int, window: int | None) -> MaskBlocks:
-    return MaskBlocks(mask=mask, block=block, window=window)

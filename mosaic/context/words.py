@@ -10,14 +10,13 @@ directions::
                  and  (k <= q  or  (both[q]  and  stream of q == stream of k))
 
 Streams are numbered within each document, so every document may have 55 images beside its text. Words express causal
-masks, packed documents, Gemma's images that see themselves and earlier tokens, and Cornstarch's bitfields (section
-4.3.1). A sliding window is a number beside them, which differs between the layers of a model.
+masks, packed documents, Gemma's images that see themselves and earlier tokens, and Cornstarch's masks (section 4.3.1).
+A sliding window is a number beside them, which differs between the layers of a model.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,12 +110,6 @@ class MaskWords:
         begins[first] = np.diff(places[first], prepend=0)
         return np.where(is_token, places - np.cumsum(begins), 0)
 
-    def digest(self) -> str:
-        """Returns a hash of the whole mask, equal for equal masks only."""
-        sha = hashlib.sha256(self.words.data)
-        sha.update(self.documents.data)
-        return sha.hexdigest()
-
 
 def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, both: npt.ArrayLike = False) -> Words:
     """Makes words from streams, bits of the streams that may be seen, and flags; shapes broadcast.
@@ -159,29 +152,6 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
     return MaskWords(words=token_words(streams, both=is_image), documents=np.zeros(len(numbers), np.int32))
 
 
-def from_bam(bitfield: npt.ArrayLike) -> MaskWords:
-    """Reads Cornstarch's bitfield attention mask of one document.
-
-    A token with bit 0 is text: it sees all earlier tokens that share one of its bits 0 to 61. Every other token sees
-    exactly the tokens with its own bits. Tokens without any of these bits are padding.
-
-    Raises:
-        ValueError: Tokens other than text have more than 55 different words.
-    """
-    bits = np.asarray(bitfield, np.int64) & (1 << 62) - 1
-    if bits.ndim != 1:
-        raise ValueError(f"the bitfield has shape {bits.shape}; give one word for each token of one document")
-    is_text = bits & 1 != 0
-    patterns, inverse = np.unique(np.where(is_text, 0, bits), return_inverse=True)
-    patterns, streams = (patterns, inverse) if patterns[0] == 0 else (np.r_[0, patterns], inverse + 1)
-    words = token_words(np.where(is_text, 0, streams))  # refuses too many before bits are shifted
-    attends = np.where(is_text, 1, np.int64(1) << streams)
-    for stream, pattern in enumerate(patterns[1:], start=1):
-        attends |= np.where(is_text & (bits & pattern != 0), np.int64(1) << stream, 0)
-    words = token_words(np.where(is_text, 0, streams), attends, ~is_text)
-    return MaskWords(words=words, documents=np.where(bits == 0, PADDING, 0).astype(np.int32))
-
-
 def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWords:
     """Packs sequences one after the other, invisible to each other.
 
@@ -198,13 +168,13 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
     rest = 0 if num_tokens is None else num_tokens - count
     if rest < 0:
         raise ValueError(f"{count} tokens are packed into num_tokens={num_tokens}; use {count} or more")
-    documents, known = [], 0
+    documents, num_documents = [], 0
     for mask in masks:
         numbers, inverse = np.unique(mask.documents, return_inverse=True)
         is_padding = numbers < 0
-        renumbered = np.where(is_padding, PADDING, known + np.cumsum(~is_padding) - 1)
+        renumbered = np.where(is_padding, PADDING, num_documents + np.cumsum(~is_padding) - 1)
         documents.append(renumbered[inverse].astype(np.int32))
-        known += int((~is_padding).sum())
+        num_documents += int((~is_padding).sum())
     return MaskWords(
         words=np.concatenate([*(mask.words for mask in masks), np.full(rest, token_words(0))]),
         documents=np.concatenate([*documents, np.full(rest, PADDING, np.int32)]),

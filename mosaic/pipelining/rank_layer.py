@@ -42,8 +42,8 @@ class ContextSharing:
     """Mask of causal modules, from a number of tokens and a seed; None: causal."""
     method: str = "lpt"
     """Load balancer, one of ``mosaic.context``'s."""
-    exchange: Literal["gather", "needed"] = "gather"
-    """All keys and values, or those that each rank reads (``needed``)."""
+    exchange: Literal["gather", "needed"] = "needed"
+    """Keys and values that each rank reads, as ``mosaic.context`` runs, or all of them (``gather``), as Llama 3 does."""
     items: Literal["share", "repeat", "split"] = "share"
     """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
     in ``mosaic.pipeline``; all are on every rank; or each is split."""

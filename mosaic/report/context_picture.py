@@ -36,7 +36,7 @@ def context_table(plans: Sequence[ContextPlan]) -> Table:
         share = plan.received_blocks(plan.needed()).max() / max(1, plan.received_blocks().max())
         cells = (f"{plan.imbalance:.4f}", f"{tokens.max() / tokens.mean():.3f}", f"{100 * share:.0f}")
         rows.append((plan.distribution.method, str(plan.distribution.chunk), *cells))
-    title = f"{first.mask.num_tokens} tokens over {first.ranks} ranks, {first.work.sum():.3g} visible pairs"
+    title = f"{first.mask.num_tokens} tokens over {first.ranks} ranks, {first.pairs.sum():.3g} visible pairs"
     return make_table(title, ("method", ">blocks a\nchunk", *shares), rows, caption="counted, not measured", bold=(0,))
 
 

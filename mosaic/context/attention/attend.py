@@ -13,6 +13,7 @@ At most two fetched groups are alive. Between forward and backward only local te
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mosaic.context.attention.exchange import Alone, Pending, make_exchange
+from mosaic.context.attention.exchange import Alone, FetchNeeded, Pending
 from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores, make_kernel
 from mosaic.context.plan import ContextPlan
 from mosaic.errors import RankFailedError
@@ -37,13 +38,12 @@ class Attend:
         plan: Plan of the sequence, the same on all ranks.
         group: Process group of the context ranks; None: the default one, or no group for a plan of one rank.
         heads: Heads of keys and values fetched together; more need more memory and fewer calls.
-        exchange: Name in ``EXCHANGES``.
         device: Device of the tensors: compiled FlexAttention computes on CUDA, plain torch elsewhere.
         agreed: True if ranks have compared their plans already.
 
     Raises:
         RankFailedError: Ranks have different plans; lists them.
-        ValueError: The size of the group differs from the plan, or a name is unknown.
+        ValueError: The size of the group differs from the plan.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Attend:
         group: Any = None,
         *,
         heads: int = 1,
-        exchange: str = "gather",
         device: torch.device | str = "cpu",
         agreed: bool = False,
     ) -> None:
@@ -64,7 +63,6 @@ class Attend:
             raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
-        self._exchange = exchange
         self.layers: dict[int | None, AttendLayer] = {}
         for window in {None, *plan.windows}:  # here, because torch.compile would trace numpy's code in a call
             self.layer(window)
@@ -117,8 +115,8 @@ class Attend:
         """Returns the exchange and kernel of layers with a window, which are made once."""
         if window not in self.layers:
             plan = self.plan.windowed(window)
-            name = self._exchange if plan is self.plan else "needed"
-            exchange = make_exchange(name, plan, self.group, self.rank, self.device)
+            alone = plan.ranks == 1
+            exchange = Alone(plan) if alone else FetchNeeded(plan, self.group, self.rank, self.device)
             self.layers[window] = AttendLayer(exchange, make_kernel(plan, self.rank, exchange, self.device))
         return self.layers[window]
 
@@ -131,6 +129,17 @@ class Attend:
         share, heads = q.shape[1] // k.shape[1], self.heads
         starts = range(0, k.shape[1], heads)
         return [(slice(start * share, (start + heads) * share), slice(start, start + heads)) for start in starts]
+
+    def prefetched(self, layer: AttendLayer, k: torch.Tensor, v: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yields the blocks of each group; the next group travels while the caller, who frees them, uses one."""
+        groups = zip(k.split(self.heads, 1), v.split(self.heads, 1), strict=True)
+        by_block = (torch.cat(both, -1).unflatten(2, (-1, self.plan.blocks.block)) for both in groups)
+        fetches = map(layer.exchange.fetch, (blocks.permute(2, 0, 1, 3, 4).contiguous() for blocks in by_block))
+        pending: Pending | None = next(fetches)
+        while pending is not None:
+            arrived = [pending()]
+            pending = next(fetches, None)
+            yield arrived.pop()  # or this frame would hold the blocks, too
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
         tokens = self.plan.local_tokens
@@ -159,11 +168,6 @@ class AttendLayer:
 
     exchange: Alone
     kernel: BlockRows | FlexKernel
-
-    def fetch(self, heads: slice, k: torch.Tensor, v: torch.Tensor, block: int) -> Pending:
-        """Starts to fetch the blocks that this rank reads, for some heads."""
-        both = torch.cat([k[:, heads], v[:, heads]], -1).unflatten(2, (-1, block))
-        return self.exchange.fetch(both.permute(2, 0, 1, 3, 4).contiguous())
 
 
 def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int:
@@ -195,26 +199,6 @@ def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int
     return int(rank)
 
 
-class _Prefetch:
-    """Prefetches the blocks of the groups of heads: the next group travels while one is in use."""
-
-    def __init__(
-        self, layer: AttendLayer, groups: list[tuple[slice, slice]], k: torch.Tensor, v: torch.Tensor, block: int
-    ) -> None:
-        self._start = lambda heads: layer.fetch(heads, k, v, block)
-        self._left = [heads for _, heads in groups]
-        self._pending = self._start(self._left.pop(0))
-
-    def take(self) -> torch.Tensor:
-        """Waits for a group's blocks; the caller frees them before the next call."""
-        arrived = self._pending()
-        if self._left:
-            self._pending = self._start(self._left.pop(0))
-        else:
-            del self._pending
-        return arrived
-
-
 class _Attention(torch.autograd.Function):
     """Forward and backward of ``Attend``."""
 
@@ -231,30 +215,28 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         groups = attend.groups(q, k)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ahead, ctx.saved_by_group = _Prefetch(layer, groups, k, v, attend.plan.blocks.block), []
+        ahead, ctx.saved_by_group = attend.prefetched(layer, k, v), []
         for own, _ in groups:
-            kv = ahead.take()
+            kv = next(ahead)
             out[:, own], saved = layer.kernel.forward(q[:, own], kv, scores, None if sinks is None else sinks[own])
             ctx.saved_by_group.append(saved)
             del kv
-        ctx.save_for_backward(q, k, v, sinks, out)
+        ctx.save_for_backward(q, k, v, sinks)
         ctx.call = attend, layer, scores
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, sinks, out = ctx.saved_tensors
+        q, k, v, sinks = ctx.saved_tensors
         attend, layer, scores = ctx.call
         dsinks = None if sinks is None else torch.empty_like(sinks)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        groups = attend.groups(q, k)
-        ahead, back = _Prefetch(layer, groups, k, v, attend.plan.blocks.block), None
-        for (own, keys), saved in zip(groups, ctx.saved_by_group, strict=True):
-            kv = ahead.take()
-            cut = [each[:, own] for each in (q, out, gradient)]
+        ahead, back = attend.prefetched(layer, k, v), None
+        for (own, keys), saved in zip(attend.groups(q, k), ctx.saved_by_group, strict=True):
+            kv = next(ahead)
             dq[:, own], dkv, *more = layer.kernel.backward(
-                saved, cut[0], kv, *cut[1:], scores, None if sinks is None else sinks[own]
+                saved, q[:, own], kv, gradient[:, own], scores, None if sinks is None else sinks[own]
             )
             if dsinks is not None:
                 dsinks[own] = more[0]

@@ -27,13 +27,10 @@ class ContextBatch:
     def cut(self, values: torch.Tensor, *, dim: int = 1, fill: float = 0) -> torch.Tensor:
         """Returns this rank's places of a tensor along its tokens; gradients flow back to the whole.
 
-        Args:
-            values: A tensor over all tokens of the sequence.
-            dim: Dimension of the tokens.
-            fill: Value of empty places.
+        Empty places have the value ``fill``.
 
         Raises:
-            ValueError: The tensor's number of tokens differs from the plan.
+            ValueError: The tensor's number of tokens, in dimension ``dim``, differs from the plan.
         """
         plan = self.attend.plan
         if values.shape[dim] != plan.mask.num_tokens:
@@ -48,11 +45,7 @@ class ContextBatch:
         return local.masked_fill((order < 0).view(shape), fill)
 
     def shift(self, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the label of each token's successor in its document, -100 without one, for the whole sequence.
-
-        Args:
-            labels: Shape (batch, tokens), not shifted.
-        """
+        """Returns the label of each token's successor in its document, -100 without one, for the whole sequence."""
         documents = self.attend.plan.mask.documents
         follows = np.r_[(documents[1:] == documents[:-1]) & (documents[1:] >= 0), False]
         shifted = torch.cat([labels[:, 1:], labels[:, :1]], 1)
@@ -88,8 +81,7 @@ class ContextBatch:
         keywords["position_ids"] = self.cut(position_ids, dim=position_ids.ndim - 1)
         if input_ids is not None:
             keywords["input_ids"] = self.cut(input_ids)
-        else:
-            assert inputs_embeds is not None
+        if inputs_embeds is not None:
             keywords["inputs_embeds"] = self.cut(inputs_embeds)
         return keywords if labels is None else keywords | shifted_labels(self, labels)
 

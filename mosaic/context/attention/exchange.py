@@ -1,8 +1,7 @@
 """Messages between context ranks: keys and values, rows of encoded items, gradients of parameters.
 
-Keys and values go to all ranks, or to each rank the blocks that it reads. A rank's blocks are one tensor ``(blocks,
-batch, heads, block, width)``, keys and values side by side in its last dimension: a block is contiguous in memory, and
-both exchanges cut along the first dimension.
+A rank's keys and values are one tensor ``(blocks, batch, heads, block, width)``, side by side in its last dimension: a
+block is contiguous in memory, and exchanges cut along the first dimension.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ import torch.distributed as dist
 
 from mosaic.context.items import ItemShare
 from mosaic.context.plan import ContextPlan
-from mosaic.errors import unknown
 
 # The names of torch 2.13, and before it.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 Pending = Callable[[], torch.Tensor]
 """Waits for an exchange and returns its result."""
 
 
 class Alone:
-    """One rank, without communication; the base of the other exchanges.
+    """One rank, without communication; the base of the exchange of several.
 
     Attributes:
         column_of: Place of each block of the sequence among the fetched ones; -1 for others.
@@ -37,7 +34,7 @@ class Alone:
 
     def __init__(self, plan: ContextPlan) -> None:
         self.column_of = plan.column_of()
-        self.num_blocks = plan.ranks * plan.distribution.slots
+        self.num_blocks = plan.distribution.slots
 
     def fetch(self, own: torch.Tensor) -> Pending:
         """Starts to fetch the blocks that this rank reads, including its own."""
@@ -46,24 +43,6 @@ class Alone:
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
         """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
         return lambda: gradient
-
-
-class GatherAll(Alone):
-    """All-gathers the blocks of all ranks, and reduce-scatters the gradients."""
-
-    def __init__(self, plan: ContextPlan, group: Any) -> None:
-        super().__init__(plan)
-        self._group = group
-
-    def fetch(self, own: torch.Tensor) -> Pending:
-        gathered = own.new_empty(self.num_blocks, *own.shape[1:])
-        work = all_gather(gathered, own, group=self._group, async_op=True)
-        return _pending(work, gathered, own)
-
-    def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(self._group), *gradient.shape[1:])
-        work = reduce_scatter(own, gradient, group=self._group, async_op=True)
-        return _pending(work, own, gradient)
 
 
 class FetchNeeded(Alone):
@@ -84,50 +63,29 @@ class FetchNeeded(Alone):
         self._group = group
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        requested = own.index_select(0, self._sent)
-        arrived = own.new_empty(self.num_blocks, *own.shape[1:])
-        work = dist.all_to_all_single(arrived, requested, self._in, self._out, group=self._group, async_op=True)
-        return _pending(work, arrived, requested)
+        return self._exchanged(own.index_select(0, self._sent), self._in, self._out)
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        arrived = gradient.new_empty(sum(self._out), *gradient.shape[1:])
-        work = dist.all_to_all_single(arrived, gradient, self._out, self._in, group=self._group, async_op=True)
-        received = _pending(work, arrived, gradient)
-        return lambda: self._summed(received())
+        received = self._exchanged(gradient, self._out, self._in)
 
-    def _summed(self, arrived: torch.Tensor) -> torch.Tensor:
-        own = arrived.new_zeros(self._slots, *arrived.shape[1:])
-        for places, part in zip(self._sent.split(self._out), arrived.split(self._out), strict=True):
-            own[places] += part  # each place once in a part: the sum is the same in every run
-        return own
+        def summed() -> torch.Tensor:
+            arrived = received()
+            own = arrived.new_zeros(self._slots, *arrived.shape[1:])
+            for places, part in zip(self._sent.split(self._out), arrived.split(self._out), strict=True):
+                own[places] += part  # each place once in a part: the sum is the same in every run
+            return own
 
+        return summed
 
-def _pending(work: Any, result: torch.Tensor, read: torch.Tensor) -> Pending:
-    def wait(_: torch.Tensor = read) -> torch.Tensor:  # holds the tensor that the exchange reads
-        work.wait()
-        return result
+    def _exchanged(self, blocks: torch.Tensor, received: list[int], sent: list[int]) -> Pending:
+        arrived = blocks.new_empty(sum(received), *blocks.shape[1:])
+        work = dist.all_to_all_single(arrived, blocks, received, sent, group=self._group, async_op=True)
 
-    return wait
+        def wait(_: torch.Tensor = blocks) -> torch.Tensor:  # holds the tensor that the exchange reads
+            work.wait()
+            return arrived
 
-
-EXCHANGES = {
-    "gather": "all keys and values to all ranks: fewest calls, most bytes",
-    "needed": "to each rank the blocks that it reads: fewer bytes for packed documents and coarse chunks",
-}
-"""Descriptions by name."""
-
-
-def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> Alone:
-    """Returns an exchange by name.
-
-    Raises:
-        ValueError: The name is unknown; lists all.
-    """
-    if name not in EXCHANGES:
-        raise ValueError(unknown("exchange", name, EXCHANGES))
-    if plan.ranks == 1:
-        return Alone(plan)
-    return GatherAll(plan, group) if name == "gather" else FetchNeeded(plan, group, rank, device)
+        return wait
 
 
 def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) -> torch.Tensor:
@@ -151,40 +109,31 @@ def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) ->
             f"rank {rank} of {size} has features of shape {tuple(features.shape)}; items are divided over "
             f"{share.ranks} ranks and its own {list(share.items_of(rank))} make {share.rows_of(rank)} rows"
         )
-    if share.room == 0:
+    if share.ranks == 1 or share.room == 0:
         return features
-    # Without a parameter behind it the backward pass would skip this rank, and the others would wait for it.
-    anchor = features.new_zeros((), requires_grad=torch.is_grad_enabled())
-    gathered: torch.Tensor = _Gathered.apply(features, anchor, share, None if alone else group, alone)
-    return gathered
+    padded = torch.nn.functional.pad(features, (0, 0, 0, share.room - len(features)))
+    if torch.is_grad_enabled() and features.is_floating_point():
+        padded = padded.requires_grad_()  # or this rank would skip the backward pass, and the others wait for it
+    gathered: torch.Tensor = _Gathered.apply(padded, share.ranks, group)
+    return gathered.index_select(0, torch.from_numpy(share.order()).to(features.device))
 
 
 class _Gathered(torch.autograd.Function):
-    """All ranks' rows, each padded to the size of the largest."""
+    """The rows of all ranks, which have as many."""
 
     @staticmethod
-    def forward(
-        ctx: Any, features: torch.Tensor, anchor: torch.Tensor, share: ItemShare, group: Any, alone: bool
-    ) -> torch.Tensor:
-        own = features.new_zeros(share.room, features.shape[1])
-        own[: len(features)] = features
-        gathered = own if alone else own.new_empty(share.ranks * share.room, features.shape[1])
-        if not alone:
-            all_gather(gathered, own, group=group)
-        order = torch.from_numpy(share.order()).to(features.device)
-        ctx.of = share, group, alone, order, len(features)
-        return gathered.index_select(0, order)
+    def forward(ctx: Any, own: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
+        ctx.group, ctx.shape = group, own.shape
+        gathered = own.new_empty(ranks * len(own), own.shape[1])
+        all_gather(gathered, own.contiguous(), group=group)
+        return gathered
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        share, group, alone, order, count = ctx.of
-        whole = gradient.new_zeros(share.ranks * share.room, gradient.shape[1])
-        whole[order] = gradient
-        own = whole if alone else whole.new_empty(share.room, gradient.shape[1])
-        if not alone:
-            reduce_scatter(own, whole, group=group)
-        return own[:count], gradient.new_zeros(()), None, None, None
+        own = gradient.new_empty(ctx.shape)
+        reduce_scatter(own, gradient.contiguous(), group=ctx.group)
+        return own, None, None
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any = None) -> None:

@@ -7,11 +7,10 @@ numbers are rejected: by their configuration before they run, or in the layer.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +23,33 @@ NAME = "mosaic_context"
 """Name of the attention function."""
 _BIASES = ("sinks", "position_bias", "indices", "block_indices")
 """Keywords of layers that alter scores or leave keys out in ways that attention over ranks does not have."""
-_ENCLOSING: ContextVar[tuple[Attend | None, ...]] = ContextVar("mosaic_context", default=())
-"""The ``context`` of the calls in progress, for attention that receives none: some layers drop their keywords."""
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary positions that depend on the greatest position of a call."""
 _SECOND_MASK = "attention_mask is given beside context; the plan has the mask already: leave it out"
+
+
+class Attached:
+    """A model that attends over context ranks, and whose calls are checked."""
+
+    def __init__(self, model: Any) -> None:
+        self._restore, self._calls = use_attention(model), Counter[int | None]()
+        self._hooks = (
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._leave, with_kwargs=True),
+        )
+
+    def remove(self) -> None:
+        """Restores the model's own attention."""
+        for hook in self._hooks:
+            hook.remove()
+        self._restore()
+
+    def _enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        _check_call(model, arguments, keywords)
+        self._calls = Counter(keywords["context"].calls)
+
+    def _leave(self, model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], out: object) -> None:
+        check_calls(model, keywords["context"], self._calls)
 
 
 def attach(model: nn.Module) -> Attached:
@@ -69,25 +90,7 @@ def use_attention(model: Any) -> Callable[[], None]:
             "the handle before you attach it again"
         )
     model.set_attn_implementation(NAME)
-    hooks = (
-        model.register_forward_pre_hook(_enter_call, with_kwargs=True),
-        model.register_forward_hook(_leave_call, always_call=True),
-    )
-
-    def restore() -> None:
-        for hook in hooks:
-            hook.remove()
-        model.set_attn_implementation(before)
-
-    return restore
-
-
-def _enter_call(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    _ENCLOSING.set((*_ENCLOSING.get(), keywords.get("context")))
-
-
-def _leave_call(module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-    _ENCLOSING.set(_ENCLOSING.get()[:-1])
+    return partial(model.set_attn_implementation, before)
 
 
 def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) -> None:
@@ -97,39 +100,16 @@ def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) ->
         UnsupportedModelError: Some did not, or passed another window.
     """
     calls, windows = Counter(attend.calls) - Counter(before), Counter(layer_windows(model))
-    if calls != windows:
-        total, layers = calls.total(), windows.total()
-        reason = "others saw this rank's tokens alone"
-        if total == layers:
-            reason = f"their windows are {dict(windows)} by the configuration, and they passed {dict(calls)}"
-        raise UnsupportedModelError(
-            f"{total} of {layers} layers of {type(model).__name__} attended over context ranks; {reason}: train it "
-            "without context parallelism"
-        )
-
-
-class Attached:
-    """A model that attends over context ranks."""
-
-    def __init__(self, model: Any) -> None:
-        self._restore, self._calls = use_attention(model), Counter[int | None]()
-        self._hooks = (
-            model.register_forward_pre_hook(self._enter, with_kwargs=True),
-            model.register_forward_hook(self._leave, with_kwargs=True),
-        )
-
-    def remove(self) -> None:
-        """Restores the model's own attention."""
-        for hook in self._hooks:
-            hook.remove()
-        self._restore()
-
-    def _enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        _check_call(model, arguments, keywords)
-        self._calls = Counter(keywords["context"].calls)
-
-    def _leave(self, model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], out: object) -> None:
-        check_calls(model, keywords["context"], self._calls)
+    if calls == windows:
+        return
+    total, layers = calls.total(), windows.total()
+    reason = "others saw this rank's tokens alone"
+    if total == layers:
+        reason = f"their windows are {dict(windows)} by the configuration, and they passed {dict(calls)}"
+    raise UnsupportedModelError(
+        f"{total} of {layers} layers of {type(model).__name__} attended over context ranks; {reason}: train it "
+        "without context parallelism"
+    )
 
 
 def check_config(model: Any) -> None:
@@ -140,55 +120,42 @@ def check_config(model: Any) -> None:
     """
     from transformers import PreTrainedModel
 
+    name = type(model).__name__
     if not hasattr(model, "config"):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not a model of transformers; attach the language model in it, or call Attend "
-            "in layers of your own"
+            f"{name} is not a model of transformers; attach the language model in it, or call Attend in layers of your "
+            "own"
         )
     inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
-    get = functools.partial(getattr, model.config.get_text_config())
-    strange = sorted({*(get("layer_types", None) or ())} - {"full_attention", "sliding_attention"})
-    rope = get("rope_parameters", None) or {}
+    config = model.config.get_text_config()
+
+    def get(field: str) -> Any:
+        return getattr(config, field, None)
+
+    strange = ", ".join(sorted({*(get("layer_types") or ())} - {"full_attention", "sliding_attention"}))
+    dropout, rope = get("attention_dropout"), get("rope_parameters") or {}
     rope_kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
-    stretched = sorted(_STRETCHED & rope_kinds)
-    refusals: tuple[tuple[Any, str], ...] = (
-        (get("is_encoder_decoder", False), "has an encoder and a decoder; mask words are for decoders: attach that"),
-        (
-            strange,
-            f"has layers of {', '.join(strange)}; mask words and windows cannot express them: build it from a "
-            "configuration with layer_types=['full_attention', ...] if it may see everything",
+    stretched = ", ".join(map(repr, sorted(_STRETCHED & rope_kinds)))
+    both_ways = get("use_bidirectional_attention") in (True, "all") and any(layer_windows(model))
+    refusals: dict[str, Any] = {
+        "has an encoder and a decoder; mask words are for decoders: attach that": get("is_encoder_decoder"),
+        f"has layers of {strange}; mask words and windows cannot express them: build it from a configuration with "
+        "layer_types=['full_attention', ...] if it may see everything": strange,
+        "has windows in both directions; mask words express windows that look back: use another model": both_ways,
+        "adds a loss of its router, which each rank would count over its own tokens: set "
+        "output_router_logits=False": get("output_router_logits"),
+        f"has attention_dropout={dropout}; ranks would drop different pairs than one rank does: set it to 0": dropout,
+        "takes no position_ids and would count this rank's tokens, which are not in a row: use another "
+        "model": "position_ids" not in inspect.signature(inner.forward).parameters,
+        f"has rope_type={stretched}, which depends on the greatest position of a call, and ranks have different ones: "
+        "use another, such as 'yarn'": stretched,
+        "has attn_temperature_tuning, which counts this rank's tokens whatever their positions: set it to False": get(
+            "attn_temperature_tuning"
         ),
-        (
-            get("use_bidirectional_attention", None) in (True, "all") and any(layer_windows(model)),
-            "has windows in both directions; mask words express windows that look back: use another model",
-        ),
-        (
-            get("output_router_logits", False),
-            "adds a loss of its router, which each rank would count over its own tokens: set "
-            "output_router_logits=False",
-        ),
-        (
-            get("attention_dropout", 0.0),
-            f"has attention_dropout={get('attention_dropout', 0.0)}; ranks would drop different pairs than one rank "
-            "does: set it to 0",
-        ),
-        (
-            "position_ids" not in inspect.signature(inner.forward).parameters,
-            "takes no position_ids and would count this rank's tokens, which are not in a row: use another model",
-        ),
-        (
-            stretched,
-            f"has rope_type={', '.join(map(repr, stretched))}, which depends on the greatest position of a call, and "
-            "ranks have different ones: use another, such as 'yarn'",
-        ),
-        (
-            get("attn_temperature_tuning", False),
-            "has attn_temperature_tuning, which counts this rank's tokens whatever their positions: set it to False",
-        ),
-    )
-    for is_refused, reason in refusals:
+    }
+    for reason, is_refused in refusals.items():
         if is_refused:
-            raise UnsupportedModelError(f"{type(model).__name__} {reason}, or train it without context parallelism")
+            raise UnsupportedModelError(f"{name} {reason}, or train it without context parallelism")
 
 
 def attention(
@@ -206,27 +173,23 @@ def attention(
     context: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of transformers' layers; ``context`` comes from the layer, or from the model's own call.
+    """Attention function of transformers' layers, which hand down the ``context`` of the model's call.
 
     Raises:
-        UnsupportedModelError: The layer has dropout, or a bias of its scores.
-        ValueError: ``context`` is missing, or a mask is given beside it.
+        UnsupportedModelError: The layer has dropout, or a bias of its scores, or dropped ``context``.
+        ValueError: A mask is given beside ``context``.
     """
-    context = context or next(reversed(_ENCLOSING.get()), None)
     if context is None:
-        raise ValueError(
-            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "
-            "Layers that drop their keywords, as StableLM's do, cannot be recomputed: use no gradient checkpointing"
-        )
-    biases = {name: options[name] for name in _BIASES if options.get(name) is not None}
-    if dropout or biases:
-        features = {"dropout": dropout, **biases} if dropout else biases
-        listed = ", ".join(
-            name if isinstance(value, torch.Tensor) else f"{name}={value}" for name, value in features.items()
-        )
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks for {listed}; attention over context ranks does not support it: set it to 0 "
-            "or None in the configuration, or train the model without context parallelism"
+            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "
+            "Models whose layers drop their keywords, as StableLM's do, train without context parallelism"
+        )
+    options = {"dropout": dropout or None, **options}
+    biases = [name for name in ("dropout", *_BIASES) if options.get(name) is not None]
+    if biases:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks for {', '.join(biases)}; attention over context ranks does not support it: "
+            "set it to 0 or None in the configuration, or train the model without context parallelism"
         )
     if attention_mask is not None:
         raise ValueError(_SECOND_MASK)
@@ -235,42 +198,24 @@ def attention(
 
 
 def _check_call(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    get = keywords.get
-    refusals: tuple[tuple[object, str], ...] = (
-        (
-            not isinstance(get("context"), Attend),
-            f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)",
-        ),
-        (
-            len(arguments) > 1,
-            f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
-            "input_ids by name",
-        ),
-        (
-            get("output_router_logits"),
-            "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
-            "out",
-        ),
-        (get("attention_mask") is not None, _SECOND_MASK),
-        (
-            get("past_key_values") is not None or get("use_cache") is not False,
-            "a cache of keys and values is not supported; call the model with use_cache=False",
-        ),
-        (
-            get("position_ids") is None,
-            "position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()",
-        ),
-        (
-            get("labels") is not None and get("shift_labels") is None,
-            "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift "
-            "them on the whole sequence, as ContextBatch.inputs(labels=...) does",
-        ),
-        (
-            get("shift_labels") is not None and get("num_items_in_batch") is None,
-            "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of "
-            "labels of the whole sequence, as ContextBatch.inputs(labels=...) does",
-        ),
-    )
-    for is_refused, reason in refusals:
+    get, attends = keywords.get, isinstance(keywords.get("context"), Attend)
+    is_cached = get("past_key_values") is not None or get("use_cache") is not False
+    is_shifted, is_counted = get("shift_labels") is not None, get("num_items_in_batch") is not None
+    refusals: dict[str, object] = {
+        f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)": not attends,
+        f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
+        "input_ids by name": len(arguments) > 1,
+        "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
+        "out": get("output_router_logits"),
+        _SECOND_MASK: get("attention_mask") is not None,
+        "a cache of keys and values is not supported; call the model with use_cache=False": is_cached,
+        "position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()": get("position_ids")
+        is None,
+        "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift them "
+        "on the whole sequence, as ContextBatch.inputs(labels=...) does": get("labels") is not None and not is_shifted,
+        "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of labels "
+        "of the whole sequence, as ContextBatch.inputs(labels=...) does": is_shifted and not is_counted,
+    }
+    for reason, is_refused in refusals.items():
         if is_refused:
             raise ValueError(reason)

@@ -97,15 +97,8 @@ class Sequences:
 
     def _attend(self, microbatch: Microbatch) -> Attend:
         """Plans the attention of a microbatch; sends nothing."""
-        settings = self._settings
-        return Attend(
-            settings.plan(microbatch),
-            self._group,
-            heads=settings.heads,
-            exchange=settings.exchange,
-            device=self._device,
-            agreed=True,
-        )
+        plan, heads = self._settings.plan(microbatch), self._settings.heads
+        return Attend(plan, self._group, heads=heads, device=self._device, agreed=True)
 
     def check(self, microbatch: Microbatch) -> None:
         """Runs the model with a microbatch once, unless it lacks weights; all ranks of the group call it.

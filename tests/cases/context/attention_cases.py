@@ -39,7 +39,6 @@ class Case:
 
     mask: str
     method: str
-    exchange: str
     heads: int
 
     def plan(self, ranks: int) -> ContextPlan:
@@ -48,8 +47,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every mask by every way of sharing it out."""
-    ways = (("lpt", "gather", 1), ("lpt", "needed", 2), ("headtail", "gather", 2))
-    more = (("random", "gather", 1), ("ring", "needed", 1))
+    ways = (("lpt", 1), ("lpt", 2), ("headtail", 2))
+    more = (("random", 1), ("ring", 1))
     for mask in MASKS:
         for way in ways if mask != "odd" else (*ways, *more):
             yield Case(mask, *way)

@@ -118,7 +118,7 @@ def test_a_mask_comes_from_a_function(tmp_path: Path, capsys: pytest.CaptureFixt
         "def draw(tokens, seed):\n    return gemma([-1] * (tokens - seed) + [0] * seed)\n"
         "def wrong():\n    return 3\n"
     )
-    assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:make", "--method", "ring", "--chunk", "2"]) == 0
+    assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:make", "--method", "ring"]) == 0
     assert "900 tokens over 2 ranks" in capsys.readouterr().out
     assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:draw", "--tokens=1000", "--seed=200"]) == 0
     assert "1000 tokens over 2 ranks" in capsys.readouterr().out

@@ -31,9 +31,9 @@ def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (([1, 2, 3], 4), "3 blocks for 4 ranks; each rank needs one: use fewer ranks, smaller blocks"),
+        (([1, 2, 3], 4), "3 blocks for 4 ranks; each rank needs one: use fewer ranks, smaller blocks or chunks"),
         (([1, -2, 3], 2), "give one whole number >= 0 a block"),
-        (([1.5, 2.5], 2), "work has numbers of float64"),
+        (([1.5, 2.5], 2), "work has float64 from 1.5 on"),
         (([1, 2, 3], 2, "best"), "unknown method 'best'; choose one of: lpt, headtail, ring, random"),
     ],
 )

@@ -7,13 +7,9 @@ from mosaic.context.words import (
     BOTH,
     MaskWords,
     causal,
-    from_bam,
     gemma,
     packed,
 )
-
-TEXT = 1 << 62 | 1 | 1 << 1 | 1 << 2
-"""Cornstarch's word of text that may see both encoders."""
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
@@ -34,16 +30,6 @@ def test_gemmas_mask_is_that_of_transformers():
         block_sequence_ids=torch.from_numpy(images)[None],
     )
     assert np.array_equal(gemma(images).dense(), theirs[0, 0].numpy())
-
-
-def test_cornstarchs_rule_holds_for_any_bits():
-    draw = np.random.RandomState(0)
-    choices = np.array([TEXT, 1, 1 | 1 << 2, 1 << 1, 1 << 2, 1 << 1 | 1 << 2, 0])
-    bits = choices[draw.randint(0, len(choices), 80)]
-    q, k, low = bits[:, None], bits[None, :], (1 << 62) - 1
-    before = np.tri(80, dtype=bool)
-    expected = np.where(q & 1 != 0, before & (q & k & low != 0), (q == k) & (q & low != 0))
-    assert np.array_equal(from_bam(bits).dense(), expected)
 
 
 def test_packed_documents_see_nothing_of_each_other_and_padding_sees_nothing():

@@ -46,8 +46,8 @@ def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Modu
 
 
 def of_two(rank: int, size: int, place: Path) -> None:
-    """Two ranks share the sequences of LLaVA, and images where there are two or more; both exchanges, and a trial."""
-    for settings, trial in ((shared(), False), (shared(exchange="needed", method="headtail"), True)):
+    """Two ranks share the sequences of LLaVA, and images where there are two or more; two balancers, and a trial."""
+    for settings, trial in ((shared(), False), (shared(method="headtail"), True)):
         pipe, model, plain = begun(context=settings, trial=trial)
         assert "2 ranks a sequence" in pipe.describe()
         encoded: list[int] = []

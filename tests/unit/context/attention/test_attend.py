@@ -73,7 +73,7 @@ def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.M
             most[what] = max(most[what], len(alive[what]))
             return lambda: made
 
-    monkeypatch.setattr(attend, "make_exchange", lambda name, plan, *_: Counted(plan))
+    monkeypatch.setattr(attend, "Alone", Counted)
     q, k, v = (one.requires_grad_() for one in tensors(6, q=12))
     gc.disable()  # what is no longer needed is let go of at once, not when there is time
     try:
@@ -90,8 +90,8 @@ def test_local_tensors_alone_are_kept_for_the_backward_pass():
     q, k, v = (one.requires_grad_() for one in tensors())
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
-        out = alone()(q, k, v)
-    assert {one.data_ptr() for one in kept} == {one.data_ptr() for one in (q, k, v, out)}
+        alone()(q, k, v)
+    assert {one.data_ptr() for one in kept} == {one.data_ptr() for one in (q, k, v)}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,6 @@ def test_local_tensors_alone_are_kept_for_the_backward_pass():
         ({"heads": 0}, {}, "heads=0 are fetched together; use 1 or more"),
         ({}, {"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
         ({}, {"q": 6}, "6 query heads are not a multiple of 4 heads of keys"),
-        ({"exchange": "ring"}, {}, "unknown exchange 'ring'; choose one of: gather, needed"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(arguments: Any, given: Any, says: str):

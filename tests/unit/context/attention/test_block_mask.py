@@ -49,7 +49,7 @@ def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: st
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:return_lse is deprecated")
 @pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 0.7, "sinks": True}], ids=str)
-def test_flex_attention_is_block_rows(options: dict[str, Any]):
+def test_flex_attention_is_block_rows(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     plan, name = plan_context(MASKS["odd"], 1, block=BLOCK), "odd"
     if "sinks" in options:
         options = options | {"sinks": torch.linspace(-1, 2, 6, dtype=torch.float64)}
@@ -58,7 +58,8 @@ def test_flex_attention_is_block_rows(options: dict[str, Any]):
     q, k, v = (batch.cut(one, dim=2) for one in inputs_of(MASKS[name], torch.float64)[:3])
     own = plan.windowed(options.get("window"))
     columns, slots = own.column_of(), own.distribution.slots
-    kernel = FlexKernel(own, 0, columns, slots, torch.device("cpu"), forward_only)
+    monkeypatch.setattr(kernels, "compiled_attention", lambda: forward_only)
+    kernel = FlexKernel(own, 0, columns, slots, torch.device("cpu"))
     flex.layers[options.get("window")] = replace(flex.layer(None), kernel=kernel)
     assert float((flex(q, k, v, **options) - rows(q, k, v, **options)).abs().max()) < 1e-13
 
@@ -86,8 +87,9 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
     monkeypatch.setattr(kernels._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
     fetched, halves = [], kernels._halves
     monkeypatch.setattr(kernels, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
+    monkeypatch.setattr(kernels, "compiled_attention", lambda: dense)
     columns = plan.column_of()
-    kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
+    kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"))
     attend.layers[None] = replace(attend.layer(None), kernel=kernel)
     found = attended(attend, given)
     assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
