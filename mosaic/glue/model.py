@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from mosaic.artifact import load, save
 from mosaic.context.words import MaskWords
-from mosaic.glue.folder import load_folder, load_projector, save_folder
-from mosaic.glue.text import Placeholders, mask_words, text_positions
-from mosaic.glue.tower import Features, Inputs, Tower, check_no_decoder
+from mosaic.errors import unknown
+from mosaic.glue import folder as files
+from mosaic.glue.text import flat_features, mask_words, without_placeholders
+from mosaic.glue.tower import CALLBACKS, Inputs, Tower
 
-Before = Callable[[dict[str, Features], Inputs], Inputs]
-"""Maps the towers' features and the language model's keywords to its final keywords."""
+LANGUAGE_MODEL = "language_model"
+NESTED = "mosaic.glue.model:MultimodalModel"
+"""Class, in a record, of a tower's model whose folder is such a folder itself."""
 
 
 class MultimodalModel(nn.Module):
@@ -39,31 +42,36 @@ class MultimodalModel(nn.Module):
 
     Args:
         language_model: A module with ``inputs_embeds`` and ``get_input_embeddings``, as in transformers.
-        before: Replaces placeholders by features: receives the features by tower, and the language model's keywords
-            with ``input_ids`` and ``inputs_embeds``; returns its keywords.
         towers: By name.
 
     Raises:
         ValueError: Two towers share a token, a name is taken, widths differ, or a model is unsuitable.
     """
 
-    def __init__(self, *, language_model: nn.Module, before: Before | None = None, **towers: Tower) -> None:
+    def __init__(self, *, language_model: nn.Module, **towers: Tower) -> None:
         super().__init__()
-        self._frozen: list[str] = []
-        self._thawing: set[str] = set()  # parameters that train again after unfreezing
-        check_no_decoder(language_model, "language model")
+        kind = type(language_model).__name__
+        if getattr(getattr(language_model, "config", None), "is_encoder_decoder", False):
+            raise ValueError(f"{kind} is an encoder with a decoder, which reads its own text; use a decoder alone")
         if not callable(getattr(language_model, "get_input_embeddings", None)):
             raise ValueError(
-                f"{type(language_model).__name__} has no get_input_embeddings(); use a language model of "
-                "transformers, or add the method to yours"
+                f"{kind} has no get_input_embeddings(); use a language model of transformers, or add the method to "
+                "yours"
             )
         self.language_model = language_model
-        self.before = before
         self.tower_names = tuple(towers)
-        self._check(towers)
         for name, tower in towers.items():
+            if not isinstance(tower, Tower):
+                raise ValueError(f"{name}={type(tower).__name__} is not a Tower; use {name}=Tower(model, token=...)")
+            if hasattr(self, name) or not name.isidentifier():
+                raise ValueError(f"a tower cannot have the name {name!r}, which the model has already; choose another")
             tower.fit(name, self._embedding.weight.shape[1])
             self.add_module(name, tower)
+        if len(set(self._tokens.values())) < len(self._tokens):
+            raise ValueError(f"towers share a token ({self._tokens}); give each its own")
+        self._frozen: list[str] = []
+        every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
+        self._still = tuple(name for name, parameter in every if not parameter.requires_grad)
 
     @property
     def towers(self) -> dict[str, Tower]:
@@ -94,25 +102,7 @@ class MultimodalModel(nn.Module):
         For direct calls of the language model: its ``generate(inputs_embeds=...)``, or one rank's part of a long
         sequence (``mosaic.context.attention.ContextBatch``).
         """
-        if strange := sorted(set(towers) - set(self.tower_names)):
-            raise ValueError(
-                f"there is no tower {strange[0]!r}; this model has {', '.join(self.tower_names) or 'none'}"
-            )
         return cast(Tensor, self._merged(input_ids, dict(towers))["inputs_embeds"])
-
-    def positions(self, input_ids: Tensor, documents: Tensor | None = None, **towers: Inputs | None) -> Tensor:
-        """Returns the tokens' positions: (batch, tokens), or (axes, batch, tokens) if towers have ``positions``.
-
-        Args:
-            input_ids: (batch, tokens).
-            documents: (batch, tokens), -1 for padding; positions begin at 0 in each. None: each row is one.
-            towers: Inputs of the towers with ``positions``, as in ``forward``.
-        """
-        owners = torch.zeros_like(input_ids) if documents is None else documents
-        shaped = {name: tower.positions for name, tower in self.towers.items() if tower.positions is not None}
-        items = {name: positions(own) for name, positions in shaped.items() if (own := towers.get(name)) is not None}
-        positions = text_positions(input_ids, owners, self._tokens, items)
-        return positions if shaped else positions[0]
 
     def mask(
         self,
@@ -120,16 +110,14 @@ class MultimodalModel(nn.Module):
         kind: str = "causal",
         *,
         documents: Tensor | None = None,
-        lengths: Mapping[str, Sequence[int]] | None = None,
     ) -> MaskWords:
-        """Returns the attention mask of one sequence, for ``mosaic.context``.
+        """Returns the attention mask of one sequence, for ``mosaic.context``; adjacent placeholders are one item.
 
         Args:
             input_ids: (tokens,) or (1, tokens).
             kind: ``causal``; ``gemma``: causal, and an item sees all of itself; ``cornstarch``: text causal, and a
                 modality sees all of itself and nothing else.
             documents: As ``input_ids``, -1 for padding; None: one document.
-            lengths: Placeholders of each item, by tower; by default adjacent ones are one item.
 
         Raises:
             ValueError: The kind is unknown, the input has several rows, or a document has over 55 items.
@@ -139,20 +127,12 @@ class MultimodalModel(nn.Module):
                 f"input_ids have {len(input_ids)} rows, and a mask is of one sequence; call mask() by row, or pack them"
             )
         owners = None if documents is None else documents.flatten().cpu().numpy()
-        return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, documents=owners, lengths=lengths)
+        return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, owners)
 
     @property
     def frozen(self) -> tuple[str, ...]:
         """Names of the frozen modules."""
         return tuple(self._frozen)
-
-    @property
-    def still(self) -> tuple[str, ...]:
-        """Names of parameters that never train, frozen or not, such as Whisper's positions."""
-        every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
-        thawing = {id(parameter) for name, parameter in every if name in self._thawing}
-        named = self.named_parameters()
-        return tuple(name for name, each in named if not each.requires_grad and id(each) not in thawing)
 
     def freeze(self, *names: str) -> Self:
         """Freezes modules, such as ``vision.model``: no gradients, and eval mode until ``unfreeze``.
@@ -161,54 +141,43 @@ class MultimodalModel(nn.Module):
             ValueError: No module has that name.
         """
         for name in names:
-            module = self._named(name)
-            every = module.named_parameters(prefix=name, remove_duplicate=False)
-            self._thawing.update(key for key, parameter in every if parameter.requires_grad)
+            self._named(name).requires_grad_(False).eval()
             self._frozen += [] if name in self._frozen else [name]
-            module.requires_grad_(False).eval()
         return self
 
     def unfreeze(self, *names: str) -> Self:
-        """Reverses ``freeze``, except for modules inside that are frozen by name.
+        """Trains frozen modules again.
+
+        Modules inside that are frozen by name stay so, and parameters that did not train when the model was made, such
+        as Whisper's positions.
 
         Raises:
             ValueError: No module of that name was frozen.
         """
         for name in names:
             if name not in self._frozen:
-                raise ValueError(f"{name!r} was not frozen; frozen are {', '.join(self._frozen) or 'none'}")
-            module = self._named(name)
+                raise ValueError(unknown("frozen module", name, self._frozen))
             self._frozen.remove(name)
-            still_frozen = {id(each) for other in self._frozen for each in self._named(other).parameters()}
-            for key, parameter in module.named_parameters(prefix=name, remove_duplicate=False):
-                if key in self._thawing and id(parameter) not in still_frozen:
-                    self._thawing.remove(key)
+            frozen = {id(each) for other in self._frozen for each in self._named(other).parameters()}
+            for key, parameter in self._named(name).named_parameters(prefix=name):
+                if key not in self._still and id(parameter) not in frozen:
                     parameter.requires_grad_(True)
-            module.train(self.training)
-            self._keep_eval()
-        return self
+        return self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; frozen modules without adapters stay in eval mode."""
         super().train(mode)
-        self._keep_eval()
-        return self
-
-    def _keep_eval(self) -> None:
-        for name in self._frozen:
-            module = self._named(name)
+        for module in map(self._named, self._frozen):
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 module.eval()
+        return self
 
     def _named(self, name: str) -> nn.Module:
-        try:
+        with suppress(AttributeError):
             if name:
                 return self.get_submodule(name)
-        except AttributeError:
-            pass
-        children = [f"{child}.{part}" for child, own in self.named_children() for part in dict(own.named_children())]
-        names = [name for name, _ in self.named_children()] + children
-        raise ValueError(f"there is no module {name!r}; there are {', '.join(names)}")
+        names = [each for each, _ in self.named_modules() if each and each.count(".") < 2]
+        raise ValueError(unknown("module", name, names))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.
@@ -216,8 +185,27 @@ class MultimodalModel(nn.Module):
         Raises:
             UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
         """
-        about = {"has_before": self.before is not None, "frozen": self.frozen, "still": self.still}
-        save_folder(Path(folder), self.language_model, self.towers, **about)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / files.RECORD).unlink(missing_ok=True)
+        towers = []
+        for name, tower in self.towers.items():
+            if isinstance(tower.model, MultimodalModel):
+                tower.model.save_pretrained(folder / name)
+                kind = NESTED
+            else:
+                kind = files.save_part(f"{name}.model", tower.model, folder / name)
+            files.save_projector(tower.projector, folder / name)
+            callbacks = tuple(callback for callback in CALLBACKS if getattr(tower, callback) is not None)
+            about: dict[str, Any] = {"projector": tower.kind, "token": tower.token, "width": tower.width}
+            towers.append(files.TowerRecord(name=name, model=kind, callbacks=callbacks, **about))
+        record = files.ModelRecord(
+            language_model=files.save_part(LANGUAGE_MODEL, self.language_model, folder / LANGUAGE_MODEL),
+            towers=tuple(towers),
+            frozen=self.frozen,
+            still=self._still,
+        )
+        save(record, folder / files.RECORD)
 
     @classmethod
     def from_pretrained(
@@ -241,13 +229,37 @@ class MultimodalModel(nn.Module):
             UnsupportedModelError: A class is not from transformers.
             ValueError: Modules or callbacks are missing, or the saved model has no such ones.
         """
-        record, language_model, towers = load_folder(Path(folder), modules, callbacks, MultimodalModel.from_pretrained)
-        model = cls(language_model=language_model, before=callbacks.get("before"), **towers)
+        own = files.OwnObjects(dict(modules), dict(callbacks))
+        model = cls._load(Path(folder), "", own)
+        own.check_taken()
+        return model
+
+    @classmethod
+    def _load(cls, folder: Path, prefix: str, own: files.OwnObjects) -> Self:
+        """Reads a model, whose objects have names that begin with ``prefix``."""
+        record = load(files.ModelRecord, folder / files.RECORD)
+        towers = {}
+        for entry in record.towers:
+            name, place = f"{prefix}{entry.name}", folder / entry.name
+            around = {callback: own.take("callbacks", f"{name}.{callback}") for callback in entry.callbacks}
+            if entry.model == NESTED:
+                model: nn.Module = MultimodalModel._load(place, f"{name}.model.", own)
+            else:
+                model = files.load_part(f"{name}.model", entry.model, place, own)
+            projector: Any = None if entry.projector == "none" else entry.projector
+            if projector == "own":
+                projector = own.take("modules", f"{name}.projector")
+            towers[entry.name] = Tower(model, projector=projector, token=entry.token, width=entry.width, **around)
+        language_model = files.load_part(
+            f"{prefix}{LANGUAGE_MODEL}", record.language_model, folder / LANGUAGE_MODEL, own
+        )
+        whole = cls(language_model=language_model, **towers)
         for name, tower in towers.items():
-            load_projector(Path(folder), name, tower)
+            files.load_projector(f"{prefix}{name}", tower.projector, folder / name)
+        whole._still = record.still
         for name in record.still:
-            model.get_parameter(name).requires_grad_(False)
-        return model.freeze(*record.frozen).eval()
+            whole.get_parameter(name).requires_grad_(False)
+        return whole.freeze(*record.frozen).eval()
 
     @property
     def _embedding(self) -> nn.Embedding:
@@ -255,25 +267,28 @@ class MultimodalModel(nn.Module):
 
     @property
     def _tokens(self) -> dict[str, int]:
-        return {name: tower.token for name, tower in self.towers.items() if tower.token is not None}
+        return {name: tower.token for name, tower in self.towers.items()}
 
     def _merged(self, input_ids: Tensor, inputs: Inputs) -> Inputs:
         """Returns the language model's keywords, with the towers' features in the text."""
         tower_inputs = self._take_towers(inputs)
-        vocabulary = self._embedding.weight.shape[0]
-        placeholders = Placeholders.find(input_ids, self._tokens, vocabulary, inputs.get("labels"))
+        tokens = self._tokens
+        ids, counts = without_placeholders(input_ids, tokens, self._embedding.weight.shape[0])
         features = {name: self.towers[name](**own) for name, own in tower_inputs.items()}
-        embedded = self._embedding(placeholders.ids)
-        if "position_ids" not in inputs and any(tower.positions is not None for tower in self.towers.values()):
-            mask = inputs.get("attention_mask")
-            documents = mask.long() - 1 if isinstance(mask, Tensor) and mask.ndim == 2 else None
-            inputs["position_ids"] = self.positions(input_ids, documents, **tower_inputs)
-        if self.before is not None:
-            return self.before(features, {**inputs, "input_ids": input_ids, "inputs_embeds": embedded})
-        return {**inputs, "inputs_embeds": placeholders.fill(embedded, features)}
+        embedded = self._embedding(ids)
+        for name, own in counts.items():
+            if name in features:
+                flat = flat_features(name, features[name], embedded.shape[-1], own).to(embedded.device, embedded.dtype)
+                embedded = embedded.masked_scatter((input_ids == tokens[name]).unsqueeze(-1), flat)
+            elif any(own):
+                raise ValueError(
+                    f"input_ids hold {sum(own)} placeholders of {name!r} and the batch has no {name} inputs; give "
+                    f"{name}={{...}}, or a text without them"
+                )
+        return {**inputs, "inputs_embeds": embedded}
 
     def _take_towers(self, inputs: Inputs) -> dict[str, Inputs]:
-        """Removes the towers' inputs from the keywords and returns them."""
+        """Removes the towers' inputs from the keywords and returns those with items."""
         tower_inputs = {name: inputs.pop(name, None) for name in self.tower_names}
         for name, own in tower_inputs.items():
             if own is not None and not (isinstance(own, Mapping) and own):
@@ -283,24 +298,8 @@ class MultimodalModel(nn.Module):
                 )
         for name, value in inputs.items():
             if isinstance(value, Mapping) and name != "attention_mask":
-                raise ValueError(f"there is no tower {name!r}; this model has {', '.join(self.tower_names) or 'none'}")
+                raise ValueError(unknown("tower", name, self.tower_names))
         return {name: own for name, own in tower_inputs.items() if own is not None and not _is_empty(own)}
-
-    def _check(self, towers: Mapping[str, Tower]) -> None:
-        users: dict[int, str] = {}
-        for name, tower in towers.items():
-            if not isinstance(tower, Tower):
-                raise ValueError(f"{name}={type(tower).__name__} is not a Tower; use {name}=Tower(model, token=...)")
-            if hasattr(self, name) or not name.isidentifier():
-                raise ValueError(f"a tower cannot have the name {name!r}, which the model has already; choose another")
-            if tower.token is None:
-                if self.before is None:
-                    raise ValueError(
-                        f"{name!r} has no token to mark where its features go; use Tower(token=...), or "
-                        "MultimodalModel(before=...), which puts them into the text"
-                    )
-            elif (other := users.setdefault(tower.token, name)) != name:
-                raise ValueError(f"{other!r} and {name!r} share the token {tower.token}; give each tower its own")
 
 
 def _is_empty(inputs: Inputs) -> bool:

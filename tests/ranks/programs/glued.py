@@ -10,6 +10,7 @@ import glued_models as cases
 import torch
 
 import mosaic
+from mosaic.context import ContextSettings
 from mosaic.glue import MultimodalModel, Parallel, Tower, parallelize
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
@@ -91,8 +92,9 @@ def over_sequences(rank: int, size: int, place: Path) -> None:
     model = frozen()
     plain = copy.deepcopy(model)
     trained = steps()
-    specs = {"vision": Parallel(), "language_model": Parallel(context=2, block=4)}
-    pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **parallelize(model, specs))
+    context = ContextSettings(ranks=2, mask=lambda microbatch: model.mask(microbatch["input_ids"]), block=4)
+    arguments = parallelize(model, context=context)
+    pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **arguments)
     assert "2 ranks a sequence" in pipe.describe()
     assert model.language_model.lm_head.weight.is_meta == (rank < 2)
     check_equal(pipe, model, plain, trained, ahead=True)

@@ -36,17 +36,6 @@ def test_training_leaves_the_bytes_of_frozen_towers_as_they_were():
     assert not torch.equal(projector["0.weight"], model.vision.projector[0].weight)
 
 
-def test_a_frozen_tower_keeps_no_graph_whatever_a_hook_asks_for():
-    """Hugging Face's enable_input_require_grads makes frozen embeddings' results ask for gradients."""
-    model = cases.glued().freeze("vision.model")
-    model.vision.model.embeddings.register_forward_hook(lambda _, args, output: output.requires_grad_(True))
-    outputs: list[torch.Tensor] = []
-    model.vision.model.register_forward_hook(lambda _, args, output: outputs.append(output.last_hidden_state))
-    model(**cases.batch()).loss.backward()
-    assert outputs[0].grad_fn is None
-    assert model.vision.projector[0].weight.grad is not None
-
-
 @pytest.mark.parametrize("order", [("vision", "vision.model"), ("vision.model", "vision")])
 def test_a_frozen_module_inside_of_another_stays_frozen_until_it_is_unfrozen_itself(order: tuple[str, str]):
     model = cases.glued()
@@ -83,6 +72,6 @@ def test_adapters_of_peft_train_and_nothing_else_does(where: str):
 @pytest.mark.parametrize("name", ["visoin.model", "vision.encoder", "", "vision.projector.9"])
 def test_a_module_that_is_not_there_cannot_be_frozen(name: str):
     with pytest.raises(
-        ValueError, match=r"there is no module .*; there are language_model, vision, audio, .*vision\.projector"
+        ValueError, match=r"unknown module .*; choose one of: language_model, .*vision, .*vision\.projector"
     ):
         cases.glued().freeze(name)
