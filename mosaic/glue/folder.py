@@ -92,16 +92,11 @@ def save_part(name: str, model: Any, folder: Path) -> str:
     """Writes a model, and returns its class in transformers as ``module:name``, or an empty text for others.
 
     Raises:
-        UnsupportedModelError: The class's code came with its weights, or adapters of peft are in the model.
+        UnsupportedModelError: Adapters of peft are in the model.
     """
     from transformers import PreTrainedModel
 
     own = type(model)
-    if own.__module__.startswith("transformers_modules"):
-        raise UnsupportedModelError(
-            f"{name} is a {own.__name__}, whose code came with its weights; a folder holds no code: use a class of "
-            "transformers, or install its code and pass the module when you load"
-        )
     if any(type(part).__module__.startswith("peft.") for part in model.modules()):
         raise UnsupportedModelError(
             f"{name} has adapters of peft; call merge_and_unload() first, or save the adapters with peft and the model "

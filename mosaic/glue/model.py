@@ -69,7 +69,8 @@ class MultimodalModel(nn.Module):
             self.add_module(name, tower)
         if len(set(self._tokens.values())) < len(self._tokens):
             raise ValueError(f"towers share a token ({self._tokens}); give each its own")
-        self._frozen: list[str] = []
+        self.frozen: tuple[str, ...] = ()
+        """Names of the frozen modules."""
         every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
         self._still = tuple(name for name, parameter in every if not parameter.requires_grad)
 
@@ -79,15 +80,12 @@ class MultimodalModel(nn.Module):
         return {name: cast(Tower, self.get_submodule(name)) for name in self.tower_names}
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
-        """Runs the towers that have inputs, and the language model over the merged text.
+        """Returns the language model's output for the text with the towers' features in it.
 
         Args:
             input_ids: (batch, tokens), with one placeholder for each feature.
             inputs: For each tower the keywords of its model, or None; the rest are keywords of the language model,
                 such as ``labels``, which are -100 where no token is predicted.
-
-        Returns:
-            The language model's output.
 
         Raises:
             ValueError: The numbers of placeholders and features differ, or a keyword is unknown.
@@ -115,8 +113,7 @@ class MultimodalModel(nn.Module):
 
         Args:
             input_ids: (tokens,) or (1, tokens).
-            kind: ``causal``; ``gemma``: causal, and an item sees all of itself; ``cornstarch``: text causal, and a
-                modality sees all of itself and nothing else.
+            kind: Name in ``mosaic.glue.text.MASK_KINDS``.
             documents: As ``input_ids``, -1 for padding; None: one document.
 
         Raises:
@@ -129,11 +126,6 @@ class MultimodalModel(nn.Module):
         owners = None if documents is None else documents.flatten().cpu().numpy()
         return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, owners)
 
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the frozen modules."""
-        return tuple(self._frozen)
-
     def freeze(self, *names: str) -> Self:
         """Freezes modules, such as ``vision.model``: no gradients, and eval mode until ``unfreeze``.
 
@@ -142,7 +134,7 @@ class MultimodalModel(nn.Module):
         """
         for name in names:
             self._named(name).requires_grad_(False).eval()
-            self._frozen += [] if name in self._frozen else [name]
+        self.frozen = tuple(dict.fromkeys((*self.frozen, *names)))
         return self
 
     def unfreeze(self, *names: str) -> Self:
@@ -155,10 +147,11 @@ class MultimodalModel(nn.Module):
             ValueError: No module of that name was frozen.
         """
         for name in names:
-            if name not in self._frozen:
-                raise ValueError(unknown("frozen module", name, self._frozen))
-            self._frozen.remove(name)
-            frozen = {id(each) for other in self._frozen for each in self._named(other).parameters()}
+            if name not in self.frozen:
+                raise ValueError(unknown("frozen module", name, self.frozen))
+        self.frozen = tuple(name for name in self.frozen if name not in names)
+        frozen = {id(parameter) for name in self.frozen for parameter in self._named(name).parameters()}
+        for name in names:
             for key, parameter in self._named(name).named_parameters(prefix=name):
                 if key not in self._still and id(parameter) not in frozen:
                     parameter.requires_grad_(True)
@@ -167,7 +160,7 @@ class MultimodalModel(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; frozen modules without adapters stay in eval mode."""
         super().train(mode)
-        for module in map(self._named, self._frozen):
+        for module in map(self._named, self.frozen):
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 module.eval()
         return self
@@ -183,7 +176,7 @@ class MultimodalModel(nn.Module):
         """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.
 
         Raises:
-            UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
+            UnsupportedModelError: Adapters of peft are in a model.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

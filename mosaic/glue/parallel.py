@@ -60,7 +60,7 @@ def parallelize(
     Raises:
         ValueError: A child is missing, a name is unknown, or a pipeline cannot do this.
     """
-    children = [*_towers_of(model), LANGUAGE_MODEL]
+    children = _children_of(model)
     specs = dict.fromkeys(children, Parallel()) if specs is None else specs
     for name in (*children, *specs):
         if name not in children:
@@ -114,12 +114,10 @@ def _on_own_ranks(
     return on_own_ranks(replace(request, num_ranks=num_ranks), ranks_of)
 
 
-def _towers_of(model: MultimodalModel) -> list[str]:
-    """Returns the names of a model's towers, and of the children of those that are multimodal models themselves."""
-    names: list[str] = []
+def _children_of(model: MultimodalModel, prefix: str = "") -> list[str]:
+    """Returns the names of a model's children, in place of a tower that is such a model itself those of its own."""
+    names = []
     for name, tower in model.towers.items():
-        if isinstance(tower.model, MultimodalModel):
-            names += [f"{name}.model.{child}" for child in (*_towers_of(tower.model), LANGUAGE_MODEL)]
-        else:
-            names.append(name)
-    return names
+        inner, own = tower.model, f"{prefix}{name}"
+        names += _children_of(inner, f"{own}.model.") if isinstance(inner, MultimodalModel) else [own]
+    return [*names, f"{prefix}{LANGUAGE_MODEL}"]

@@ -56,7 +56,7 @@ def flat_features(name: str, features: Features, width: int, counts: Sequence[in
     if flat.ndim != 2 or flat.shape[1] != width:
         raise ValueError(
             f"{name!r} returns features of shape {tuple(flat.shape)}, the language model takes (features, {width}); "
-            "fix its projector, or the result of after_projector"
+            "fix its projector"
         )
     by_row = f"by row {', '.join(map(str, counts[:8]))}{', ...' if len(counts) > 8 else ''}"
     if sum(counts) != len(flat):

@@ -15,7 +15,7 @@ Inputs = dict[str, Any]
 Features = Tensor | list[Tensor]
 """Items by (items, tokens, width), or a list of items by (tokens, width) each; or (tokens, width) of all items."""
 
-CALLBACKS = ("before", "after", "after_projector")
+CALLBACKS = ("before", "after")
 """Names of a tower's user functions."""
 PROJECTORS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
@@ -29,7 +29,7 @@ class Tower(nn.Module):
 
     ::
 
-        inputs -> before -> model -> after -> projector -> after_projector -> the language model's placeholders
+        inputs -> before -> model -> after -> projector -> the language model's placeholders
 
     Args:
         model: The encoder, called with the tower's inputs as keywords.
@@ -40,7 +40,6 @@ class Tower(nn.Module):
         before: Maps the tower's inputs to the model's keywords.
         after: Maps the tower's inputs and the model's output to the projector's input; by default the output's
             ``last_hidden_state``, or an output tensor itself.
-        after_projector: Maps the tower's inputs and the projector's output to the tower's features.
 
     Raises:
         ValueError: The projector's name is unknown.
@@ -55,7 +54,6 @@ class Tower(nn.Module):
         width: int | None = None,
         before: Callable[[Inputs], Inputs] | None = None,
         after: Callable[[Inputs, Any], Features] | None = None,
-        after_projector: Callable[[Inputs, Features], Features] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(projector, str) and projector not in PROJECTORS:
@@ -66,7 +64,7 @@ class Tower(nn.Module):
         self.kind = projector if isinstance(projector, str) else "none" if projector is None else "own"
         self.token = token
         self.width = width or getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-        self.before, self.after, self.after_projector = before, after, after_projector
+        self.before, self.after = before, after
 
     def fit(self, name: str, width: int) -> None:
         """Makes a projector given by name, to the language model's width.
@@ -93,10 +91,10 @@ class Tower(nn.Module):
         """Returns the features of the inputs, in the language model's width."""
         output = self.model(**(inputs if self.before is None else self.before(dict(inputs))))
         features = _hidden(output) if self.after is None else self.after(inputs, output)
-        if self.projector is not None:
-            is_list = not isinstance(features, Tensor)
-            features = [self.projector(item) for item in features] if is_list else self.projector(features)
-        return features if self.after_projector is None else self.after_projector(inputs, features)
+        if self.projector is None:
+            return features
+        is_list = not isinstance(features, Tensor)
+        return [self.projector(item) for item in features] if is_list else self.projector(features)
 
 
 def _hidden(output: Any) -> Features:

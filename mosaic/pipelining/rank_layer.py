@@ -43,7 +43,7 @@ class ContextSharing:
     method: str = "lpt"
     """Load balancer, one of ``mosaic.context``'s."""
     exchange: Literal["gather", "needed"] = "needed"
-    """Keys and values that each rank reads, as ``mosaic.context`` runs, or all of them (``gather``), as Llama 3 does."""
+    """Keys and values that each rank reads, as ``mosaic.context`` has it, or all (``gather``), as in Llama 3."""
     items: Literal["share", "repeat", "split"] = "share"
     """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
     in ``mosaic.pipeline``; all are on every rank; or each is split."""

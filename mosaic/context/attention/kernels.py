@@ -179,7 +179,7 @@ class FlexKernel:
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of queries, of fetched blocks in 32 bits for the sum over ranks, and of sinks."""
-        dq, dk, dv, *dsinks = saved.gradients(*_halves(kv, q.shape[-1]), gradient)
+        dq, dk, dv, *dsinks = saved.gradients(_halves(kv, q.shape[-1]), gradient)
         both = torch.cat([dk, dv], -1).to(torch.promote_types(kv.dtype, torch.float32))
         return dq, both.unflatten(2, (kv.shape[0], -1)).permute(2, 0, 1, 3, 4).contiguous(), *dsinks
 
@@ -213,9 +213,9 @@ class _Tape:
             each.untyped_storage().resize_(0)
         return self._out.detach()
 
-    def gradients(self, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gradients(self, kv: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of queries, keys, values and what came after them."""
-        self._refetched = (k, v)
+        self._refetched = kv
         try:
             return torch.autograd.grad(self._out, self._leaves, gradient)
         finally:
@@ -265,12 +265,9 @@ def block_mask(
         filled = np.zeros((slots, num_columns), np.int32)
         filled[rows[selected], places] = columns[selected]
         lists += [torch.from_numpy(each).to(device)[None, None] for each in (counts, filled)]
-    return BlockMask.from_kv_blocks(
-        *lists,
-        BLOCK_SIZE=block,
-        mask_mod=make_rule(plan, rank, column_of, num_columns, device),
-        seq_lengths=(slots * block, num_columns * block),
-    )
+    part_counts, part, full_counts, full = lists
+    rule, lengths = make_rule(plan, rank, column_of, num_columns, device), (slots * block, num_columns * block)
+    return BlockMask.from_kv_blocks(part_counts, part, full_counts, full, block, rule, lengths)
 
 
 def make_rule(

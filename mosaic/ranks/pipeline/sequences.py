@@ -77,14 +77,14 @@ class Sequences:
         self._ahead: dict[int, tuple[Microbatch, Future[Attend]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
-    def cut(self, microbatch: Microbatch) -> dict[str, Any]:
-        """Returns the model's arguments on this rank.
+    def cut(self, microbatch: Microbatch, *, agreed: bool = True) -> dict[str, Any]:
+        """Returns the model's arguments on this rank; ranks compare their masks here unless they have ``agreed``.
 
         Raises:
             ValueError: The mask is of another number of tokens, or says something else than ``attention_mask``.
         """
         _, planned = self._ahead.get(id(microbatch), (None, None))
-        attend = self._attend(microbatch) if planned is None else planned.result()
+        attend = self._attend(microbatch, agreed=agreed) if planned is None else planned.result()
         _check_mask(microbatch, attend.plan)
         own = {**microbatch, "context": attend}
         if microbatch.get("labels") is not None:
@@ -95,19 +95,20 @@ class Sequences:
         """Plans the attention of microbatches to come in a thread, while a step runs."""
         self._ahead = {id(each): (each, self._thread.submit(self._attend, each)) for each in microbatches}
 
-    def _attend(self, microbatch: Microbatch) -> Attend:
-        """Plans the attention of a microbatch; sends nothing."""
+    def _attend(self, microbatch: Microbatch, *, agreed: bool = True) -> Attend:
+        """Plans the attention of a microbatch; sends nothing if ranks have agreed."""
         plan, heads = self._settings.plan(microbatch), self._settings.heads
-        return Attend(plan, self._group, heads=heads, device=self._device, agreed=True)
+        return Attend(plan, self._group, heads=heads, device=self._device, agreed=agreed)
 
     def check(self, microbatch: Microbatch) -> None:
         """Runs the model with a microbatch once, unless it lacks weights; all ranks of the group call it.
 
         Raises:
+            RankFailedError: Ranks have different masks.
             UnsplittableError: It cannot take a rank's tokens, some layers did not attend over context ranks, or the
                 loss is not the mean over labels.
         """
-        own = self.cut(microbatch)
+        own = self.cut(microbatch, agreed=False)
         if any(parameter.is_meta for parameter in self._model.parameters()):
             return
         attend: Attend = own["context"]

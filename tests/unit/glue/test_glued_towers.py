@@ -74,7 +74,7 @@ def test_a_batch_may_lack_modalities(images: int, clips: int):
 
 
 def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
-    """Images come in tiles, which are encoded together; their features are scaled."""
+    """Images come in tiles, which are encoded together."""
 
     def after(inputs: dict[str, Any], output: Any) -> torch.Tensor:
         return output.last_hidden_state.unflatten(0, inputs["tiles"].shape[:2]).flatten(1, 2)
@@ -85,14 +85,13 @@ def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
         token=cases.IMAGE,
         before=lambda inputs: {"pixel_values": inputs["tiles"].flatten(0, 1)},
         after=after,
-        after_projector=lambda inputs, features: inputs["scale"] * features,
     )
     model = MultimodalModel(language_model=cases.language_model(), vision=tower)
     ids = torch.randint(1, cases.VOCABULARY, (2, 14))
     ids[:, :12] = cases.IMAGE
     tiles = torch.randn(2, 3, 3, 8, 8)
-    embedded = model.embed(ids, vision={"tiles": tiles, "scale": 2})
-    features = 2 * tower.projector(tower.model(pixel_values=tiles.flatten(0, 1)).last_hidden_state)
+    embedded = model.embed(ids, vision={"tiles": tiles})
+    features = tower.projector(tower.model(pixel_values=tiles.flatten(0, 1)).last_hidden_state)
     assert torch.equal(embedded[:, :12], features.view(2, 12, -1))
     assert torch.equal(embedded[:, 12:], model.language_model.get_input_embeddings()(ids[:, 12:]))
 

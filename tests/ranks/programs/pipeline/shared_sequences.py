@@ -16,7 +16,13 @@ from transformers import MistralConfig, MistralForCausalLM, OPTConfig, OPTForCau
 import mosaic
 from mosaic.backends.host import HostBackend
 from mosaic.context import ContextSettings, MaskWords, causal, gemma, packed
-from mosaic.errors import InfeasibleError, InvalidScheduleError, UnsplittableError, UnsupportedModelError
+from mosaic.errors import (
+    InfeasibleError,
+    InvalidScheduleError,
+    RankFailedError,
+    UnsplittableError,
+    UnsupportedModelError,
+)
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.programs.pipeline.shared_layers import llama
@@ -155,7 +161,11 @@ def refused(rank: int, size: int, place: Path) -> None:
     with pytest.raises(UnsplittableError, match="OPTDecoder draws random numbers, as dropout does"):
         pipe.step(text()[0])
     pipe.remove()
-    pipe, model, _ = begun(context=shared(mask=lambda given: as_written(given) if rank else crossed(given)))
+    own = crossed if rank else as_written
+    check("ranks .1. of the context group have another mask", RankFailedError, context=shared(mask=own))
+    masks = [as_written]
+    pipe, model, _ = begun(context=shared(mask=lambda given: masks[-1](given)))
+    masks.append(own)
     with pytest.raises(InvalidScheduleError, match="rank 1 have other masks"):
         pipe.step(steps()[0])
     pipe.remove()
