@@ -8,7 +8,6 @@ only some backends can do is refused here: a new backend derives from the protoc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
@@ -17,7 +16,6 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda.driver import SmPlacement
     from mosaic.backends.streams.api import StreamApi
 
 T = TypeVar("T")
@@ -71,12 +69,10 @@ class Lane(Protocol):
         It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
         that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
 
-        On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; it is launched
-        by the calling thread before ``submit`` returns, behind what the caller's own stream was given so far. So work
-        that blocks its thread blocks the caller, and work on lanes with a slot in common runs in the order of
-        submission, even if the earlier one still waits for its inputs: a wait that a stream was told cannot be taken
-        back. A backward that autograd launches on a lane's stream later is ordered by autograd; it takes no turns with
-        lanes that share its slots.
+        On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; the calling
+        thread launches it before ``submit`` returns, behind what the caller's own stream was given so far. Work on
+        lanes with a slot in common runs in the order of submission, even if the earlier one still waits for its
+        inputs. A backward that autograd launches later takes no turns with lanes that share its slots.
         """
 
     def mark(self) -> Mark:
@@ -121,13 +117,9 @@ class Lanes(Protocol):
         """Drains, then releases threads, streams and contexts. Calling it again does nothing."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the lanes."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -178,15 +170,13 @@ class Backend(Protocol):
         """Settings of its SMs that change how long modules take, in words; empty for the default ones."""
         return ""
 
-    def with_sms(
-        self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
-    ) -> Backend:
+    def with_sms(self, *, fine_slots: bool = False, sm_target: bool = False) -> Backend:
         """Returns a backend of the same device with these SM settings besides its own; itself if that adds none.
 
         Raises:
             BackendUnavailableError: Its partitions have no such settings.
         """
-        settings = {"fine_slots": fine_slots, "sm_placement": sm_placement != "merged", "sm_target": sm_target}
+        settings = {"fine_slots": fine_slots, "sm_target": sm_target}
         if names := [name for name, is_set in settings.items() if is_set]:
             raise BackendUnavailableError(
                 f"{' and '.join(names)} cannot be had on the {self.name} backend; leave them out of Options",

@@ -217,7 +217,7 @@ def _examine_libraries(diagnosis: Diagnosis) -> None:
     facts = diagnosis.facts
     try:
         nvml = describe_nvml()
-        facts["nvml"] = asdict(nvml)
+        facts["nvml"] = nvml._asdict()
         if facts["driver"] is not None and nvml.num_devices != len(facts["devices"]):
             text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
             diagnosis.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.files import load_as
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
@@ -86,9 +85,6 @@ class Options:
     fine_slots: bool = False
     """On a GPU, cut SMs into the driver's smallest slots (2 SMs on Hopper). Kernels that need large clusters may not
     run in them."""
-    sm_placement: SmPlacement = "merged"
-    """On a GPU: ``merged`` makes partitions of slots of one split; ``split`` lets the driver place the partitions of
-    each stage anew, and needs a driver of CUDA 13.1."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
     """Settings of the trial. ``auto``: default bounds where Mosaic solves the plan, and no trial where the plan is
     given or its method is named. None: no trial."""
@@ -100,7 +96,6 @@ class Options:
     def __post_init__(self) -> None:
         check_method(self.method)
         object.__setattr__(self, "profile", load_as(Profile, self.profile))
-        placements: tuple[Any, ...] = get_args(SmPlacement)
         error: type[Exception]
         for name, allowed, needed, error in (
             ("profiling", (ProfileSettings, None), "a ProfileSettings", TypeError),
@@ -110,7 +105,6 @@ class Options:
             ("cuda_graphs", (bool, "auto"), "True, False or 'auto'", ValueError),
             ("sm_target", (bool, "auto"), "True, False or 'auto'", ValueError),
             ("fine_slots", (bool,), "True or False", ValueError),
-            ("sm_placement", placements, " or ".join(map(repr, placements)), ValueError),
         ):
             value = getattr(self, name)
             if not any(isinstance(value, each) if isinstance(each, type) else value == each for each in allowed):
@@ -129,9 +123,7 @@ class Options:
         Raises:
             BackendUnavailableError: It cannot have them.
         """
-        return backend.with_sms(
-            fine_slots=self.fine_slots, sm_placement=self.sm_placement, sm_target=self.sm_target is True
-        )
+        return backend.with_sms(fine_slots=self.fine_slots, sm_target=self.sm_target is True)
 
     def check_for_one_rank(self, kind: str) -> None:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""

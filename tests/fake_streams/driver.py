@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mosaic.backends.cuda.driver import CudaDevice, SlotDescription, SmPlacement
+from mosaic.backends.cuda.driver import CudaDevice, SlotDescription
 from mosaic.errors import BackendUnavailableError
 
 
@@ -38,7 +38,6 @@ class FakeStats:
 @dataclass
 class FakePool:
     driver: FakeGreenDriver
-    placement: SmPlacement
     layouts: list[list[FakePartition]] = field(default_factory=list)
     costs: list[FakeCost] = field(default_factory=list)
     closed: bool = False
@@ -49,16 +48,13 @@ class FakePool:
         flat = [slot for slots in layout for slot in slots]
         if len(set(flat)) != len(flat):
             raise ValueError(f"layout {layout} has a slot twice")
-        made, first = 0, 0
+        made = 0
         self.layouts.append([])
         for slots in layout:
-            key: tuple[object, ...] = (tuple(slots), self.placement == "split" and tuple(map(tuple, layout)))
-            if key not in self.known:
+            if tuple(slots) not in self.known:
                 made += 1
-                start = first if self.placement == "split" else None
-                self.known[key] = self.driver.partition(slots, start)
-            self.layouts[-1].append(self.known[key])
-            first += len(slots)
+                self.known[tuple(slots)] = self.driver.partition(slots)
+            self.layouts[-1].append(self.known[tuple(slots)])
         self.costs.append(FakeCost(made, 37.0 * made, made << 21))
         return self.costs[-1]
 
@@ -128,8 +124,8 @@ class FakeGreenDriver:
     def describe_slots(self, *, fine: bool) -> SlotDescription:
         return self.slots
 
-    def open_pool(self, *, fine: bool, placement: SmPlacement) -> FakePool:
-        self.pools.append(FakePool(self, placement))
+    def open_pool(self, *, fine: bool) -> FakePool:
+        self.pools.append(FakePool(self))
         return self.pools[-1]
 
     def probe_image(self) -> bytes:
@@ -141,11 +137,9 @@ class FakeGreenDriver:
         found = [one for pool in self.pools for one in pool._all() if one.stream == stream]
         return tuple(found[0].ids) if found else tuple(range(self.describe().num_sms))
 
-    def partition(self, slots: Sequence[int], start: int | None) -> FakePartition:
-        """Merged slots are where they are; those of a split follow each other from ``start`` on."""
+    def partition(self, slots: Sequence[int]) -> FakePartition:
         size = self.slots.sms_per_slot
-        placed = slots if start is None else range(start, start + len(slots))
-        ids = [slot * size + sm for slot in placed for sm in range(size)]
+        ids = [slot * size + sm for slot in slots for sm in range(size)]
         return FakePartition(list(slots), len(ids), len(ids), sorted({*ids, *self.spread_sms}), self._next_stream())
 
     def _next_stream(self) -> int:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mosaic.backends.cuda import driver as cuda
-from mosaic.errors import BackendUnavailableError
 
 pytestmark = pytest.mark.gpu
 
@@ -69,20 +68,6 @@ def test_every_partition_is_granted_what_it_asks_for(fine: bool):
             pool.add_layout(layout_of(quotas))
             found = pool.partitions(index)
             assert [info.granted_sms for info in found] == [info.requested_sms for info in found]
-    finally:
-        pool.close()
-
-
-def test_a_sized_split_grants_what_was_asked_for_or_needs_a_newer_driver():
-    num_slots = cuda.CudaDriver(0).describe_slots().num_slots
-    layout = layout_of(sizes(num_slots)[0])
-    if driver_version() < FIRST_WITH_SIZED_SPLIT:
-        with pytest.raises(BackendUnavailableError, match=r"13\.1"):
-            cuda.CudaDriver(0).open_pool([layout], placement="split")
-        return
-    pool = cuda.CudaDriver(0).open_pool([layout], placement="split")
-    try:
-        assert [info.granted_sms for info in pool.partitions(0)] == [info.requested_sms for info in pool.partitions(0)]
     finally:
         pool.close()
 

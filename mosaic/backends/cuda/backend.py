@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mosaic.backends.base import Backend, checked_partitions
-from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
+from mosaic.backends.cuda.driver import CudaDevice, CudaDriver
 from mosaic.backends.cuda.environment import find_here
-from mosaic.backends.cuda.pool import GreenPool, PartitionRecord, Slots, StreamLoan, pack_layouts, pool_of
+from mosaic.backends.cuda.pool import GreenPool, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.streams.api import StreamApi, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
@@ -39,8 +39,6 @@ class CudaBackend(Backend):
     Args:
         ordinal: The driver's number of the device, which is torch's, too.
         fine: Use the driver's smallest slots (2 SMs on Hopper), which give up large clusters.
-        placement: ``merged`` makes partitions of slots; ``split`` has the driver place each layout anew, and needs a
-            driver of CUDA 13.1.
         verify: Look with a probe on which SMs each partition runs, once after it was made.
         sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
         cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
@@ -57,15 +55,12 @@ class CudaBackend(Backend):
         ordinal: int = 0,
         *,
         fine: bool = False,
-        placement: SmPlacement = "merged",
         verify: bool = True,
         sm_target: bool = False,
         cudnn: bool = True,
         api: StreamApi | None = None,
         driver: CudaDriver | None = None,
     ) -> None:
-        if placement not in ("merged", "split"):
-            raise ValueError(f"placement={placement!r} is neither 'merged' nor 'split'")
         self._driver = driver if driver is not None else CudaDriver(ordinal)
         self._info = self._driver.describe()
         if api is None:
@@ -73,10 +68,9 @@ class CudaBackend(Backend):
             api = StreamApi(ordinal)
             start_autograd(api.device)
         self._api: StreamApi = api
-        self._libraries = (
-            LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None
-        )
-        self._fine, self._placement, self._verify = fine, placement, verify
+        has_settings = sm_target or not cudnn
+        self._libraries = LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if has_settings else None
+        self._fine, self._verify = fine, verify
         self._sm_target, self._cudnn = sm_target, cudnn
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
@@ -117,7 +111,7 @@ class CudaBackend(Backend):
         """The streams, which all backends of this device and kind share; made at the first use."""
         if self._pool is None:
             self.api.synchronize()  # torch makes the primary context, before the pool retains it
-            self._pool = pool_of(self._driver, fine=self._fine, placement=self._placement)
+            self._pool = pool_of(self._driver, fine=self._fine)
         return self._pool
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
@@ -136,13 +130,12 @@ class CudaBackend(Backend):
                 slots: (self.api.external_stream(handle), loan.records[slots].granted_sms)
                 for slots, handle in loan.streams.items()
             }
-            conflict = _conflict_in(self._placement, loan.layout_of, loan.records)
+            records = loan.records.values()
             # What gives back must not hold the lanes.
-            lanes = StreamLanes(self.api, streams, loan.give_back, conflict=conflict, partitions=loan.records.values())
+            lanes = StreamLanes(self.api, streams, loan.give_back, libraries=self._libraries, partitions=records)
         except BaseException:
             loan.give_back()
             raise
-        lanes.set_libraries(self._libraries)
         self._look_around(num_streams=len(loan.streams))
         return lanes
 
@@ -190,21 +183,15 @@ class CudaBackend(Backend):
 
     @property
     def sm_settings(self) -> str:
-        split = "split by sizes" if self._placement == "split" else ""
-        fine, target = "fine slots" if self._fine else "", "SM targets" if self._sm_target else ""
-        return ", ".join(filter(None, (fine, split, target)))
+        return ", ".join(["fine slots"] * self._fine + ["SM targets"] * self._sm_target)
 
-    def with_sms(
-        self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
-    ) -> CudaBackend:
+    def with_sms(self, *, fine_slots: bool = False, sm_target: bool = False) -> CudaBackend:
         fine, target = self._fine or fine_slots, self._sm_target or sm_target
-        placement: SmPlacement = self._placement if sm_placement == "merged" else sm_placement
-        if (fine, placement, target) == (self._fine, self._placement, self._sm_target):
+        if (fine, target) == (self._fine, self._sm_target):
             return self
         return CudaBackend(
             self._info.ordinal,
             fine=fine,
-            placement=placement,
             verify=self._verify,
             sm_target=target,
             cudnn=self._cudnn,
@@ -241,26 +228,6 @@ class CudaBackend(Backend):
         if sentence not in self._notes:
             self._notes[sentence] = None
             _LOG.warning("%s", sentence)
-
-
-def _conflict_in(
-    placement: SmPlacement, layout_of: dict[Slots, int], records: dict[Slots, PartitionRecord]
-) -> Callable[[Slots, Slots], bool]:
-    """Returns the rule by which work on two partitions takes turns.
-
-    Merged partitions take turns if they share a slot. Where each layout was split anew, slots of different layouts say
-    nothing about SMs: the probe decides, and without it partitions of different layouts take turns.
-    """
-
-    def conflict(slots: Slots, others: Slots) -> bool:
-        if not set(slots).isdisjoint(others):
-            return True
-        if placement == "merged" or layout_of[slots] == layout_of[others]:
-            return False
-        sm_ids, other_ids = records[slots].sm_ids, records[others].sm_ids
-        return sm_ids is None or other_ids is None or not set(sm_ids).isdisjoint(other_ids)
-
-    return conflict
 
 
 def check_torch(device: CudaDevice) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mosaic.backends.cuda.probe import compile_probe
 from mosaic.errors import BackendUnavailableError, CudaError
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mosaic import _C
 
 T = TypeVar("T")
-SmPlacement = Literal["merged", "split"]
-"""Ways to give partitions their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +29,14 @@ class MissingFunction:
     since: str
     """CUDA version that brought it, such as ``12.4``."""
     use: str
-    """The lost use: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
+    """The lost use: ``base``, ``slots``, ``streams`` or ``placement`` (which Mosaic does without)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverDescription:
-    """The CUDA driver of this machine."""
+    """The CUDA version that the driver serves, such as ``13.0``, and the functions that it lacks."""
 
     version: str
-    """CUDA version that the driver serves, such as ``13.0``."""
     missing: tuple[MissingFunction, ...]
 
 
@@ -114,7 +111,7 @@ def lost_uses(driver: DriverDescription) -> tuple[str, ...]:
     return tuple(use for use in ("base", "slots", "streams") if use in missing)
 
 
-def version_text(version: int) -> str:
+def _version_text(version: int) -> str:
     """Formats CUDA's version number: 12040 is ``12.4``."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
@@ -123,9 +120,9 @@ def describe_driver() -> DriverDescription:
     """Returns the driver's version and the functions it lacks."""
     extension = require_extension()
     missing = [
-        described(MissingFunction, entry, since=version_text(entry.since)) for entry in extension.missing_functions()
+        described(MissingFunction, entry, since=_version_text(entry.since)) for entry in extension.missing_functions()
     ]
-    return DriverDescription(version=version_text(extension.driver_version()), missing=tuple(missing))
+    return DriverDescription(version=_version_text(extension.driver_version()), missing=tuple(missing))
 
 
 def describe_devices() -> tuple[CudaDevice, ...]:
@@ -162,12 +159,7 @@ class CudaDriver:
     ordinal: int
 
     def describe(self) -> CudaDevice:
-        """Describes the device.
-
-        Raises:
-            BackendUnavailableError: There is no such device, or its driver does not answer or is too old for streams
-                on slots.
-        """
+        """Describes the device; raises BackendUnavailableError without one, or without a driver that serves it."""
         require_streams()
         needed = "an NVIDIA GPU, Volta or newer"
         try:
@@ -183,51 +175,33 @@ class CudaDriver:
         return devices[self.ordinal]
 
     def describe_slots(self, *, fine: bool = False) -> SlotDescription:
-        """Splits the device on trial and describes the slots; nothing is reserved.
-
-        Args:
-            fine: Ask for the driver's smallest slots, without large clusters.
-        """
+        """Splits the device on trial and describes the slots; nothing is reserved."""
         return described(SlotDescription, require_extension().SlotSplit(self._device(), fine=fine))
 
-    def open_pool(
-        self,
-        layouts: Sequence[Sequence[Sequence[int]]] = (),
-        *,
-        fine: bool = False,
-        placement: SmPlacement = "merged",
-    ) -> _C.StreamPool:
-        """Makes a pool of green-context streams; the caller closes it.
+    def open_pool(self, layouts: Sequence[Sequence[Sequence[int]]] = (), *, fine: bool = False) -> _C.StreamPool:
+        """Makes a pool of green-context streams of partitions, by layout; the caller closes it.
 
         Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
-
-        Args:
-            layouts: Partitions as slots, by layout.
-            fine: Use the driver's smallest slots, without large clusters.
-            placement: How partitions get their SMs.
         """
-        pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts, fine=fine, placement=placement)
+        pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts, fine=fine)
         return pool
 
     def probe_image(self) -> bytes:
         """Returns the probe, compiled for this device."""
-        return compile_probe(self.describe().compute_capability, probe_source())
+        return compile_probe(_capability(self._device()), probe_source())
 
     def probe_stream(self, stream: int, image: bytes | None = None) -> tuple[int, ...]:
         """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
 
         Args:
             stream: The handle of any stream; 0 is the default stream.
-            image: The compiled probe; by default it is compiled for the device, once in a process.
+            image: The compiled probe; by default that of the device.
 
         Raises:
             BackendUnavailableError: NVRTC is not there to compile the probe.
             CudaError: The probe could not be loaded or run.
         """
-        device = self._device()
-        if image is None:
-            image = compile_probe(_capability(device), probe_source())
-        return tuple(require_extension().probe_stream(device, stream, image))
+        return tuple(require_extension().probe_stream(self._device(), stream, image or self.probe_image()))
 
     def _device(self) -> _C.Device:
         device: _C.Device = require_extension().Device(self.ordinal)

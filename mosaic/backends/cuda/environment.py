@@ -10,7 +10,6 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,17 +38,14 @@ class EnvironmentFinding(NamedTuple):
         return f"{self.found}: {self.rule}; {self.way_out}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlDescription:
-    """Versions and devices by NVIDIA's management library."""
+class NvmlDescription(NamedTuple):
+    """The driver's own version, such as ``580.65.06``, and the number of devices."""
 
     driver_version: str
-    """The driver's own version, such as ``580.65.06``."""
     num_devices: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlAnswers:
+class NvmlAnswers(NamedTuple):
     """The state of one device by NVIDIA's management library."""
 
     processes: tuple[int, ...] = ()
@@ -60,8 +56,7 @@ class NvmlAnswers:
     """The reason why NVML did not answer; empty if it did."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """The observed surroundings of a process."""
 
     environ: Mapping[str, str]
@@ -70,28 +65,16 @@ class Surroundings:
     """Streams in use at the same time; None if unknown."""
     mps_control: str = ""
     """Path of the pipe to an MPS daemon; empty if there is none."""
-    nvml: NvmlAnswers = field(default_factory=NvmlAnswers)
+    nvml: NvmlAnswers = NvmlAnswers()
     """About the device."""
     own_process: int | None = None
     """This process's id if it has a context on the device."""
 
 
 def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
-    """Looks at this process, which has a context on the device.
-
-    Args:
-        uuid: The device, as ``nvidia-smi`` prints it.
-        num_streams: Streams in use at the same time.
-    """
-    return find_in(
-        Surroundings(
-            environ=os.environ,
-            num_streams=num_streams,
-            mps_control=mps_control(os.environ),
-            nvml=ask_nvml(uuid),
-            own_process=os.getpid(),
-        )
-    )
+    """Looks at this process, which has a context on the device ``uuid`` (as ``nvidia-smi`` prints it) and streams."""
+    control, nvml, own = mps_control(os.environ), ask_nvml(uuid), os.getpid()
+    return find_in(Surroundings(os.environ, num_streams, mps_control=control, nvml=nvml, own_process=own))
 
 
 def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
@@ -199,7 +182,12 @@ def _nvml(seen: Surroundings) -> Iterator[EnvironmentFinding]:
             "whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
             "bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
         )
-    elif others := _other_processes(seen):
+    # In a container ids are those outside of it, so one unknown id is taken for this process.
+    own, processes = seen.own_process, seen.nvml.processes
+    others = tuple(process for process in processes if process != own)
+    if own is not None and own not in processes and len(processes) == 1:
+        others = ()
+    if others:
         yield EnvironmentFinding(
             "other processes",
             f"other processes use this GPU (ids {', '.join(map(str, others))})",
@@ -213,17 +201,3 @@ def _nvml(seen: Surroundings) -> Iterator[EnvironmentFinding]:
             "slots are those of the instance, and bandwidth is the instance's share",
             "nothing, if that is meant; else `nvidia-smi -mig 0`",
         )
-
-
-def _other_processes(seen: Surroundings) -> tuple[int, ...]:
-    """Returns the processes besides this one.
-
-    In a container ids are those outside of it, so that this process may be listed by an id that it does not know: one
-    unknown id is then taken for it.
-    """
-    processes, own = seen.nvml.processes, seen.own_process
-    if own is None:
-        return processes
-    if own in processes:
-        return tuple(process for process in processes if process != own)
-    return processes if len(processes) > 1 else ()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from mosaic.backends.cuda.driver import CudaDriver, SmPlacement, described
+from mosaic.backends.cuda.driver import CudaDriver, described
 from mosaic.device import StrictFile
 from mosaic.errors import CudaError
 
@@ -69,7 +69,6 @@ class StreamLoan:
     Attributes:
         streams: The stream's handle, for each partition.
         records: The record of each partition.
-        layout_of: The layout of each partition.
         shared_sms: Ids of SMs that partitions share although they were given as disjoint.
         notes: A sentence about that for the user.
     """
@@ -79,7 +78,6 @@ class StreamLoan:
         self._handles: list[int] = []
         self.streams: dict[Slots, int] = {}
         self.records: dict[Slots, PartitionRecord] = {}
-        self.layout_of: dict[Slots, int] = {}
         self.shared_sms = shared_sms
         self.notes = notes
 
@@ -89,7 +87,6 @@ class StreamLoan:
         self._handles.append(handle)
         self.streams[record.slots] = handle
         self.records[record.slots] = record
-        self.layout_of[record.slots] = layout
 
     def give_back(self) -> None:
         """Ends the loan; the streams must have ended their work. A second call does nothing.
@@ -111,13 +108,11 @@ class GreenPool:
     Args:
         driver: The device.
         fine: Use the driver's smallest slots.
-        placement: How partitions get their SMs.
     """
 
-    def __init__(self, driver: CudaDriver, *, fine: bool, placement: SmPlacement) -> None:
-        self.placement: SmPlacement = placement
+    def __init__(self, driver: CudaDriver, *, fine: bool) -> None:
         self._compute_capability = driver.describe().compute_capability
-        self._pool = driver.open_pool(fine=fine, placement=placement)
+        self._pool = driver.open_pool(fine=fine)
         self._lock = threading.Lock()
         self._indices: dict[SlotLayout, int] = {}
 
@@ -143,21 +138,18 @@ class GreenPool:
             is_probed = all(info.sm_ids is not None for index in indices for info in self._pool.partitions(index))
             if not is_probed and (compiled := image()) is not None:
                 self._pool.verify(compiled)
-            by_layout = [list(map(_record_of, self._pool.partitions(index))) for index in indices]
-            everything = [record for records in by_layout for record in records]
-            # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns.
-            is_merged, capability = self.placement == "merged", self._compute_capability
-            shared = find_shared_sms(
-                [everything] if is_merged else by_layout,
-                compute_capability=capability,
-                call="cuDevSmResourceSplitByCount" if is_merged else "cuDevSmResourceSplit",
-            )
-            notes = describe_excess(everything, shared, compute_capability=capability)
+            partitions = [
+                (index, number, _record_of(info))
+                for index in indices
+                for number, info in enumerate(self._pool.partitions(index))
+            ]
+            records = [record for *_, record in partitions]
+            shared = find_shared_sms(records, compute_capability=self._compute_capability)
+            notes = describe_excess(records, shared, compute_capability=self._compute_capability)
             loan = StreamLoan(self._pool, shared, notes)
             try:
-                for index, records in zip(indices, by_layout, strict=True):
-                    for number, record in enumerate(records):
-                        loan.add(index, number, record)
+                for index, number, record in partitions:
+                    loan.add(index, number, record)
             except BaseException:
                 loan.give_back()
                 raise
@@ -171,15 +163,15 @@ class GreenPool:
 _MAKING = threading.Lock()
 
 
-def pool_of(driver: CudaDriver, *, fine: bool, placement: SmPlacement) -> GreenPool:
+def pool_of(driver: CudaDriver, *, fine: bool) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
     with _MAKING:  # or two threads would make two, which give out the same SMs
-        return _make_pool(driver, fine, placement)
+        return _make_pool(driver, fine)
 
 
 @functools.cache
-def _make_pool(driver: CudaDriver, fine: bool, placement: SmPlacement) -> GreenPool:
-    pool = GreenPool(driver, fine=fine, placement=placement)
+def _make_pool(driver: CudaDriver, fine: bool) -> GreenPool:
+    pool = GreenPool(driver, fine=fine)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool
@@ -192,28 +184,20 @@ CDP_SMS = 2
 future kernels running under green contexts may use and share an additional set of 2 SMs" (cuda.h, green contexts)."""
 
 
-def find_shared_sms(
-    groups: Iterable[Sequence[PartitionRecord]], *, compute_capability: str, call: str
-) -> tuple[int, ...]:
-    """Returns the SMs that partitions share although they were given as disjoint.
-
-    Args:
-        groups: Partitions that have to be apart if they have no slot in common; those without a probe are skipped.
-        compute_capability: The device's, such as ``9.0``.
-        call: The driver call that gave them as disjoint.
+def find_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: str) -> tuple[int, ...]:
+    """Returns the SMs that partitions without a common slot share; those that were not probed are skipped.
 
     Raises:
         CudaError: They share more than a module with dynamic parallelism accounts for.
     """
     shared: set[int] = set()
-    first = ""
-    for group in groups:
-        for record, other in combinations(group, 2):
-            both = set(record.sm_ids or ()) & set(other.sm_ids or ())
-            if both and set(record.slots).isdisjoint(other.slots):
-                shared |= both
-                names = f"the partition of slots {list(record.slots)} and the partition of slots {list(other.slots)}"
-                first = first or f"{names} were seen to share SM {_listed(both)}"
+    first, call = "", "cuDevSmResourceSplitByCount"
+    for record, other in combinations(records, 2):
+        both = set(record.sm_ids or ()) & set(other.sm_ids or ())
+        if both and set(record.slots).isdisjoint(other.slots):
+            shared |= both
+            names = f"the partition of slots {list(record.slots)} and the partition of slots {list(other.slots)}"
+            first = first or f"{names} were seen to share SM {_listed(both)}"
     if len(shared) > (CDP_SMS if _is_9(compute_capability) else 0):
         raise CudaError(
             f"{first} ({len(shared)} shared in all), although {call} gave them as disjoint; MPS or a driver's error "

@@ -17,14 +17,7 @@ _NEEDED = "cuda-python 12.8 or newer and NVRTC: `pip install nvidia-cuda-nvrtc`,
 
 @functools.cache
 def compile_probe(compute_capability: str, source: str) -> bytes:
-    """Compiles the probe for a device; once in a process.
-
-    Args:
-        compute_capability: Such as ``9.0``.
-        source: Its CUDA C++.
-
-    Returns:
-        A cubin; PTX where this NVRTC knows no such device yet, for the driver to compile.
+    """Compiles the probe for a device, once in a process: to a cubin, or to PTX if this NVRTC is older than the device.
 
     Raises:
         BackendUnavailableError: NVRTC is not there, or knows nothing that this device could run.
@@ -46,14 +39,8 @@ def compile_probe(compute_capability: str, source: str) -> bytes:
 
 
 def nvrtc_version() -> str:
-    """Returns NVRTC's version, such as ``13.0``.
-
-    Raises:
-        BackendUnavailableError: It is not there.
-    """
-    nvrtc = _nvrtc()
-    major, minor = _call_all(nvrtc, "nvrtcVersion")
-    return f"{major}.{minor}"
+    """Returns NVRTC's version, such as ``13.0``; raises BackendUnavailableError without it."""
+    return ".".join(map(str, _call_all(_nvrtc(), "nvrtcVersion")))
 
 
 def _nvrtc() -> ModuleType:

@@ -34,22 +34,16 @@ class HostTicket(Generic[T]):
         self.after: tuple[Ticket[object], ...] = tuple(after)
         self.order = order
         self.done = False  # whether the work has ended, well or not
+        self.interval_ns = (0, 0)  # on time.perf_counter_ns, once done
         self._running = threading.Lock()  # held until then
         self._running.acquire()
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._interval_ns = (0, 0)
-
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Start and end on ``time.perf_counter_ns``; zeros until done."""
-        return self._interval_ns
 
     @property
     def ready(self) -> bool:
         """True once all work that it waits for has ended."""
-        if self.after:
-            self.after = tuple([ticket for ticket in self.after if not ticket.done])
+        self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
     def wait(self) -> T:
@@ -70,7 +64,7 @@ class HostTicket(Generic[T]):
         except BaseException as error:
             self._error = error
         finally:
-            self._interval_ns = (start, time.perf_counter_ns())
+            self.interval_ns = (start, time.perf_counter_ns())
 
     def finish(self) -> None:
         """Wakes the waiters."""

@@ -81,7 +81,14 @@ class StreamLane(Lane):
     """
 
     def __init__(
-        self, api: StreamApi, slots: tuple[int, ...], stream: Any, origin: StreamMark, *, num_sms: int | None
+        self,
+        api: StreamApi,
+        slots: tuple[int, ...],
+        stream: Any,
+        origin: StreamMark,
+        *,
+        num_sms: int | None,
+        libraries: LibrarySettings | None = None,
     ) -> None:
         self.api = api
         self.slots = slots
@@ -89,7 +96,7 @@ class StreamLane(Lane):
         self.num_sms = num_sms
         self.last: StreamTicket[Any] | None = None
         self.origin = origin
-        self.libraries: LibrarySettings | None = None
+        self.libraries = libraries
         self.closed = False
         self._rivals: tuple[weakref.ref[StreamLane], ...] = ()
         self._turn: AbstractContextManager[object] = nullcontext()
@@ -200,7 +207,7 @@ class StreamLanes(Lanes):
         api: The runtime.
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
         give_back: Called once, after all work has ended, to release the streams.
-        conflict: Returns True if work on two partitions excludes each other; by default if they share a slot.
+        libraries: Settings of libraries during the launches of all lanes' work, if any.
         partitions: SMs requested and granted, and the ids that the probe saw; none for plain streams.
 
     Attributes:
@@ -214,7 +221,7 @@ class StreamLanes(Lanes):
         streams: Mapping[tuple[int, ...], tuple[Any, int | None]],
         give_back: Callable[[], object],
         *,
-        conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
+        libraries: LibrarySettings | None = None,
         partitions: Iterable[PartitionRecord] = (),
     ) -> None:
         self.api = api
@@ -222,13 +229,12 @@ class StreamLanes(Lanes):
         self.clock = StreamClock(api)
         origin, turn = self.clock.mark(api.current_stream()), threading.RLock()
         self._lanes = {
-            slots: StreamLane(api, slots, stream, origin, num_sms=num_sms)
+            slots: StreamLane(api, slots, stream, origin, num_sms=num_sms, libraries=libraries)
             for slots, (stream, num_sms) in streams.items()
         }
-        excludes = conflict or (lambda slots, others: not set(slots).isdisjoint(others))
         for slots, lane in self._lanes.items():
-            rivals = [other for key, other in self._lanes.items() if key != slots and excludes(key, slots)]
-            lane.share_slots_with(rivals, turn)
+            others = [other for key, other in self._lanes.items() if key != slots and not set(key).isdisjoint(slots)]
+            lane.share_slots_with(others, turn)
         warn_again = accumulation_warning().begin(False)
         ends = (warn_again, self.clock.close, give_back)
         self._finalizer = weakref.finalize(self, _end, api, [*self], ends, os.getpid())
@@ -241,14 +247,12 @@ class StreamLanes(Lanes):
         return self._lanes[slots]
 
     def measure_memory(self) -> tuple[int, ...]:
-        """Runs small products forward and backward on each lane; returns the growth of what torch's allocator holds.
+        """Runs small products forward and backward on each idle lane; returns the growth of torch's allocator's memory.
 
         It keeps a cache for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of handle and stream
-        (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's. Since 2.15 a
-        product takes its workspace from the stream's cache and gives it back, unless ``TORCH_CUBLAS_WORKSPACE_CACHE``
-        is 1. A plan on many lanes pays all of it for each, which a model of memory that only counts tensors does not
-        see. All cached memory and all workspaces are released before each lane, so this is not for a loop. The lanes
-        must be idle.
+        (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's. A model of
+        memory that only counts tensors does not see either. All cached memory and all workspaces are released before
+        each lane, so this is not for a loop.
         """
         api = self.api
         api.synchronize()
@@ -257,18 +261,13 @@ class StreamLanes(Lanes):
             api.release_workspaces()
             api.empty_cache()
             before = api.reserved_bytes()
-            lane.launch(lambda: _run_first_products(api.device), timed=False)
+            lane.launch(lambda: _run_products(api.device), timed=False)
             api.synchronize()
             measured.append(max(0, api.reserved_bytes() - before))
         return tuple(measured)
 
     def __iter__(self) -> Iterator[StreamLane]:
         return iter(tuple(self._lanes.values()))
-
-    def set_libraries(self, libraries: LibrarySettings | None) -> None:
-        """Launches the work of all lanes under settings of libraries, if any."""
-        for lane in self:
-            lane.libraries = libraries
 
     def drain(self) -> None:
         """Blocks the thread until the streams have ended all their work, autograd's backward included."""
@@ -309,8 +308,7 @@ def _record_use(api: StreamApi, value: object, stream: Any) -> None:
             api.record_use(leaf, stream)
 
 
-def _run_first_products(device: torch.device) -> None:
-    """Multiplies small matrices forward and backward: libraries set themselves up on the current stream."""
+def _run_products(device: torch.device) -> None:
     rows = torch.ones(256, 256, device=device)
     weight, bias = (torch.ones(shape, device=device, requires_grad=True) for shape in ((256, 256), (256,)))
     torch.nn.functional.linear(rows @ weight, weight, bias).sum().backward()

@@ -54,7 +54,6 @@ def test_what_several_ranks_cannot_do_is_refused_with_the_reason(given: dict[str
         ({"cuda_graphs": "always"}, ValueError, "cuda_graphs='always'; use True, False or 'auto'"),
         ({"sm_target": "on"}, ValueError, "sm_target='on'; use True, False or 'auto'"),
         ({"fine_slots": 2}, ValueError, "fine_slots=2; use True or False"),
-        ({"sm_placement": "sized"}, ValueError, "sm_placement='sized'; use 'merged' or 'split'"),
         ({"method": "best"}, ValueError, "unknown method 'best'; choose one of: auto"),
         ({"trial": 3}, TypeError, 'trial=3; use a TrialSettings, "auto" or None'),
         ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or the path of its file"),

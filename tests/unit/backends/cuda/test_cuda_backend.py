@@ -18,8 +18,8 @@ from mosaic.errors import BackendUnavailableError
 
 def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_for(runtime: FakeStreams):
     class Stingy(FakeGreenDriver):
-        def partition(self, slots: Any, start: int | None) -> Any:
-            made = super().partition(slots, start)
+        def partition(self, slots: Any) -> Any:
+            made = super().partition(slots)
             made.granted_sms -= 2
             return made
 
@@ -29,34 +29,18 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
 
 def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
     backend = CudaBackend(api=runtime, driver=driver)
-    split = backend.with_sms(sm_placement="split")
-    both = split.with_sms(fine_slots=True)
-    assert [one.sm_settings for one in (backend, split, both)] == ["", "split by sizes", "fine slots, split by sizes"]
+    fine = backend.with_sms(fine_slots=True)
+    assert (backend.sm_settings, fine.sm_settings) == ("", "fine slots")
     assert backend.with_sms() is backend
-    assert both.with_sms(fine_slots=True, sm_placement="split") is both
-    for one in (backend, split, both):
-        one.open_lanes([(0,)]).close()
-    assert [pool.placement for pool in driver.pools] == ["merged", "split", "split"]
+    assert fine.with_sms(fine_slots=True) is fine
+    for each in (backend, fine):
+        each.open_lanes([(0,)]).close()
+    assert len(driver.pools) == 2
 
 
 def test_sm_settings_are_refused_by_name_on_the_host():
     with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
         HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: FakeStreams, verify: bool):
-    # (0,) is in one layout, (2, 3) in another, where it is placed behind (0, 1): apart, if somebody looks.
-    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(), placement="split", verify=verify)
-    with backend.open_lanes([(0,), (1, 2, 3), (0, 1), (2, 3)]) as lanes:
-        assert [record.sm_ids is not None for record in lanes.partitions] == [verify] * 4
-        for lane in lanes:
-            lane.launch(lambda: torch.ones(1), behind_caller=False)
-        first, second, third, last = (runtime.on(lane.stream)[-1] for lane in lanes)
-        assert first.is_concurrent_with(last) == verify
-        assert first.is_concurrent_with(second)
-        assert third.is_concurrent_with(last)
-        assert last.is_after(second)
 
 
 def test_what_defeats_partitions_is_noted_and_logged_once(

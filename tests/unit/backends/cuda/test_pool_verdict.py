@@ -10,8 +10,8 @@ from fake_driver.harness import FakeDriver
 POOL = """
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.pool import GreenPool
-def pool_of(placement="merged"):
-    return GreenPool(cuda.CudaDriver(0), fine=False, placement=placement)
+def pool_of():
+    return GreenPool(cuda.CudaDriver(0), fine=False)
 num_lent = lambda pool: pool._pool.stats().num_lent
 def borrow(pool, *layouts):
     return pool.borrow(layouts, image=lambda: cuda.probe_source().encode())
@@ -38,18 +38,12 @@ result = [loan.shared_sms, loan.notes, lent, leaked(), misused()]
     assert note.endswith("on compute capability 9.x a loaded module with dynamic parallelism (CDP) may do that")
 
 
-@pytest.mark.parametrize(
-    ("placement", "call", "devices", "quirk"),
-    [
-        ("merged", "cuDevSmResourceSplitByCount", "132:9.0", "kernels_spread_far"),
-        ("split", "cuDevSmResourceSplit", "132:10.0", "kernels_spread"),
-    ],
-)
+@pytest.mark.parametrize(("devices", "quirk"), [("132:9.0", "kernels_spread_far"), ("132:10.0", "kernels_spread")])
 def test_more_shared_sms_and_those_of_other_devices_are_refused_each_time(
-    fake_driver: FakeDriver, devices: str, quirk: str, placement: str, call: str
+    fake_driver: FakeDriver, devices: str, quirk: str
 ):
-    body = f"""
-pool = pool_of("{placement}")
+    body = """
+pool = pool_of()
 errors = [error_of(lambda: borrow(pool, HALVES)) for _ in range(2)]
 alone = borrow(pool, HALVES[:1])
 result = [errors, num_lent(pool), alone.shared_sms, len(alone.notes), misused()]
@@ -57,6 +51,7 @@ result = [errors, num_lent(pool), alone.shared_sms, len(alone.notes), misused()]
     told = run(fake_driver, body, devices=devices, quirk=quirk, version=13010)
     (first, second), lent, shared, num_notes, misused = told
     assert first == second
+    call = "cuDevSmResourceSplitByCount"
     assert (first["kind"], first["call"], first["status"]) == ("CudaError", call, "CUDA_SUCCESS")
     assert "slots [0, 1, 2, 3, 4, 5, 6, 7] and the partition of slots [8, 9," in first["text"]
     assert (lent, shared, num_notes, misused) == (1, [], 1, [])

@@ -91,7 +91,8 @@ class Looking(nn.Module):
 
 def tell(handle: Handle, **choice: Any) -> None:
     executor: Any = handle._executor
-    executor.lanes.set_libraries(LibrarySettings(torch.device("cuda", 0), **choice))
+    for lane in executor.lanes:
+        lane.libraries = LibrarySettings(torch.device("cuda", 0), **choice)
 
 
 def towers(libraries: Libraries, **options: Any) -> tuple[TwoTowers, Looking, Looking]:
