@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mosaic.errors import BackendUnavailableError, unknown
 
@@ -36,12 +36,6 @@ BACKENDS: Mapping[str, Callable[[int], Backend]] = MappingProxyType({"cuda": _cu
 """The function that opens a device of each backend, by name."""
 TORCH_TYPES: Mapping[str, str] = MappingProxyType({"cuda": "cuda", "cpu": "host"})
 """The default backend for each type of torch device."""
-
-if TYPE_CHECKING:
-    BackendName = str
-else:
-    BackendName = Literal[tuple(BACKENDS)]
-"""A name of the table, as the command line offers them."""
 
 
 def open_backend(name: str, ordinal: int = 0) -> Backend:

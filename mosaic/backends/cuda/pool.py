@@ -48,10 +48,7 @@ def _record_of(info: Any) -> PartitionRecord:
 
 
 def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
-    """Groups partitions into few layouts whose partitions share no slot: each goes into the first that it fits.
-
-    A plan names the partitions of a stage together, so that a stage's layout stays whole.
-    """
+    """Groups partitions into few layouts whose partitions share no slot: each goes into the first that it fits."""
     groups: list[list[Slots]] = []
     for slots in dict.fromkeys(partitions):
         for group in groups:
@@ -102,12 +99,8 @@ class StreamLoan:
 class GreenPool:
     """The streams of one device; safe from any thread.
 
-    Which stream is lent, and to how many, the driver's pool keeps; here are layouts, records and the verdict on what
+    The driver's pool knows which stream is lent, and to how many; here are layouts, records and the verdict on what
     the probe saw.
-
-    Args:
-        driver: The device.
-        fine: Use the driver's smallest slots.
     """
 
     def __init__(self, driver: CudaDriver, *, fine: bool) -> None:

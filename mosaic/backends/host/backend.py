@@ -36,17 +36,12 @@ class HostBackend(Backend):
         self, num_slots: int | None = None, *, num_threads: int | None = None, cores: Sequence[int] | None = None
     ) -> None:
         cores = available_cores() if cores is None else tuple(cores)
-        self._pinned = hasattr(os, "sched_setaffinity")
-        if num_slots is not None and num_slots < 1:
-            raise ValueError(f"num_slots={num_slots}; the host backend needs at least one slot")
-        if num_threads is not None and num_threads < 1:
-            raise ValueError(f"num_threads={num_threads}; a lane needs at least one thread")
-        self._num_threads = num_threads
-        count = num_slots if num_slots is not None else len(cores)
-        if count > len(cores):
-            self._pinned = False
-        self._cores = dict(enumerate(cores))
-        self._num_cores = len(cores)
+        for name, value in (("num_slots", num_slots), ("num_threads", num_threads)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}; use at least one")
+        count = num_slots or len(cores)
+        self._num_threads, self._cores = num_threads, dict(enumerate(cores))
+        self._pinned = hasattr(os, "sched_setaffinity") and count <= len(cores)
         self._device = Device(
             name=f"{cpu_name()}, {count} core{'s' if count > 1 else ''}",
             kind="host",
@@ -71,11 +66,9 @@ class HostBackend(Backend):
         sentences = []
         if self._device.num_slots == 1:
             sentences.append("there is one core only: modules run one after the other")
-        if self._device.num_slots > self._num_cores:
-            sentences.append(
-                f"{self._device.num_slots} slots were asked for on {self._num_cores} cores: lanes are not pinned, "
-                "and times mean nothing"
-            )
+        if self._device.num_slots > len(self._cores):
+            slots = f"{self._device.num_slots} slots were asked for on {len(self._cores)} cores"
+            sentences.append(f"{slots}: lanes are not pinned, and times mean nothing")
         elif not self._pinned:
             sentences.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
         if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":

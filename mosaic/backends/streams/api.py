@@ -55,12 +55,7 @@ class StreamApi:
     """The part of ``torch.cuda`` that lanes and their graphs use, for one device.
 
     Tests put a runtime in its place that runs operators on the CPU and checks that each one is ordered after what it
-    reads. Its streams, events and graphs have the methods of torch's: ``event.record(stream)``, ``wait(stream)``,
-    ``query()``, ``synchronize()``, ``elapsed_time(later)``; ``graph.replay()``, whose kernels run in the contexts in
-    which they were captured, and ``reset()``.
-
-    Args:
-        ordinal: The device's number.
+    reads. Its streams, events and graphs have the methods of torch's that Mosaic uses.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -76,9 +71,8 @@ class StreamApi:
     def new_stream(self, priority: int = 0) -> torch.cuda.Stream:
         """Lends a stream of torch's own pool, other than the current one and those that are lent already.
 
-        torch hands out 32 of a priority "round-robin", so that "if 33 low priority streams are requested, the first and
-        last streams requested are actually the same stream" (c10/cuda/CUDAStream.h), so this requests until one is
-        free. Streams that others took from the pool, the current one apart, are not known here.
+        torch hands out 32 of a priority "round-robin" (c10/cuda/CUDAStream.h), so this requests until one is free.
+        Streams that others took from the pool, the current one apart, are not known here.
 
         Raises:
             BackendUnavailableError: All of them are in use.
@@ -141,11 +135,10 @@ class StreamApi:
 
     @property
     def draws_apart(self) -> bool:
-        """True if graphs that draw random numbers may be replayed in any order, by torch's version.
+        """True if graphs that draw random numbers may be replayed in any order.
 
         A replay fills the generator's seed and offset on the device before its kernels read them: one pair of tensors
-        for each generator up to torch 2.12, one for each generator and capture since 2.13
-        (ATen/cuda/CUDAGeneratorImpl.h; pytorch#172390, #176752).
+        for each generator up to torch 2.12, one for each generator and capture since 2.13 (pytorch#172390, #176752).
         """
         return TorchVersion(torch.__version__) >= TorchVersion("2.13")
 
@@ -153,9 +146,8 @@ class StreamApi:
     def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
         """Captures what is launched inside the block, from ``stream`` and streams that its events fork to.
 
-        It captures in torch's way, which also registers the generators that are used inside. Other threads, such as one
-        that pins batches, may go on calling CUDA. The current stream is the caller's again afterwards, also after a
-        failure, where ``torch.cuda.graph`` leaves its own.
+        Other threads, such as one that pins batches, may go on calling CUDA. The current stream is the caller's again
+        afterwards, also after a failure, where ``torch.cuda.graph`` leaves its own.
         """
         try:
             with (

@@ -15,7 +15,7 @@ from mosaic.backends.streams.api import StreamApi
 
 
 class _Base:
-    """The event that the marks of one step are measured from."""
+    """The event that the marks of one step are measured from, and its time once read."""
 
     def __init__(self, event: Any, at_ms: float | None = None) -> None:
         self.event = event
@@ -42,11 +42,7 @@ class StreamMark:
 
 
 class StreamClock:
-    """The clock of one device's marks; safe from any thread. It queries no event before a reading.
-
-    Args:
-        api: The runtime of the device.
-    """
+    """The clock of one device's marks; safe from any thread. It queries no event before a reading."""
 
     def __init__(self, api: StreamApi) -> None:
         self._api = api

@@ -73,8 +73,6 @@ class StreamLane(Lane):
     """Ordered work on one stream.
 
     Attributes:
-        api: The runtime that the stream belongs to.
-        stream: The stream.
         last: The latest work, or None.
         origin: The mark of the lanes' opening; its clock is the one of their marks.
         libraries: Settings of libraries while its work is launched, if any.
@@ -132,9 +130,9 @@ class StreamLane(Lane):
 
         Args:
             work: Launches kernels on the current stream, which is the lane's.
-            after: Work that it starts after, of any lane of this device.
-            behind_caller: True to start it after all that the caller's stream was given so far, too.
-            timed: True if its ticket has an interval.
+            after: Work of any lane of this device that it starts after.
+            behind_caller: Start it after all that the caller's stream was given so far, too.
+            timed: Give its ticket an interval.
         """
         ticket, error = self._launch(work, after, behind_caller=behind_caller, timed=timed)
         if error is not None:
@@ -209,10 +207,6 @@ class StreamLanes(Lanes):
         give_back: Called once, after all work has ended, to release the streams.
         libraries: Settings of libraries during the launches of all lanes' work, if any.
         partitions: SMs requested and granted, and the ids that the probe saw; none for plain streams.
-
-    Attributes:
-        api: The runtime.
-        clock: The clock of all lanes' marks.
     """
 
     def __init__(

@@ -21,12 +21,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 
 
 class Setting:
-    """One setting of the process, which several pieces of work may want differently: the latest that runs decides.
-
-    Args:
-        get: Reads it.
-        put: Writes it.
-    """
+    """One setting of the process, which several pieces of work may want differently: the latest that runs decides."""
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self._get = get
@@ -56,16 +51,14 @@ class LibrarySettings:
     """The settings of libraries for the lanes of one device.
 
     Results are right whatever holds: an SM count is a hint, by which libraries may choose other kernels and grids
-    (pytorch#183330), and without cuDNN torch has kernels of its own. Not promised is the SM target of a node of
-    backward at whose time other modules' nodes run in between, nor that of a module's nodes behind the first of its
-    parameters.
+    (pytorch#183330), and without cuDNN torch has kernels of its own. The SM target of a node of backward is not
+    promised where other modules' nodes run in between, nor behind the first of a module's parameters.
 
     Args:
         device: The device.
-        sm_target: Give libraries the SM count of the lane: cuBLAS by ``cublasSetSmCountTarget``, which is one for each
-            handle; cuBLASLt's products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout. A kernel
-            whose grid is too large takes a partial wave more; whether a target pays has to be measured. Asking for the
-            handle makes cuBLAS's workspace of the thread and the lane up to torch 2.14, as a product would.
+        sm_target: Give libraries the SM count of the lane: cuBLAS by ``cublasSetSmCountTarget``, one for each handle;
+            cuBLASLt's products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout. Whether a target
+            pays has to be measured.
         cudnn: Let torch use cuDNN on lanes. A backward does without it from the first module that is on a lane to its
             end: a convolution's backward chooses its kernels when it runs.
 
@@ -96,7 +89,8 @@ class LibrarySettings:
     def _begin_target(self, num_sms: int | None) -> ExitStack:
         with ExitStack() as target:
             if self._carveout is not None and num_sms is not None:
-                target.callback(self._carveout.begin(carveout_for(num_sms, self._device)))
+                total = torch.cuda.get_device_properties(self._device).multi_processor_count
+                target.callback(self._carveout.begin(total - num_sms))
                 handle = current_cublas_handle(self._device)
                 target.callback(_cublas_target(self._cublas, handle).begin(num_sms))
             return target.pop_all()
@@ -131,12 +125,24 @@ def _end_with_backward(*held: ExitStack) -> None:
 
 @cache
 def _carveout() -> Setting:
-    return Setting(*carveout_calls())
+    """The number of SMs that torch leaves to others."""
+    return Setting(torch._C._get_sm_carveout_experimental, torch._C._set_sm_carveout_experimental)
 
 
 @cache
 def _cublas_target(cublas: Any, handle: int) -> Setting:
-    return Setting(*cublas_calls(cublas, handle))
+    """The SM target of a cuBLAS handle."""
+
+    def get() -> int:
+        target = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", cublas.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(target)))
+        return target.value
+
+    def put(num_sms: int) -> None:
+        status = cublas.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms))
+        _check("cublasSetSmCountTarget", status)
+
+    return Setting(get, put)
 
 
 @cache
@@ -154,38 +160,6 @@ def accumulation_warning() -> Setting:
     return Setting(warns, torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch)
 
 
-def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
-    """Returns functions that read and write the number of SMs that torch leaves to others."""
-    return torch._C._get_sm_carveout_experimental, torch._C._set_sm_carveout_experimental
-
-
-def carveout_for(num_sms: int, device: torch.device) -> int:
-    """Returns how many SMs of a device a partition of ``num_sms`` leaves to others.
-
-    Raises:
-        ValueError: The device has fewer SMs, or ``num_sms`` is not positive.
-    """
-    total = torch.cuda.get_device_properties(device).multi_processor_count
-    if not 0 < num_sms <= total:
-        raise ValueError(f"num_sms={num_sms} is not between 1 and the {total} SMs of {device}")
-    return total - num_sms
-
-
-def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
-    """Returns functions that read and write the SM target of a cuBLAS handle."""
-
-    def get() -> int:
-        target = ctypes.c_int(0)
-        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(target)))
-        return target.value
-
-    def put(num_sms: int) -> None:
-        status = library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms))
-        _check("cublasSetSmCountTarget", status)
-
-    return get, put
-
-
 def current_cublas_handle(device: torch.device) -> int:
     """Returns the handle that the calling thread uses on a device."""
     with torch.cuda.device(device):
@@ -195,10 +169,7 @@ def current_cublas_handle(device: torch.device) -> int:
 
 @cache
 def loaded_cublas(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL:
-    """Returns the libcublas that torch loaded; another copy would not know its handles.
-
-    Args:
-        maps: The kernel's list of the files that this process has mapped.
+    """Returns the libcublas among the files that this process has mapped; another copy would not know its handles.
 
     Raises:
         BackendUnavailableError: None was loaded.
