@@ -5,9 +5,7 @@ from __future__ import annotations
 from mosaic.cache_folder import default_cache_folder
 from mosaic.profiler.cache import ProfileCache, open_cache
 from mosaic.profiler.communication import (
-    Launched,
     Network,
-    measure_launched,
     measure_ring,
     measure_route,
 )
@@ -23,7 +21,6 @@ __all__ = [
     "Counters",
     "CpuTime",
     "ForeignLoad",
-    "Launched",
     "Network",
     "ProfileCache",
     "ProfileSettings",
@@ -38,7 +35,6 @@ __all__ = [
     "environment_of",
     "key_of",
     "measure_beside",
-    "measure_launched",
     "measure_ring",
     "measure_route",
     "open_cache",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -105,35 +104,3 @@ def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.Pr
     times = torch.tensor([once_ms() for _ in range(_REPEATS)][1:], device=device)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
     return float(statistics.median(times.tolist()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
-    """The links that the ranks of torchrun measured."""
-
-    ring: Link
-    """The same on every rank."""
-    rank: int
-    world_size: int
-
-
-def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | None:
-    """Opens a group of the ranks that torchrun started, measures its links and closes it; None for a process alone.
-
-    Args:
-        environ: torchrun's variables: ``WORLD_SIZE``, ``LOCAL_RANK`` and the address of the first rank.
-        on_gpu: Whether the links are those between GPUs (NCCL), one a rank, or between hosts (gloo).
-
-    Raises:
-        ValueError: Larger messages took no longer.
-    """
-    if int(environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    try:
-        return Launched(ring=measure_ring(device), rank=dist.get_rank(), world_size=dist.get_world_size())
-    finally:
-        dist.destroy_process_group()

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from mosaic.cli.options import (
-    BackendName,
-    Json,
-    OptionalModel,
-    console_beside,
-    open_named_backend,
-    stderr_console,
-    write_json,
-)
+from mosaic.cli.options import BackendName, Json, OptionalModel, console_beside, open_named_backend, write_json
 from mosaic.errors import MosaicError
 
 if TYPE_CHECKING:
@@ -33,8 +25,7 @@ class Bench:
     scaling: the time of a kernel or a module at every quota.
     interference: the slowdown of two kernels side by side, over quotas.
     isolation: the SMs that a partition really uses, and the delay of a short kernel beside a long one.
-    overlap: the same two modules one after the other, on plain and prioritised streams, on partitions,
-    captured or not: the gain of quotas, and the gain of concurrency alone.
+    overlap: the same two modules one after the other, on plain and prioritised streams, and on partitions.
 
     Needs an NVIDIA GPU from Volta on and exits with 4 without one. --backend host runs the same measurement on CPU
     cores, as a dry run.
@@ -61,13 +52,11 @@ class Bench:
             raise ValueError(f"--model goes with {names}; {self.question} measures kernels of its own")
         budget = Budget(self.seconds)
         backend = open_named_backend(self.backend or "cuda")
-        tiny = self.size == "tiny"
-        settings = BenchSettings.tiny() if tiny else BenchSettings.fit(backend, quick=self.size == "quick")
-        subjects: Sequence[Subject] = ()
-        if self.model is not None:
-            subjects = _subjects(self.model, backend.torch_device, pair=self.question == "overlap")
+        is_tiny, is_pair = self.size == "tiny", self.question == "overlap"
+        settings = BenchSettings.tiny() if is_tiny else BenchSettings.fit(backend, quick=self.size == "quick")
+        subjects = () if self.model is None else _subjects(self.model, backend.torch_device, pair=is_pair)
         console = console_beside(self.json)
-        stderr_console().print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
+        console.print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
         result = question.answer(Setup(backend=backend, settings=settings, budget=budget, subjects=subjects))
         console.print(question.table(result))
         files = question.write(result, self.output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosaic.cli.options import Json, PresentBackendName, Strict, console_beside, open_named_backend, write_json
+from mosaic.cli.options import BackendName, Json, Strict, console_beside, open_named_backend, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Demo:
 
     output: Path = Path("mosaic-demo")
     """Folder for the results."""
-    backend: PresentBackendName = None
+    backend: BackendName = None
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
     strict: Strict = False

@@ -63,8 +63,7 @@ class Diagnosis:
 
     def print(self, console: Console) -> None:
         """Prints the blocks, then findings with their remedies."""
-        for block in self.blocks:
-            console.print(block)
+        console.print(*self.blocks, sep="\n")
         console.print("\n[bold]Findings and remedies[/bold]" if self.findings else "\nNothing to do.")
         for finding in self.findings:
             style = _STYLES[finding.severity]
@@ -141,9 +140,9 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     host = {"platform": platform.platform(), "python": platform.python_version(), "num_cores": cores,
             "num_cores_installed": os.cpu_count() or 1, "omp_wait_policy": policy}  # fmt: skip
     packages = {name: _version(name) for name in _PACKAGES}
-    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "extension_loads": False, "devices": []}
-    facts |= {**dict.fromkeys(("driver", "nvml", "probe", "cache")), "host": host, "torch": _torch()}
-    facts["packages"] = packages
+    facts: dict[str, Any] = dict.fromkeys(("driver", "nvml", "probe", "cache"))
+    facts |= {"mosaic": mosaic.__version__, "extension_loads": False, "devices": [], "host": host}
+    facts |= {"torch": _torch(), "packages": packages}
     diagnosis = Diagnosis(facts)
     if cores == 1:
         text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
@@ -222,10 +221,9 @@ def _examine_libraries(diagnosis: Diagnosis) -> None:
             text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
             diagnosis.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")
     except BackendUnavailableError as error:
-        text, remedy = f"NVML does not respond: {error.found}", "nothing, if this machine has no NVIDIA GPU"
-        if facts["driver"] is not None:
+        if facts["driver"] is not None:  # otherwise there is a finding about the driver already
             remedy = f"without it utilisation cannot be measured; it needs {error.needed}"
-        diagnosis.find("note" if facts["driver"] is None else "warning", text, remedy)
+            diagnosis.find("warning", f"NVML does not respond: {error.found}", remedy)
     try:
         facts["probe"] = nvrtc_version()
     except BackendUnavailableError as error:
@@ -304,13 +302,14 @@ def _blocks(facts: Mapping[str, Any]) -> list[Any]:
     }
     rows = []
     for device in facts["devices"]:
-        slots, fine = device["slots"] or {}, device["fine_slots"]
-        memory = f"{device['total_memory_bytes'] / 2**30:.0f}"
-        sizes = (str(slots.get(name, "-")) for name in ("num_slots", "sms_per_slot", "remainder_sms"))
-        own = (str(device["ordinal"]), device["name"], device["compute_capability"], memory, str(device["num_sms"]))
-        rows.append((*own, *sizes, f"{fine['num_slots']} of {fine['sms_per_slot']}" if fine else "-"))
-    counts = (">memory (GiB)", ">SMs", ">slots", ">SMs a slot", ">left over", ">fine slots")
-    gpus = make_table("GPUs", ("", "name", ">CC", *counts), rows)
+        memory = f"{device['total_memory_bytes'] / 2**30:.0f} GiB"
+        slots, fine = (
+            f"{of['num_slots']} of {of['sms_per_slot']} SMs, {of['remainder_sms']} left over" if of else "-"
+            for of in (device["slots"], device["fine_slots"])
+        )
+        name = f"{device['ordinal']}: {device['name']}"
+        rows.append((name, device["compute_capability"], memory, str(device["num_sms"]), slots, fine))
+    gpus = make_table("GPUs", ("name", ">CC", ">memory", ">SMs", "slots", "fine slots"), rows)
     works = "\n".join(f"  - {escape(line)}" for line in facts["works"])
     return [
         make_table(f"Mosaic {facts['mosaic']}", ("part", "state"), parts.items()),

@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import tyro
@@ -42,16 +43,7 @@ EVERYWHERE = """mosaic --version prints the version. Every command also takes
   --verbose  log what is decided, and show where an error was raised"""
 
 _LEVELS = {"--quiet": logging.ERROR, "--verbose": logging.INFO}
-_CODES: dict[type[Exception], int] = {
-    InvalidRecipeError: 2,
-    InfeasibleError: 3,
-    BackendUnavailableError: 4,
-    MosaicError: 1,
-    ValueError: 2,
-}
-
-PIPELINE, CONTEXT = "--pipeline", "--context"
-"""Options with which ``plan`` plans a pipeline, or the attention of one sequence over ranks."""
+_CODES = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4, MosaicError: 1, ValueError: 2}
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
@@ -68,15 +60,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def _commands(words: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """Returns the commands; ``plan --pipeline`` and ``plan --context`` have options of their own."""
-    options = {word.partition("=")[0] for word in words} if words[:1] == ["plan"] else set()
-    if PIPELINE in options:
-        from mosaic.cli.pipeline import PipelineCommand
-
-        return COMMANDS | {"plan": PipelineCommand}
-    if CONTEXT in options:
-        from mosaic.cli.context import ContextCommand
-
-        return COMMANDS | {"plan": ContextCommand}
+    options = {word.partition("=")[0] for word in words if words[0] == "plan"}
+    if "--pipeline" in options:
+        return COMMANDS | {"plan": import_module("mosaic.cli.pipeline").PipelineCommand}
+    if "--context" in options:
+        return COMMANDS | {"plan": import_module("mosaic.cli.context").ContextCommand}
     return COMMANDS
 
 
@@ -86,8 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
-    verbosity = [word for word in words if word in _LEVELS]
-    level = _LEVELS[verbosity[-1]] if verbosity else logging.WARNING
+    level = next((_LEVELS[word] for word in reversed(words) if word in _LEVELS), logging.WARNING)
     words = [word for word in words if word not in _LEVELS]
     command = tyro.extras.subcommand_cli_from_dict(
         _commands(words),

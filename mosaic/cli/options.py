@@ -34,26 +34,16 @@ Strict = Annotated[
 ]
 BackendName = Annotated[
     str | None,
-    arg(
-        metavar="NAME",
-        help="Where to measure: host, cuda, or cuda:1; by default the GPU if the model's parameters are there, or the "
-        "host.",
-    ),
-]
-PresentBackendName = Annotated[
-    str | None, arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default the GPU where there is one.")
+    arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default that of the model, or a GPU if present."),
 ]
 Method = Annotated[
     str,
-    arg(
-        metavar="METHOD",
-        help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is.",
-    ),
+    arg(metavar="METHOD", help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is."),
 ]
 DtypeName = Annotated[
     Dtype | None,
     arg(
-        help="With --device: the number format to count in; "
+        help="With --model: the number format to count in; "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items())
         + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
         "the host."
@@ -73,19 +63,10 @@ def console_beside(target: Path | None) -> Console:
 
     In a pipe or a file, tables are as wide as they need.
     """
-    console = stderr_console() if takes_stdout(target) else Console(quiet=_is_quiet())
+    console = Console(stderr=takes_stdout(target), quiet=logging.getLogger("mosaic").level >= logging.ERROR)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
     return console
-
-
-def stderr_console() -> Console:
-    """Returns the console for remarks; silent with ``--quiet``."""
-    return Console(stderr=True, quiet=_is_quiet())
-
-
-def _is_quiet() -> bool:
-    return logging.getLogger("mosaic").level >= logging.ERROR
 
 
 def check_files(command: Any) -> None:
@@ -115,12 +96,7 @@ def write_json(value: Any, target: Path | None) -> None:
 
 
 def open_named_backend(name: str | None) -> Backend:
-    """Opens the backend of ``--backend``; by default the GPU's if there is one, else the host's.
-
-    Raises:
-        ValueError: The backend is unknown.
-        BackendUnavailableError: The backend cannot run here.
-    """
+    """Opens the backend of ``--backend``; by default the GPU's if there is one, else the host's."""
     from mosaic.backends.table import open_backend, present_backend
 
     return open_backend(name if name is not None else present_backend())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,16 +16,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from mosaic.artifact import load, save
-from mosaic.cli.options import (
-    BackendName,
-    DtypeName,
-    Json,
-    Method,
-    OptionalModel,
-    Strict,
-    console_beside,
-    write_json,
-)
+from mosaic.cli.options import DtypeName, Json, Method, OptionalModel, console_beside, write_json
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
@@ -38,22 +29,22 @@ from mosaic.solver.methods import method_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mosaic.cost.counts import ModuleCounts
+    from mosaic.cli.counting import Counted
     from mosaic.hardware import Hardware
     from mosaic.solver import SearchOptions
 
 DEFAULT_DEVICE = "h100-80g"
-"""The described device of ``--explain-gain``."""
+"""The described device of ``--model``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
-    """Solve for temporal stages and slot quotas, from a file, a model profiled now, or a model's operators alone.
+    """Solve for temporal stages and slot quotas, from a file or from a model's operators.
 
     FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
-    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model with --device h100-80g (or
-    a100-80g, h200, h800, a40, host, or a .json file) counts the model's operators and runs nothing: it needs no GPU,
-    and --gpus may be any number. --pipeline RANKS plans a step of a pipeline instead: see
+    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model counts the model's operators for
+    --device and runs nothing: it needs no GPU, and --gpus may be any number. --pipeline RANKS plans a step of a
+    pipeline instead: see
     `mosaic plan --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
     """
 
@@ -61,13 +52,10 @@ class PlanCommand:
     """A profile or an instance."""
     model: OptionalModel = None
     device: str | None = None
-    """With --model: a described device to plan for, by name or file. Without it the model is profiled here."""
+    """With --model: the device to plan for, h100-80g by default: a100-80g, h200, h800, a40, host, or a .json file."""
     gpus: int | None = None
-    """Devices to plan for: 1 by default, or the instance's number. A profile must have the
-    degrees of several devices."""
+    """Devices to plan for: 1 by default, or the instance's number. A profile must have the degrees of several."""
     dtype: DtypeName = None
-    backend: BackendName = None
-    strict: Strict = False
     method: Method = "auto"
     time_limit: float = 10.0
     """Seconds of an idle core after which exact, gahc and auto return the best plan so far; exact and auto with a bound
@@ -78,8 +66,8 @@ class PlanCommand:
     check: Annotated[Path | None, arg(metavar="PLAN")] = None
     """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
     explain_gain: bool = False
-    """Also explain the predicted gain: each module's bound, the step one module at a time, with the plan, and at best.
-    Needs --model, which is counted for h100-80g without --device. --json has the explanation instead of the plan."""
+    """With --model: also explain the predicted gain: each module's bound, the step one module at a time, with the plan,
+    and at best. --json has the explanation instead of the plan."""
     compare: bool = False
     """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
     output: Path = Path("plan.json")
@@ -116,10 +104,10 @@ class PlanCommand:
             plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
             save(plan, self.output)
         self._show(plan, basis, search)
-        if basis.hardware is not None and self.explain_gain:
+        if basis.counted is not None and basis.hardware is not None and self.explain_gain:
             from mosaic.cli.gain import explain, gain_sentences, gain_table
 
-            gain = explain(plan, basis.cost, basis.counts, basis.hardware)
+            gain = explain(plan, basis.cost, basis.counted.counts, basis.hardware)
             console = console_beside(self.json)
             console.print(gain_table(gain))
             console.print(*gain_sentences(gain), sep="\n", highlight=False, markup=False)
@@ -160,61 +148,46 @@ class PlanCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """Modules, times and machine to plan for."""
+    """Modules, times and machine to plan for; with counts for a described device where operators were counted."""
 
     graph: ModuleGraph
     cost: Cost
     device: Device
-    """One of the devices."""
     num_devices: int
     notes: tuple[str, ...] = ()
-    """Remarks about the times, one sentence each."""
     foreign_cpu_share: float = 0.0
-    """Share of the CPU that other processes used during the profile."""
-    dtype: str = ""
-    """Number format of the counts; empty without counts."""
-    counts: Mapping[str, Mapping[int, ModuleCounts]] = field(default_factory=dict)
-    """Counts by module and degree; empty where only times are known."""
+    counted: Counted | None = None
     hardware: Hardware | None = None
-    """The described device of the counts."""
 
     def titled(self, table: Table) -> Table:
-        """Adds the number format to the title of a table of predicted times."""
-        if self.dtype:
-            table.title = f"{table.title}, in {self.dtype}"
+        """Adds the number format of counts to the title of a table of predicted times."""
+        if self.counted is not None:
+            table.title = f"{table.title}, in {self.counted.dtype}"
         return table
 
 
 def find_basis(command: PlanCommand) -> Basis:
-    """Reads a profile or an instance, profiles a model, or counts operators for a described device.
+    """Reads a profile or an instance, or counts operators for a described device.
 
     Raises:
         ValueError: Options contradict each other or the file.
     """
     if (command.file is None) == (command.model is None):
-        raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
+        raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY; not both")
     if command.gpus is not None and command.gpus < 1:
         raise ValueError(f"gpus={command.gpus}; a plan needs at least one device")
-    device = command.device or (DEFAULT_DEVICE if command.explain_gain else None)
-    if command.model is not None and device is not None:
-        return _counted(command.model, device, command)
-    if device is not None:
-        option = f"--device {device}" if command.device else "--explain-gain"
-        raise ValueError(
-            f"{option} counts a model's operators, and {command.file} has only times: give --model instead of the "
-            f"file, or leave {option} out"
-        )
-    if command.dtype is not None:
-        raise ValueError(f"--dtype {command.dtype} says how operators are counted: give --model and --device, too")
-    if command.file is not None and _is_instance(command.file):
+    if command.model is not None:
+        return _counted(command.model, command.device or DEFAULT_DEVICE, command)
+    assert command.file is not None
+    for name, value in (("device", command.device), ("dtype", command.dtype), ("explain-gain", command.explain_gain)):
+        if value:
+            raise ValueError(
+                f"--{name} is about a model's operators, and {command.file} has only times: give --model instead of "
+                f"the file, or leave --{name} out"
+            )
+    if _is_instance(command.file):
         return _of_instance(command.file, command.gpus)
-    if command.file is not None:
-        measured = load(Profile, command.file)
-    else:
-        from mosaic.cli.profile import ProfileCommand, measure
-
-        assert command.model is not None
-        measured = measure(ProfileCommand(model=command.model, backend=command.backend, strict=command.strict))[0]
+    measured = load(Profile, command.file)
     return Basis(
         graph=measured.graph,
         cost=CostModel.from_profile(measured),
@@ -287,8 +260,7 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         device=described.device(),
         num_devices=gpus,
         notes=tuple(notes),
-        dtype=counted.dtype,
-        counts=counted.counts,
+        counted=counted,
         hardware=described,
     )
 

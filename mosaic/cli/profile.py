@@ -18,7 +18,7 @@ from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
 
 if TYPE_CHECKING:
-    from mosaic.profiler import Launched, Network, QuotaChoice
+    from mosaic.profiler import QuotaChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ class ProfileCommand:
     """Data-parallel degrees, such as 1,2,3. Degrees above 1 combine the time of a share of the batch here with a
     communication model."""
     cluster: str | None = None
-    """Devices and links of higher degrees: a name such as h100-80g, or a .json file. Default: links measured between
-    torchrun's ranks, else the usual links of the device."""
+    """Devices and links of higher degrees: a name such as h100-80g, or a .json file; by default its usual links."""
     cache: Path | None = None
     """Folder that caches measurements, also after an interruption; by default mosaic/profiles in the user's cache
     folder."""
@@ -46,10 +45,11 @@ class ProfileCommand:
     json: Json = None
 
     def execute(self) -> None:
-        links = _measure_links(self.backend, self.cluster)
-        if links is not None and links.rank > 0:
-            return  # all ranks measure their links, the first one the modules
-        profile, notes = measure(self, links)
+        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ValueError(
+                f"WORLD_SIZE is {size}, and mosaic profile measures one process; start it without torchrun"
+            )
+        profile, notes = measure(self)
         save(profile, self.output)
         console = console_beside(self.json)
         console.print(graph_table(profile.graph))
@@ -58,13 +58,8 @@ class ProfileCommand:
         write_json(profile, self.json)
 
 
-def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Profile, list[str]]:
-    """Loads a model, finds its modules and measures them; returns the profile, and sentences about it.
-
-    Args:
-        command: Options of the command.
-        links: Measured links between devices; None for those of ``command.cluster``.
-    """
+def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
+    """Loads a model, finds its modules and measures them; returns the profile, and sentences about it."""
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
     from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, open_counters, profile_modules
@@ -75,9 +70,7 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
     backend = open_named_backend(command.backend or (str(first.device) if first is not None and on_gpu else "host"))
     quotas = parse_quotas(command.quotas)
     degrees = _numbers(command.degrees, f"--degrees {command.degrees} is not a list of numbers such as 1,2,4")
-    network: Network | None = None
-    if max(degrees) > 1:
-        network = links.ring if links is not None else _described_links(command.cluster, max(degrees), backend.device)
+    network = _described_links(command.cluster, max(degrees), backend.device) if max(degrees) > 1 else None
     with ExitStack() as stack:
         progress, counters = stack.enter_context(Progress()), open_counters(backend)
         if counters is not None:
@@ -101,9 +94,6 @@ def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Pro
             progress=progress.follow("profiling"),
         )
         notes = _notes(profile)
-        if links is not None:
-            rate = f"{links.ring.latency_us:.1f} us a step and {links.ring.gb_per_s:.2f} GB/s"
-            notes.append(f"all-reduces over {links.world_size} ranks were measured: {rate}; degrees above 1 use that")
         if counters is not None and counters.missing:
             notes.append(f"occupancy and bandwidth are unknown: {counters.missing}")
     return profile, notes
@@ -121,16 +111,6 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(otherwise) from None
-
-
-def _measure_links(backend: str | None, cluster: str | None) -> Launched | None:
-    """Measures the links between torchrun's ranks; None without torchrun, or if ``cluster`` names links."""
-    if cluster is not None:
-        return None
-    from mosaic.backends.cuda import driver as cuda
-    from mosaic.profiler import measure_launched
-
-    return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
 
 
 def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:

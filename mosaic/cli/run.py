@@ -125,7 +125,7 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     row = {
         "description": handle.describe(),
         "active": handle.active,  # modules ran on lanes
-        "step_ms_plain": plain_ms,  # at its best: its own process, all cores, the faster way of waiting
+        "step_ms_plain": plain_ms,
         "plain_waiting": waiting,
         "step_ms_colocated": colocated_ms,
         "speedup": plain_ms / colocated_ms if handle.active else None,  # otherwise both are the plain loop

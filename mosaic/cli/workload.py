@@ -88,14 +88,13 @@ def load_workload(
     except Exception as error:  # of any kind: the user's code runs
         raise MosaicError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
-        raise MosaicError(
-            f"{where} returned a {type(result).__name__}; return (model, sample) or (model, sample, loss)"
-        )
-    model, sample = result[:2]
+        rule = "return (model, sample) or (model, sample, loss)"
+        raise MosaicError(f"{where} returned a {type(result).__name__}; {rule}")
+    model, sample, *loss = result
     if not isinstance(sample, dict | list | tuple | torch.Tensor):
         kind = type(sample).__name__
         raise MosaicError(f"{where} returned a sample of type {kind}; use a dict, tuple, list or tensor")
-    return Workload(model, sample, result[2] if len(result) == 3 else mean_square)
+    return Workload(model, sample, *(loss or [mean_square]))
 
 
 def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> Workload:
@@ -110,8 +109,8 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
     count = TINY_BATCH if size == "tiny" else BATCH
     if batch:
         count = int(batch) if batch.isdecimal() else 0
-        if count < 1:
-            raise ValueError(f"{where!r} asks for a batch of {batch!r}; use 1 or more, as in zoo:clip-tiny:8")
+    if count < 1:
+        raise ValueError(f"{where!r} asks for a batch of {batch!r}; use 1 or more, as in zoo:clip-tiny:8")
     try:
         model = models.build(name, size, device=device)
         selected_tasks = tasks.split(",") if tasks else None

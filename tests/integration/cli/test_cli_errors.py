@@ -41,7 +41,7 @@ WRONG = [
     (2, "plan --model {FILE}:make --device h99", "unknown device 'h99'"),
     (2, "plan --model {FILE}:make --device h100-80g --gpus 0", "gpus=0"),
     (2, "plan --model {FILE}:make --device h100-80g --time-limit -1", "effort=-1"),
-    (2, "plan --model {FILE}:make --dtype bfloat16", "give --model and --device, too"),
+    (2, "plan profile.json --dtype bfloat16", "give --model instead of the file, or leave --dtype out"),
     (1, "plan absent.json", "cannot read absent.json"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,14 +33,9 @@ def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytes
     assert load(Profile, tmp_path / "profile.json").samples != first.samples
 
 
-def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: list[str], tmp_path: Path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = tmp_path / "as_the_command.py"
-    script.write_text("import sys\nfrom mosaic.cli.main import run\nsys.exit(run(sys.argv[1:]))\n")
-    command += [str(script), *arguments, "--degrees", "2", "--backend", "host"]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert completed.returncode == 0, completed.stderr
-    assert " ".join(completed.stdout.split()).count("all-reduces over 2 ranks were measured:") == 1
-    samples = load(Profile, tmp_path / "profile.json").samples
-    backward = {(s.module, s.degree): s for s in samples if s.phase == "backward" and s.quota == 1}
-    assert backward["left", 2].source == "composed"
+def test_several_processes_are_refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(arguments) == 2
+    assert "start it without torchrun" in capsys.readouterr().err
