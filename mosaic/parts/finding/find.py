@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -16,41 +16,100 @@ from torch.nn.modules.dropout import _DropoutNd
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
 from mosaic.find.restore import Objects, restored_objects
+from mosaic.find.structure import tensors_in
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.follow import TracedCall, TracedRun, follow, kept_inside, sources
+from mosaic.parts.finding.follow import Dataflow, Label, TracedCall, kept_inside, sources
 from mosaic.parts.finding.layer_lists import (
     LayerList,
-    LayerListError,
-    candidates,
-    check_chain,
     check_model,
+    disorder,
+    find_lists,
     is_chain,
+    is_inside,
     layer_name,
 )
 from mosaic.parts.parted_model import kind_of
 from mosaic.parts.split import ModelSplit, Site, SplitModule, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
+Owner = tuple[str, int]
+"""Name of a module's list, and index of the layer."""
+_Owned = tuple[Owner, TracedCall]
 
-def describe(
+_NUMBERS = (int, float, np.ndarray)
+_ZIPPED = (
+    "where a loop takes elements of several lists in turn, as zip() does, make one list whose layers hold and call an "
+    "element of each; otherwise name other lists by modules="
+)
+_PURE_HOOKS = "transformers.utils.output_capturing"
+"""The library whose hooks keep results that a flag of the configuration asks for."""
+
+
+def find_split(
     model: nn.Module,
     sample: Mapping[str, Any],
-    run: TracedRun,
-    chains: Mapping[str, int],
-    names: Mapping[str, str],
+    *,
+    modules: Mapping[str, str] | None = None,
+    loss: Callable[[Any], Any] | None = None,
 ) -> ModelSplit:
-    """Returns the split; ``chains`` has the number of layers of each list, by its name in the model, and ``names`` has
-    the name of its parts."""
-    owners = assign_owners(run.calls, chains)
-    sites = list(zip(owners, run.calls, strict=True))
-    output, output_leaves = _output(run, owners, order_modules(sites, list(chains))[-1])
-    owned = [*sites, output]
-    order = order_modules(owned, list(chains))
+    """Runs a microbatch once, without gradients, and returns the split of the model.
+
+    Random numbers, the model's state and the sample stay unchanged. The sample should have every modality: a module
+    that it does not reach can neither be cut nor fed. Layers on the meta device do not run and return zeros.
+
+    Args:
+        model: The user's model.
+        sample: Keyword arguments of the model.
+        modules: Names of lists of layers, as in ``named_modules``, instead of the detected ones.
+        loss: Loss of the model's output. Chunks then make all leaves that it reads; by default those of the last
+            module.
+
+    Raises:
+        UnsplittableError: The model cannot be cut between layers, or counts in its buffers; the message has place and
+            reason.
+    """
+    check_model(model)
+    lists = find_lists(model, modules)
+    sites, scopes = _watched(model, lists)
+    device = device_of(model, sample)
+    stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
+    is_on_meta = any(parameter.is_meta for parameter in model.parameters())
+    blank = BlankResults(device) if stand_ins.by_name or is_on_meta else None
+    if blank is not None:
+        _check_runs_without_data(model, sites)
+    with restored_objects(model) as before, forked(device):
+        with stand_ins.placed():
+            tensors, parameters = copied(dict(sample)), dict(model.named_parameters()) | stand_ins.by_name
+            flow = Dataflow(parameters, dict(model.named_buffers()), tensors, blank)
+            with flow.watching(sites, scopes):
+                result = model(**tensors)
+                output = flow.output_of(result)
+                read_by_loss = None if loss is None else flow.loss_of(loss, result)
+        _check_state(model, before)
+
+    counts = _chains(lists, flow.calls, by_hand=modules is not None)
+    owned = list(zip(assign_owners(flow.calls, counts), flow.calls, strict=True))
+    end, output_leaves = _output(output, read_by_loss, owned, order_modules(owned, list(counts))[-1])
+    owned.append(end)
+    order = order_modules(owned, list(counts))
     check_values_between(owned)
-    parameters = _parameters(model, owned)
+    names = _names(list(counts), modules)
+    inputs = _inputs(order, owned, flow.scoped_inputs)
+    used = _parameters(model, owned)
+    reached = set().union(*used)
+    idle = [name for name, _ in model.named_parameters() if name not in reached]
     return ModelSplit(
         kind=kind_of(sample),
-        modules=_modules({path: chains[path] for path in order}, names, owned, run, list(sample)),
+        modules=tuple(
+            SplitModule(
+                name=names[path],
+                path=path,
+                count=counts[path],
+                inputs=tuple(name for name in sample if name in inputs[path]),
+                own_inputs=tuple(name for name in sample if [p for p in order if name in inputs[p]] == [path]),
+            )
+            for path in order
+        ),
         sites=tuple(
             Site(
                 path=call.path,
@@ -59,93 +118,86 @@ def describe(
                 layer=layer,
                 is_layer=call.path == layer_name(path, layer),
                 needs=frozenset(call.values),
-                parameters=used,
+                parameters=used[index],
                 keeps_shape=call.keeps_shape,
                 has_effects=call.has_effects,
                 may_select=call.may_select and not call.has_effects,
                 form=call.form,
             )
-            for ((path, layer), call), used in zip(owned, parameters, strict=True)
+            for index, ((path, layer), call) in enumerate(owned)
         ),
         output_leaves=output_leaves,
-        written_inputs=tuple(sorted(run.written_inputs)),
-        idle_parameters=_idle(model, frozenset().union(*parameters), chains, names),
+        written_inputs=tuple(sorted(flow.written_inputs)),
+        idle_parameters={name: names[_nearest(name, order)[-1]] for name in idle},
     )
 
 
-def _output(run: TracedRun, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
-    """Returns the output as a call of the last module, and the names of its leaves.
+def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Returns the modules that may be sites, and those that hold lists."""
+    layers = {layer_name(path, index) for path, list_layers in lists.items() for index in range(len(list_layers))}
+    sites: dict[str, nn.Module] = {}
+    scopes: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        if path in layers:
+            sites[path] = module
+        elif any(is_inside(layer, path) for layer in layers) or path == "":
+            scopes[path] = module
+        elif not any(is_inside(path, layer) for layer in layers) and (
+            next(module.parameters(), None) is not None or isinstance(module, _DropoutNd)
+        ):
+            sites[path] = module
+    return sites, scopes
 
-    These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
+
+def _chains(lists: Mapping[str, LayerList], calls: Sequence[TracedCall], *, by_hand: bool) -> dict[str, int]:
+    """Returns the number of layers of each list of layers, in the order of calls.
+
+    A detected list whose elements are not called in order, once each, runs as a part of others, unless it has most of
+    the weights.
     """
-    end = last, max(layer for path, layer in owners if path == last)
-    call = run.loss or TracedCall(path="", call=0, line="")
-    names: list[str] = []
-    for name, labels in run.output.items():
-        makers = {owners[value.site] for value in sources(labels, "value")}
-        by_last = run.loss is None and any(path == last for path, _ in makers)
-        is_inside = bool(sources(labels, "inside"))
-        if name in sources(call.labels, "output") or (not is_inside and (makers <= {end} or by_last)):
-            names.append(name)
-            call.labels |= labels
-    return (end, call), tuple(names)
-
-
-def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
-    """Returns the first names of the parameters of each call."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    by_call = []
-    for _, call in owned:
-        inside = model.get_submodule(call.path).parameters() if call.path else ()
-        by_call.append(frozenset(sources(call.labels, "parameter")) | {names[id(parameter)] for parameter in inside})
-    return by_call
-
-
-def _modules(
-    chains: Mapping[str, int],
-    names: Mapping[str, str],
-    owned: Sequence[_Owned],
-    run: TracedRun,
-    tensors: Sequence[str],
-) -> tuple[SplitModule, ...]:
-    read: dict[str, set[str]] = {path: set() for path in chains}
-    for (path, _), call in owned:
-        read[path] |= sources(call.labels, "input")
-    for scope, inputs in run.scoped_inputs.items():
-        inside = [path for path in chains if not scope or path.startswith(f"{scope}.")]
-        if len(inside) == 1:
-            read[inside[0]] |= inputs
-    modules = []
-    for path, count in chains.items():
-        others = {name for other in chains if other != path for name in read[other]}
-        modules.append(
-            SplitModule(
-                name=names[path],
-                path=path,
-                count=count,
-                inputs=tuple(name for name in tensors if name in read[path]),
-                own_inputs=tuple(name for name in tensors if name in read[path] - others),
-            )
+    chains: dict[str, tuple[int, int]] = {}
+    sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
+    for path, layers in lists.items():
+        own = {layer_name(path, index) for index in range(len(layers))}
+        of_list = [(index, call) for index, call in enumerate(calls) if call.path in own]
+        if by_hand and not of_list:
+            raise UnsplittableError(f"no layer of {path!r} was called with the sample; give one that calls them")
+        if by_hand or is_chain(of_list):
+            problem = disorder(path, len(layers), [call for _, call in of_list])
+            if problem is None:
+                chains[path] = of_list[0][0], len(layers)
+            elif by_hand or 2 * sizes[path] >= sum(sizes.values()):
+                raise UnsplittableError(problem)
+    if not chains:
+        raise UnsplittableError(
+            "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
+            "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
-    return tuple(modules)
+    return {path: count for path, (_, count) in sorted(chains.items(), key=lambda item: item[1])}
 
 
-def _idle(
-    model: nn.Module, used: frozenset[str], chains: Mapping[str, int], names: Mapping[str, str]
-) -> dict[str, str]:
-    order = list(chains)
-    return {
-        name: names[max(order, key=lambda path: (_count_common_words(name, path), order.index(path)))]
-        for name, _ in model.named_parameters()
-        if name not in used
-    }
+def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns a name for each list: the first word in which paths differ, or the module that holds it."""
+    if modules is not None:
+        return {path: name for name, path in modules.items()}
+    words = [path.split(".") for path in paths]
+    if len(paths) == 1:
+        return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
+    common = min(_count_common_words(paths[0], path) for path in paths[1:])
+    short = [w[min(common, len(w) - 1)] for w in words]
+    return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
 
 
-_NUMBERS = (int, float, np.ndarray)
+def _count_common_words(path: str, other: str) -> int:
+    """Returns the number of words in the common prefix of two names."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-Owner = tuple[str, int]
-"""Name of a module's list, and index of the layer."""
-_Owned = tuple[Owner, TracedCall]
+
+def _nearest(path: str, lists: Sequence[str]) -> list[str]:
+    """Returns the lists that have the longest prefix in common with a name."""
+    common = [_count_common_words(path, name) for name in lists]
+    return [name for name, count in zip(lists, common, strict=True) if count == max(common)]
 
 
 def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[Owner]:
@@ -166,29 +218,42 @@ def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> lis
             ahead[value.site] |= own[index] | ahead[index]
     owners: list[Owner] = []
     for index, call in enumerate(calls):
-        if call.path in layer_of:
-            owners.append(layer_of[call.path])
+        if own[index]:
+            owners += own[index]
             continue
-        path = _list_of(call.path, list(counts), {p for p, _ in behind[index]}, {p for p, _ in ahead[index]})
+        near = _nearest(call.path, list(counts))
+        before, after = ([path for path in near if path in dict(layers)] for layers in (behind[index], ahead[index]))
+        is_bound = before and len(dict(behind[index])) == 1
+        path = (before if is_bound else [*after, *reversed(before), *reversed(near)])[0]
         needed = [layer for p, layer in behind[index] if p == path]
         needing = [layer for p, layer in ahead[index] if p == path]
-        layer = max(needed) if needed else min(needing, default=0)
         if needed and not needing:
-            layer = max(at for earlier in own[:index] for p, at in earlier if p == path)
-        owners.append((path, layer))
+            needed = [layer for earlier in own[:index] for p, layer in earlier if p == path]
+        owners.append((path, max(needed) if needed else min(needing, default=0)))
     return owners
 
 
-def _list_of(path: str, order: list[str], behind: set[str], ahead: set[str]) -> str:
-    common = {name: _count_common_words(path, name) for name in order}
-    near = [name for name in order if common[name] == max(common.values())]
-    if len(near) == 1 or (len(behind) == 1 and behind <= set(near)):
-        return near[0] if len(near) == 1 else behind.pop()
-    reached = [name for name in near if name in ahead]
-    return reached[0] if reached else max(behind & set(near), key=order.index, default=near[-1])
+def _output(
+    output: Mapping[str, Iterable[Label]], loss: TracedCall | None, owned: Sequence[_Owned], last: str
+) -> tuple[_Owned, tuple[str, ...]]:
+    """Returns the output as a call of the last module, and the names of its leaves.
+
+    These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
+    """
+    end = last, max(layer for (path, layer), _ in owned if path == last)
+    call = loss or TracedCall(path="", call=0, line="")
+    names: list[str] = []
+    for name, labels in output.items():
+        makers = {owned[value.site][0] for value in sources(labels, "value")}
+        by_last = loss is None and any(path == last for path, _ in makers)
+        exists = not sources(labels, "inside") and (makers <= {end} or by_last)
+        if exists or name in sources(call.labels, "output"):
+            names.append(name)
+            call.labels |= set(labels)
+    return (end, call), tuple(names)
 
 
-def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str]) -> list[str]:
+def order_modules(sites: Sequence[_Owned], paths: Sequence[str]) -> list[str]:
     """Returns the lists in topological order, otherwise in the order of calls (``paths``).
 
     The list of the last site is last, if it feeds no other.
@@ -197,25 +262,20 @@ def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str
     feeding: set[str] = set()
     for (path, layer), call in sites:
         for value in call.values:
-            source, at = sites[value.site][0]
+            (source, at), maker = sites[value.site]
             if source != path:
                 sorter.add(path, source)
                 feeding.add(source)
             elif at > layer:
                 raise UnsplittableError(
-                    f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs "
-                    f"{sites[value.site][1].path} of layer {at} ({call.line}): where a loop takes elements of several "
-                    "lists in turn, as zip() does, make one list whose layers hold and call an element of each; "
-                    "otherwise name other lists by modules="
+                    f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs {maker.path} of layer "
+                    f"{at} ({call.line}): {_ZIPPED}"
                 )
     try:
         sorter.prepare()
     except CycleError as problem:
-        circle = " -> ".join(reversed(problem.args[1]))
-        raise LayerListError(
-            f"modules feed each other in a circle: {circle}; name fewer lists by modules=, so that the rest runs as "
-            "one",
-            lists=frozenset(problem.args[1]),
+        raise UnsplittableError(
+            f"modules feed each other in a circle: {' -> '.join(reversed(problem.args[1]))}; {_ZIPPED}"
         ) from None
     order: list[str] = []
     while sorter.is_active():
@@ -251,136 +311,28 @@ def check_values_between(sites: Sequence[_Owned]) -> None:
             )
 
 
-def _count_common_words(path: str, other: str) -> int:
-    """Returns the number of words in the common prefix of two names."""
-    pairs = zip(path.split("."), other.split("."), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+def _inputs(
+    order: Sequence[str], owned: Sequence[_Owned], scoped_inputs: Mapping[str, set[str]]
+) -> dict[str, set[str]]:
+    """Returns for each list the tensors of the sample that it reads, be it between the calls of the module around."""
+    inputs: dict[str, set[str]] = {path: set() for path in order}
+    for (path, _), call in owned:
+        inputs[path] |= sources(call.labels, "input")
+    for scope, names in scoped_inputs.items():
+        inside = [path for path in order if is_inside(path, scope)]
+        if len(inside) == 1:
+            inputs[inside[0]] |= names
+    return inputs
 
 
-def find_split(
-    model: nn.Module,
-    sample: Mapping[str, Any],
-    *,
-    modules: Mapping[str, str] | None = None,
-    loss: Callable[[Any], Any] | None = None,
-) -> ModelSplit:
-    """Runs a microbatch once, without gradients, and returns the split of the model.
-
-    Random numbers, the model's state and the sample stay unchanged. The sample should have every modality: a module
-    that it does not reach can neither be cut nor fed. Layers on the meta device do not run and return zeros.
-
-    Args:
-        model: The user's model.
-        sample: Keyword arguments of the model.
-        modules: Names of lists of layers, as in ``named_modules``, instead of the detected ones.
-        loss: Loss of the model's output. Chunks then make all leaves that it reads; by default those of the last
-            module.
-
-    Raises:
-        UnsplittableError: The model cannot be cut between layers, or counts in its buffers; the message has place and
-            reason.
-    """
-    check_model(model)
-    lists = candidates(model, modules)
-    if modules is not None:
-        return _split(model, sample, lists, modules, loss)
-    first: LayerListError | None = None
-    while True:
-        try:
-            return _split(model, sample, lists, None, loss)
-        except LayerListError as problem:
-            first = first or problem
-            lists = _without_smallest(lists, problem.lists)
-            if not lists:
-                raise first from None
-
-
-def _without_smallest(lists: Mapping[str, LayerList], among: Collection[str]) -> dict[str, LayerList]:
-    """Returns the lists without the smallest of ``among``; none if it is at least half of all weights."""
-    sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
-    left_out = min(among, key=lambda path: (sizes[path], path))
-    is_small = 2 * sizes[left_out] < sum(sizes.values())
-    return {path: layers for path, layers in lists.items() if path != left_out} if is_small else {}
-
-
-def _split(
-    model: nn.Module,
-    sample: Mapping[str, Any],
-    lists: Mapping[str, LayerList],
-    modules: Mapping[str, str] | None,
-    loss: Callable[[Any], Any] | None,
-) -> ModelSplit:
-    sites, scopes = _watched(model, lists)
-    device = device_of(model, sample)
-    stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
-    is_on_meta = any(parameter.is_meta for parameter in model.parameters())
-    blank = BlankResults(device) if stand_ins.by_name or is_on_meta else None
-    if blank is not None:
-        _check_runs_without_data(model, sites)
-
-    with restored_objects(model) as before, forked(device):
-        with stand_ins.placed():
-            parameters = dict(model.named_parameters()) | stand_ins.by_name
-            tensors = copied(dict(sample))
-            run = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
-        _check_state(model, before, run.is_drawn)
-    chains = _chains(lists, run, by_hand=modules is not None)
-    return describe(model, sample, run, chains, _names(list(chains), modules))
-
-
-def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Returns the modules that may be sites, and those that hold lists."""
-    layers = {layer_name(path, index) for path, list_layers in lists.items() for index in range(len(list_layers))}
-    sites: dict[str, nn.Module] = {}
-    scopes: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        words = path.split(".")
-        if path in layers:
-            sites[path] = module
-        elif any(".".join(words[:count]) in layers for count in range(1, len(words))):
-            continue
-        elif path == "" or any(layer.startswith(f"{path}.") for layer in layers):
-            scopes[path] = module
-        elif next(module.parameters(), None) is not None or isinstance(module, _DropoutNd):
-            sites[path] = module
-    return sites, scopes
-
-
-def _chains(lists: Mapping[str, LayerList], run: TracedRun, *, by_hand: bool) -> dict[str, int]:
-    """Returns the number of layers of each list, in the order of calls."""
-    chains: dict[str, tuple[int, int]] = {}
-    for path, layers in lists.items():
-        own = {layer_name(path, index) for index in range(len(layers))}
-        calls = [(index, call) for index, call in enumerate(run.calls) if call.path in own]
-        if by_hand and not calls:
-            raise UnsplittableError(f"no layer of {path!r} was called with the sample; give one that calls them")
-        if by_hand or is_chain(calls):
-            check_chain(path, len(layers), calls)
-            chains[path] = calls[0][0], len(layers)
-    if not chains:
-        raise UnsplittableError(
-            "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
-            "each with what the one before returned; name it by modules={'text': 'model.layers'}"
-        )
-    return {path: count for path, (_, count) in sorted(chains.items(), key=lambda item: item[1])}
-
-
-def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns a name for each list: the first word in which paths differ, or the module that holds it."""
-    if modules is not None:
-        return {path: name for name, path in modules.items()}
-    words = [path.split(".") for path in paths]
-    if len(paths) == 1:
-        return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
-    common = 0
-    while all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
-        common += 1
-    short = [w[common] for w in words]
-    return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
-
-
-_PURE_HOOKS = "transformers.utils.output_capturing"
-"""The library whose hooks keep results that a flag of the configuration asks for."""
+def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
+    """Returns the first names of the parameters of each call."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    by_call = []
+    for _, call in owned:
+        inside = model.get_submodule(call.path).parameters() if call.path else ()
+        by_call.append(frozenset(sources(call.labels, "parameter")) | {names[id(parameter)] for parameter in inside})
+    return by_call
 
 
 def _check_runs_without_data(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
@@ -398,34 +350,37 @@ def _check_runs_without_data(model: nn.Module, sites: Mapping[str, nn.Module]) -
                 raise kept_inside(path, "a forward hook inside of it, which does not run without weights")
 
 
-def _check_state(model: nn.Module, before: Objects, is_drawn: Callable[[Any], bool]) -> None:
-    """Raises UnsplittableError if a run left state that changes the next one.
+def _check_state(model: nn.Module, before: Objects) -> None:
+    """Raises UnsplittableError if a run left state that may change the next one.
 
-    Such state is a number, an array, a queue, another tensor in a buffer's place, and a container with numbers that
-    were drawn between layers.
+    Such state is a number, an array, a queue, another tensor in a buffer's place, and a container with tensors.
     """
-    homes = {id(vars(module)): (path, module) for path, module in model.named_modules()}
-    buffers = {id(module._buffers): path for path, module in model.named_modules()}
-    values = {id(value): (path, name) for path, m in model.named_modules() for name, value in vars(m).items()}
+    homes: dict[int, tuple[str, str, nn.Module]] = {}
+    for path, module in model.named_modules():
+        homes |= {id(vars(module)): (path, "attribute", module), id(module._buffers): (path, "buffer", module)}
+        for name, value in vars(module).items():
+            homes.setdefault(id(value), (path, f"attribute {name}", module))
     for container, key, old, new in before.differences():
-        path, name = values.get(id(container), (None, ""))
-        if id(container) in buffers:
-            path, name = buffers[id(container)], f"buffer {key}"
-            changed = new is not None and not (new.is_meta or torch.equal(new, old))
-        elif id(container) in homes:
-            (path, module), name = homes[id(container)], f"attribute {key}"
-            old = getattr(type(module), key, None) if old is None else old
-            changed = _is_state(new, is_drawn)
-            if isinstance(new, _NUMBERS) and isinstance(old, _NUMBERS) and not isinstance(new, bool):
-                changed = not np.array_equal(old, new, equal_nan=True)
+        path, name, module = homes.get(id(container), ("", "", model))
+        if name == "buffer":
+            changed = new is not None and not new.is_meta and (old is None or not torch.equal(new, old))
+        elif name == "attribute":
+            number: Any = getattr(type(module), key, None) if old is None else old
+            are_numbers = isinstance(new, _NUMBERS) and isinstance(number, _NUMBERS) and not isinstance(new, bool)
+            changed = not np.array_equal(number, new, equal_nan=True) if are_numbers else _is_state(new)
         else:
-            name, changed = f"attribute {name}", isinstance(container, np.ndarray) or _is_state(container, is_drawn)
-        if changed and path is not None:
+            changed = name != "" and _is_state(container)
+        if changed:
             raise UnsplittableError(
-                f"{path or 'the model'} changes its {name} when it is called; chunks call it more often than the plain "
-                "loop does, and in another order: let the loop change it"
+                f"{path or 'the model'} changes its {name if key is None or ' ' in name else f'{name} {key}'} when it "
+                "is called; chunks call it more often than the plain loop does, and in another order: let the loop "
+                "change it"
             )
 
 
-def _is_state(value: Any, is_drawn: Callable[[Any], bool]) -> bool:
-    return isinstance(value, deque) or (isinstance(value, dict | list | set) and is_drawn(value))
+def _is_state(value: Any) -> bool:
+    if isinstance(value, deque | np.ndarray):
+        return True
+    return isinstance(value, dict | list | set) and bool(
+        tensors_in(list(value.values()) if isinstance(value, dict) else list(value))
+    )

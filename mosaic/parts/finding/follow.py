@@ -74,27 +74,15 @@ class TracedCall:
         return sources(self.labels, "value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRun:
-    """Result of one run."""
-
-    calls: list[TracedCall]
-    output: dict[str, Labels]
-    """Sources of each returned tensor, by its place in the output."""
-    loss: TracedCall | None
-    """Reads of the loss; None without a loss."""
-    is_drawn: Callable[[Any], bool]
-    """Returns True if tensors in a container were drawn between calls."""
-    written_inputs: frozenset[str]
-    """Tensors of the sample that the model wrote into."""
-    scoped_inputs: dict[str, set[str]]
-    """Tensors of the sample that were read between calls, by the module that holds the layers."""
-
-
 class Dataflow(Tracer[Labels]):
     """Follows the tensors of one run from site to site; the outermost of nested sites counts.
 
     With ``blank``, sites do not run.
+
+    Attributes:
+        calls: The calls of sites, in order.
+        scoped_inputs: Tensors of the sample that were read, by the innermost module around that holds layers.
+        written_inputs: Tensors of the sample that the model wrote into.
     """
 
     def __init__(
@@ -109,19 +97,16 @@ class Dataflow(Tracer[Labels]):
         self.scoped_inputs: dict[str, set[str]] = {}
         self.written_inputs: set[str] = set()
         self._here: TracedCall | None = None
-        self._scopes: list[str] = []
         self._decided = _NOTHING  # of numbers that Python read between calls: all later results may depend on them
         self._blank = blank
         self._kept: dict[int, TracedCall] = {}  # memory of results that selective recomputation keeps
         self._counts: Counter[str] = Counter()
-        self._buffers = {self.memory(buffer): name for name, buffer in buffers.items()}
-        owned = [(tensor, Label("parameter", name)) for name, tensor in parameters.items()]
-        owned += [(each, Label("input", name)) for name, value in sample.items() for each in tensors_in(value)]
-        self._owned = {self.memory(tensor): label for tensor, label in owned}
-        for tensor, label in owned:
+        self._owned = {self.memory(buffer): ("buffer", name) for name, buffer in buffers.items()}
+        labelled = [(tensor, Label("parameter", name)) for name, tensor in parameters.items()]
+        labelled += [(each, Label("input", name)) for name, value in sample.items() for each in tensors_in(value)]
+        for tensor, label in labelled:
+            self._owned[self.memory(tensor)] = label
             self.mark(tensor, frozenset([label]))
-
-    # What an operator reads and writes.
 
     def begin(self, operation: Operation) -> None:
         for tensor in operation.written:
@@ -166,8 +151,8 @@ class Dataflow(Tracer[Labels]):
                 raise kept_inside(call.path, caller())
         if self._here is not None:
             self._here.labels |= {label for label in labels if label.kind != "inside"}
-        if self._scopes:
-            self.scoped_inputs.setdefault(self._scopes[-1], set()).update(sources(labels, "input"))
+        if self.running:
+            self.scoped_inputs.setdefault(self.running[-1], set()).update(sources(labels, "input"))
 
     def _note_decision(self, labels: Labels) -> None:
         if self._here is None:
@@ -178,25 +163,37 @@ class Dataflow(Tracer[Labels]):
 
         A module may write into its own buffers, because it runs on one rank.
         """
-        memory = self.memory(tensor)
-        owned = self._owned.get(memory, Label("inside", None))
-        if owned.kind == "parameter":
+        kind, name = self._owned.get(self.memory(tensor), ("", ""))
+        if kind == "parameter":
             raise UnsplittableError(
-                f"parameter {owned.source} is written into at {caller()}; ranks without its layer have no memory for "
+                f"parameter {name} is written into at {caller()}; ranks without its layer have no memory for "
                 "it: let the loop change it, behind the optimizer's step"
             )
-        buffer = self._buffers.get(memory)
-        if buffer is not None and (self._here is None or not buffer.startswith(f"{self._here.path}.")):
+        if kind == "buffer" and (self._here is None or not name.startswith(f"{self._here.path}.")):
             raise UnsplittableError(
-                f"buffer {buffer} is written into at {caller()}, outside of the layer or module that holds it; other "
+                f"buffer {name} is written into at {caller()}, outside of the layer or module that holds it; other "
                 "ranks would not see it: let that module write it, or the loop behind the step"
             )
-        if owned.kind == "input":
-            self.written_inputs.add(owned.source)
+        if kind == "input":
+            self.written_inputs.add(name)
 
-    # Calls.
+    @contextmanager
+    def watching(self, sites: Mapping[str, nn.Module], scopes: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Follows what the block runs; converts errors of the model's own code."""
+        forwards = {module: self._site(path, module) for path, module in sites.items()}
+        with replaced_forwards(forwards), torch.no_grad(), self.following(scopes):
+            try:
+                yield
+            except MosaicError:
+                raise
+            except Exception as error:  # of any kind: it is the user's code that runs
+                raise UnsplittableError(
+                    f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} "
+                    f"({_line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain "
+                    "tensors"
+                ) from error
 
-    def site(self, path: str, module: nn.Module) -> Forward:
+    def _site(self, path: str, module: nn.Module) -> Forward:
         forward: Forward = module.forward
         weights = [*map(id, module.parameters())]
 
@@ -216,32 +213,25 @@ class Dataflow(Tracer[Labels]):
                 )
             self._counts[path] += 1
             self.calls.append(call)
-            self._here = call
-            try:
+            with self._running(call):
                 if self._blank is None:
                     before = python_state()
                     result = forward(*args, **kwargs)
                     call.has_effects |= not before.is_same(python_state())
                 else:
                     result = self._blank_result(call, self._blank, ModuleCall(module, forward, args, kwargs))
-            finally:
-                self._here = None
-            self._returned(call, result, hidden_of(args, kwargs))
+            self._note_result(call, result, hidden_of(args, kwargs))
             return result
 
         return run
 
-    def scope(self, path: str, module: nn.Module) -> Forward:
-        forward: Forward = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._scopes.append(path)
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                self._scopes.pop()
-
-        return run
+    @contextmanager
+    def _running(self, call: TracedCall) -> Iterator[None]:
+        self._here = call
+        try:
+            yield
+        finally:
+            self._here = None
 
     def _blank_result(self, call: TracedCall, blank: BlankResults, module_call: ModuleCall) -> Any:
         arguments = module_call.flat()[0]
@@ -256,7 +246,7 @@ class Dataflow(Tracer[Labels]):
                 self.mark(leaf, inside if number is None else self.labels([arguments[number]]))
         return pytree.tree_unflatten(leaves, tree)
 
-    def _returned(self, call: TracedCall, result: Any, hidden: torch.Tensor | None) -> None:
+    def _note_result(self, call: TracedCall, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)
         index = len(self.calls) - 1
         tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
@@ -265,38 +255,32 @@ class Dataflow(Tracer[Labels]):
             if Label("inside", call) in before[number]:
                 self.mark(leaf, _NOTHING, anew=True)
             else:  # an argument or its view, as from a dropout of rate 0
-                self._here = call
-                self.note_read(before[number])
-                self._here = None
+                with self._running(call):
+                    self.note_read(before[number])
         rows = {label for label in call.labels if label.kind == "rows"}
         for number, leaf in tensors.items():
             self.mark(leaf, frozenset([Label("value", Value(index, number)), *rows]))
         call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
-        first = leaves[0] if leaves else None
-        if isinstance(first, torch.Tensor) and hidden is not None:
-            call.keeps_shape = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
-
-    # The output.
+        if hidden is not None and 0 in tensors:
+            call.keeps_shape = (leaves[0].shape, leaves[0].dtype) == (hidden.shape, hidden.dtype)
 
     def output_of(self, result: Any) -> dict[str, Labels]:
-        """Returns the sources of the model's output, and marks its leaves."""
-        leaves = [
-            (pytree.keystr(path), leaf)
+        """Returns the labels of each tensor of the model's output, by its place, and marks it."""
+        leaves = {
+            pytree.keystr(path): leaf
             for path, leaf in pytree.tree_flatten_with_path(result)[0]
             if isinstance(leaf, torch.Tensor)
-        ]
-        output = {name: self.labels([leaf]) for name, leaf in leaves}
-        for name, leaf in leaves:
+        }
+        output = {name: self.labels([leaf]) for name, leaf in leaves.items()}
+        for name, leaf in leaves.items():
             self.mark(leaf, frozenset([Label("output", name)]))
         return output
 
     def loss_of(self, loss: Callable[[Any], Any], result: Any) -> TracedCall:
         """Returns what the loss of an output reads."""
-        self._here = call = TracedCall(path="", call=0, line="")
-        try:
+        call = TracedCall(path="", call=0, line="")
+        with self._running(call):
             self.note_read(self.labels(tensors_in(loss(result))))
-        finally:
-            self._here = None
         return call
 
 
@@ -317,48 +301,6 @@ def _deciding_rows(operation: Operation) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(operation.args) if not by_mask or tensor.dtype in (torch.bool, torch.uint8)]
 
 
-def follow(
-    model: nn.Module,
-    sample: Mapping[str, Any],
-    *,
-    sites: Mapping[str, nn.Module],
-    scopes: Mapping[str, nn.Module],
-    parameters: Mapping[str, torch.Tensor],
-    blank: BlankResults | None,
-    loss: Callable[[Any], Any] | None,
-) -> TracedRun:
-    """Runs the model once and records what its sites read and return; ``scopes`` are the modules that hold them."""
-    flow = Dataflow(parameters, dict(model.named_buffers()), sample, blank)
-    forwards = {module: flow.site(path, module) for path, module in sites.items()}
-    forwards |= {module: flow.scope(path, module) for path, module in scopes.items()}
-    with replaced_forwards(forwards), torch.no_grad(), flow.following():
-        with _errors_converted():
-            result = model(**sample)
-        output = flow.output_of(result)
-        loss_call = None if loss is None else flow.loss_of(loss, result)
-    return TracedRun(
-        calls=flow.calls,
-        output=output,
-        loss=loss_call,
-        is_drawn=lambda value: bool(sources(flow.labels(tensors_in(value)), "random")),
-        written_inputs=frozenset(flow.written_inputs),
-        scoped_inputs=flow.scoped_inputs,
-    )
-
-
-@contextmanager
-def _errors_converted() -> Iterator[None]:
-    try:
-        yield
-    except MosaicError:
-        raise
-    except Exception as error:  # of any kind: it is the user's code that runs
-        raise UnsplittableError(
-            f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} "
-            f"({_line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain tensors"
-        ) from error
-
-
 def _is_checkpointed() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
@@ -372,5 +314,5 @@ def _line_of(error: BaseException) -> str:
         (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
         for frame, line in walk_tb(error.__traceback__)
     ]
-    own = [(file, line) for name, file, line in lines if not name.startswith(("mosaic.", "torch."))]
-    return ":".join(map(str, own[-1])) if own else "in torch"
+    own = [f"{file}:{line}" for name, file, line in lines if not name.startswith(("mosaic.", "torch."))]
+    return own[-1] if own else "in torch"

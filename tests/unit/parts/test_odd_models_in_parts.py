@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, WIDTH, PartedCase, chunks_of, text_batch
+from part_models import WIDTH, PartedCase, chunks_of, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as selected
@@ -354,42 +354,3 @@ def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
         batch = {"x": x, "rows": torch.tensor(rows)}
         assert rank.boundary_like(0, batch)["model"][0].shape == (sum(rows), 4)
         check_cut(case, model, split, THIRDS, batch)
-
-
-WITH_DROPOUT = {
-    name: case
-    for name, case in (DECODERS | ENCODERS | SEVERAL_MODULES).items()
-    if name in ("llama, dropout", "torch's encoder", "whisper")
-}
-
-
-@pytest.mark.parametrize("name", WITH_DROPOUT)
-def test_microbatches_whose_chunks_take_turns_draw_what_the_plain_loop_draws(name: str):
-    case = WITH_DROPOUT[name]
-    torch.manual_seed(3)
-    model = case.make()
-    batches = [case.batch() for _ in range(3)]
-    torch.manual_seed(5)
-    wanted = [case.loss(model(**batch)).detach() for batch in batches]
-    end = torch.get_rng_state()
-
-    split = find_split(model, batches[0])
-    chunks = chunks_of(*case.cuts[-1])
-    ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
-    torch.manual_seed(5)
-    states = []
-    for batch in batches:
-        states.append(torch.get_rng_state())
-        ranks[0].skip_random_numbers(batch)
-    assert torch.equal(torch.get_rng_state(), end)
-
-    made = [dict[str, tuple[torch.Tensor, ...]]() for _ in batches]
-    for index, rank in enumerate(ranks):
-        for number in (2, 0, 1):
-            torch.set_rng_state(states[number])
-            received = {module: made[number][module] for module in split.entries(chunks[index])}
-            out = rank.forward(index, batches[number], received, draws="all")
-            if split.leaves(chunks[index]):
-                made[number] |= out
-            else:
-                assert torch.equal(case.loss(out).detach(), wanted[number])

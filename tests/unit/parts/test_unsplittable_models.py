@@ -142,7 +142,7 @@ REFUSED = {
     ),
     "noise": (lambda: Noise(), FOUR, "random numbers drawn at .*test_unspl.* reach 2 layers.*nn.Dropout"),
     "kept": (Kept, FOUR, "made inside of layers.0 is used outside of it at .*test_unspl.*return it"),
-    "circle": (Circle, FOUR, "feed each other in a circle.*name fewer lists"),
+    "circle": (Circle, FOUR, "feed each other in a circle.*name other lists"),
     "counter": (lambda: Between(counts), FOUR, "the model changes its attribute calls when .*let the loop change it"),
     "buffer replaced": (lambda: Between(replaces_its_mean), FOUR, "the model changes its buffer mean"),
     "other weights": (
@@ -184,7 +184,7 @@ REFUSED = {
     "norm by a hook": (
         lambda: nn.Sequential(nn.Linear(4, 4), torch.nn.utils.spectral_norm(nn.Linear(4, 4))),
         {"input": FOUR["x"]},
-        "a hook makes weight of 1.*parametrizations",
+        "1 has a hook that makes its weight.*parametrizations",
     ),
     "no list": (lambda: nn.Linear(4, 4), {"input": FOUR["x"]}, "no list of layers was found.*modules="),
     "batchnorm": (
