@@ -14,40 +14,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 PLAIN_TYPES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    slice,
-    enum.Enum,
-    type(Ellipsis),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
+    *(type(None), bool, int, float, complex, str, bytes, slice, enum.Enum, type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 """Leaves that cannot hide a tensor, and that compare by value."""
-
-
 _FLAT_TYPES = (torch.Tensor, *PLAIN_TYPES)
 _LEAF = pytree.tree_flatten(None)[1]
 
 
 def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
-    """Returns the leaves of nested dicts, lists, tuples, dataclasses and registered containers, and how they nest.
-
-    Transformers' ``ModelOutput`` and other registered containers are seen through by torch's pytrees;
-    plain dataclasses are seen through here. Anything else is one leaf.
-    """
-    if isinstance(value, torch.Tensor):
-        return [value], _LEAF
-    leaves, spec = pytree.tree_flatten(value)
-    if any(map(_is_plain_dataclass, leaves)):
-        return pytree.tree_flatten(_open(value))
-    return leaves, spec
+    """Returns the leaves of nested dicts, lists, tuples and containers that torch's pytrees know, and how they nest."""
+    return ([value], _LEAF) if isinstance(value, torch.Tensor) else pytree.tree_flatten(value)
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
@@ -96,11 +73,18 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if kind is dict:
         mapped = {key: map_tensors(function, item) for key, item in value.items()}
         return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
-    if kind is tuple or kind is list or (isinstance(value, (tuple, list)) and not _is_known(kind)):
+    is_sequence = isinstance(value, (tuple, list))
+    if kind in (tuple, list) or (is_sequence and kind not in pytree.SUPPORTED_NODES and not hasattr(kind, "_fields")):
         items = [map_tensors(function, item) for item in value]
         return value if all(map(operator.is_, items, value)) else items if isinstance(value, list) else tuple(items)
     if isinstance(value, PLAIN_TYPES):
         return value
+    if dataclasses.is_dataclass(value) and kind not in pytree.SUPPORTED_NODES and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        mapped, twin = map_tensors(function, fields), copy.copy(value)
+        for name, item in mapped.items():
+            object.__setattr__(twin, name, item)
+        return value if mapped is fields else twin
     leaves, spec = flatten(value)
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return value
@@ -161,63 +145,6 @@ def leaf_key(leaf: object) -> Hashable:
     if isinstance(leaf, PLAIN_TYPES):
         return (type(leaf), leaf)
     return type(leaf).__qualname__
-
-
-def _is_known(kind: type) -> bool:
-    """Returns whether torch's pytrees see through a subclass of list or tuple."""
-    return kind in pytree.SUPPORTED_NODES or hasattr(kind, "_fields")
-
-
-class _Fields(dict[str, Any]):
-    """Fields of a plain dataclass that is being flattened, and a copy of it without them."""
-
-    blank: Any = None
-
-
-class _Blank:
-    """Holds the dataclass instance that a result is rebuilt from; equal for equal types."""
-
-    def __init__(self, blank: Any) -> None:
-        self.blank = blank
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Blank) and type(self.blank) is type(other.blank)
-
-    def __hash__(self) -> int:
-        return hash(type(self.blank))
-
-
-def _flatten_fields(fields: _Fields) -> tuple[list[Any], tuple[tuple[str, ...], _Blank]]:
-    return list(fields.values()), (tuple(fields), _Blank(fields.blank))
-
-
-def _unflatten_fields(values: Any, context: tuple[tuple[str, ...], _Blank]) -> Any:
-    rebuilt = copy.copy(context[1].blank)
-    for name, value in zip(context[0], values, strict=True):
-        object.__setattr__(rebuilt, name, value)
-    return rebuilt
-
-
-pytree.register_pytree_node(_Fields, _flatten_fields, _unflatten_fields)
-
-
-def _is_plain_dataclass(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
-
-
-def _open(value: Any) -> Any:
-    """Replaces plain dataclasses by nodes that pytrees know."""
-    if _is_plain_dataclass(value):
-        fields = _Fields({f.name: _open(getattr(value, f.name)) for f in dataclasses.fields(value)})
-        fields.blank = copy.copy(value)
-        for name in fields:
-            object.__setattr__(fields.blank, name, None)  # a shape must not keep tensors alive
-        return fields
-    if type(value) is dict:
-        return {key: _open(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_open(item) for item in value)
-    return value
 
 
 def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

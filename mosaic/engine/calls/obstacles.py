@@ -40,7 +40,7 @@ def hides_tensors(verb: str, leaf: object) -> Obstacle:
         f"it {verb} a {name}, which may hide tensors",
         todo="switch it off while training: model(..., use_cache=False), or use_cache = False in all of its configs"
         if name.endswith("Cache")
-        else "return and take tensors, lists, tuples, dicts or dataclasses",
+        else f"return and take tensors, lists, tuples or dicts, or call torch.export.register_dataclass({name})",
     )
 
 

@@ -89,6 +89,9 @@ class Output:
     extra: tuple[torch.Tensor, int]
 
 
+torch.export.register_dataclass(Output)
+
+
 class Encoder(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
