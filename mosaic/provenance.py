@@ -37,12 +37,16 @@ class Provenance:
 
 def _commit() -> str:
     top = Path(__file__).resolve().parent.parent
-    git = ["git", "-C", str(top)]
     if not (top / ".git").exists():
         return ""
     try:
-        head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True)
-        changed = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True)
+        head = _git(top, "rev-parse", "--short=12", "HEAD")
+        changed = _git(top, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return head.strip() + ("+" if changed else "")
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

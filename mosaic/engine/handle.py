@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.finding.changes import Makeup
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.session import Request, Session, source_of
@@ -52,7 +51,6 @@ class Handle(Checkpointer):
 
     def _begin(self, session: Session) -> None:
         self._session = session
-        self._makeup = Makeup(self._model)
         before: Attachment | None = getattr(self, "_attachment", None)
         self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
         self._attachment.num_steps = before.num_steps if before is not None else 0
@@ -128,7 +126,6 @@ class Handle(Checkpointer):
         for name, obstacle in self._session.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
         lines.extend(f"to know: {remark}" for remark in self._session.finding.remarks)
-        lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:
             lines.append(_CLASSES)
             for name, reason in self._executor.in_order.items():

@@ -223,7 +223,6 @@ class Session:
             self.candidates = self._candidates_of(trial)
 
     def leave_alone(self, *notes: str) -> None:
-        self.finding.forget_run()
         self.notes = (*notes, *(self.notes or self.request.backend.notes))
         if not self.plans:
             self.plans = (sequential_plan(self.finding.graph, self.request.backend.device),)
@@ -239,7 +238,6 @@ class Session:
         backend = self.request.backend.with_sms(sm_target=candidate.sm_target)
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
-            self.finding.forget_run()
             executor = _executor(lanes, self.finding, graphs=candidate.graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(candidate.plan, self.finding, executor, adopts_shapes=adopts_shapes)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -48,21 +48,12 @@ class RandomState:
 
     def is_same(self, other: RandomState) -> bool:
         """Returns whether nothing was drawn between two captures of the same generators."""
-        if self.python != other.python or (self.numpy is None) != (other.numpy is None):
-            return False
-        if self.numpy is not None:
-            (name, words, *rest), (other_name, other_words, *other_rest) = self.numpy, other.numpy
-            if (name, rest) != (other_name, other_rest) or not np.array_equal(words, other_words):
-                return False
-        return all(torch.equal(own[1], its[1]) for own, its in zip(self.torch, other.torch, strict=True))
+        own, its = [(each.python, each.numpy and (each.numpy[1].tobytes(), each.numpy[2:])) for each in (self, other)]
+        return own == its and all(torch.equal(a[1], b[1]) for a, b in zip(self.torch, other.torch, strict=True))
 
 
 def random_state(device: torch.device | None = None) -> RandomState:
-    """Captures the states of torch's, Python's and numpy's generators.
-
-    Args:
-        device: The one device whose generator is captured beside the CPU's; None for all GPUs in use.
-    """
+    """Captures torch's, Python's and numpy's generators; of GPUs that of ``device`` alone, or None for all in use."""
     return RandomState(_torch_states(device), random.getstate(), np.random.get_state())
 
 
@@ -77,12 +68,7 @@ def python_state() -> RandomState:
 
 @contextmanager
 def forked(device: torch.device | None = None, *, python: bool = True) -> Iterator[None]:
-    """Restores the generators at the end of the block.
-
-    Args:
-        device: See ``random_state``.
-        python: Whether Python's and numpy's generators are restored too.
-    """
+    """Restores the generators of ``random_state`` at the end of the block; without ``python`` torch's alone."""
     before = random_state(device) if python else torch_state(device)
     try:
         yield
@@ -96,12 +82,9 @@ def _torch_states(device: torch.device | None) -> tuple[tuple[torch.Generator, t
         generators += torch.cuda.default_generators
     elif device.type == "cuda":
         torch.cuda.init()
-        generators.append(torch.cuda.default_generators[_index_of(device)])
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
     return tuple((generator, generator.get_state()) for generator in generators)
-
-
-def _index_of(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def generator_state(generator: Generator) -> Any:
@@ -124,21 +107,12 @@ def count_draws(start: RandomState, end: RandomState) -> int | None:
     """Returns the number of 32-bit draws of the CPU's generator from one state to another; None if draws alone do not
     lead there."""
     before, after = start.torch[0][1], end.torch[0][1]
-    if torch.equal(before, after):
-        return 0
     if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
         return None  # half of a pair of normal numbers was kept for later
-    for offset in range(_STATE_WORDS + 1):  # one more for a state that was seeded and has not drawn
-        generator = torch.Generator()
-        generator.set_state(before)
-        advance(generator, offset)
-        state = generator.get_state()
-        if torch.equal(state[8:24], after[8:24]):  # the place within a block of the Mersenne twister
-            return _count_blocks(generator, after, offset)
-    return None
-
-
-def _count_blocks(generator: torch.Generator, after: torch.Tensor, count: int) -> int | None:
+    places = [int(state[16:24].view(torch.int64)) for state in (before, after)]  # within a block of the twister
+    generator, count = torch.Generator(), (places[1] - places[0]) % _STATE_WORDS
+    generator.set_state(before)
+    advance(generator, count)
     while count < _LONGEST_SEARCH:
         if torch.equal(generator.get_state(), after):
             return count
@@ -155,24 +129,6 @@ def advance(generator: torch.Generator, draws: int) -> None:
 
 
 # Drawing from another generator than the default one.
-
-OVERLOADS = {
-    "aten.rand.default": "generator",
-    "aten.rand.out": "generator_out",
-    "aten.randn.default": "generator",
-    "aten.randint.default": "generator",
-    "aten.randint.out": "generator_out",
-    "aten.randint.low": "low_generator",
-    "aten.randint.low_out": "low_generator_out",
-    "aten.randperm.default": "generator",
-    "aten.randperm.out": "generator_out",
-    "aten.rand_like.default": "generator",
-    "aten.randn_like.default": "generator",
-    "aten.randint_like.default": "generator",
-    "aten.randint_like.low_dtype": "low_generator_dtype",
-    "aten.randint_like.Tensor": "Tensor_generator",
-}
-"""Operators that take no generator, each with its overload that does; all others take one, or none of theirs does."""
 
 _NAMES = frozenset(
     (
@@ -194,7 +150,6 @@ class LaneRandomness(TorchDispatchMode):
         self._generator = generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Passes the generator to an operator that draws, by its overload that takes one."""
         kwargs = kwargs or {}
         if draws_numbers(func) and kwargs.get("generator") is None:
             overload = with_generator(func)
@@ -210,7 +165,7 @@ _LANE = threading.local()
 def drawing_from(generator: torch.Generator, *, everywhere: bool) -> Iterator[None]:
     """Makes this thread draw from a lane's generator: in every operator, or in the parts that call ``draw_here``.
 
-    A mode that sees every operator costs more than many an operator, such as each step of a recurrent layer.
+    A mode that sees every operator costs more than an operator of, say, a recurrent layer.
     """
     if everywhere:
         with LaneRandomness(generator):
@@ -236,13 +191,17 @@ def draws_numbers(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
+@cache
 def with_generator(func: Any) -> Any:
-    """Returns the overload of an operator that takes a generator and draws the same numbers, or None."""
-    if any(argument.name == "generator" for argument in func._schema.arguments):
-        return func
-    overloads = func.overloadpacket
-    name = OVERLOADS.get(str(func), "")
-    return getattr(overloads, name) if name in overloads.overloads() else None
+    """Returns the overload of an operator that takes a generator and otherwise the same arguments, or None."""
+    plain = _arguments(func)
+    overloads = [func, *(getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())]
+    generator = ("generator", "Optional[Generator]")
+    return next((each for each in overloads if {*plain, generator} == {*_arguments(each)}), None)
+
+
+def _arguments(func: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
 
 
 def drawing_parts(module: nn.Module) -> list[nn.Module]:

@@ -13,23 +13,23 @@ import signal
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum
 from operator import is_
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import Generator, generator_state, random_state, set_generator_state
 from mosaic.find.torch_settings import SETTINGS, put_back, read
-from mosaic.find.trace import written_by
+from mosaic.find.trace import Operation, Tracer
 
 MAX_COPIED_BYTES = 1 << 28
 """Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written. Where
@@ -48,29 +48,14 @@ _ATOMS = frozenset(
 )
 _LIBRARIES = sys.stdlib_module_names - {"types", "collections"} | {"torch", "numpy", "triton", "mosaic"}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_RUNNING_STATISTICS = ("running_mean", "running_var")
-"""Arguments that normalizations write into, which their schemas do not say."""
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-
-
-class Changes:
-    """The changes that one run of a model made; complete once its block has ended.
-
-    Attributes:
-        storages: Keys of the memory that it wrote.
-        containers: Attributes and containers of the model that differed at the end, with their contents then.
-    """
-
-    def __init__(self) -> None:
-        self.storages: frozenset[int] = frozenset()
-        self.containers: tuple[tuple[_Container, tuple[Any, ...]], ...] = ()
 
 
 @contextmanager
 def preserved(
     model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = (), elsewhere: bool = False
-) -> Iterator[Changes]:
+) -> Iterator[set[int]]:
     """Restores what running a model changes, bit for bit, also after an error or an interrupt.
 
     Inside, no tensor has a gradient, and hooks that follow its accumulation are not called.
@@ -78,54 +63,45 @@ def preserved(
     Args:
         model: The model.
         sample: A batch, or a function that runs the model.
-        alone: Modules that run alone, as ``Subject``s. They find the attributes that a run of the whole model leaves
-            them.
+        alone: Modules that run alone, as ``Subject``s.
         elsewhere: The model runs on other threads too, or is timed: memory that an earlier run wrote is copied at once.
             By default the operators of this thread are watched, and memory of a large model is copied just before it
             is written.
 
     Yields:
-        The changes of the block.
+        Keys of the storages that are written.
 
     Raises:
         UnsupportedModelError: Something changed that was not noted.
     """
-    earlier = {id(each.changes): each.changes for each in alone if each.changes is not None}.values()
-    settings, numbers, changes = read(SETTINGS), random_state(), Changes()
+    settings, numbers = read(SETTINGS), random_state()
     objects = Objects(model)
     objects.note(sample, [(each.args, each.kwargs) for each in alone])
     memory = _Memory(
         model,
         objects,
-        written=[key for run in earlier for key in run.storages],
+        written=set().union(*(each.written for each in alone)),
         limit_bytes=MAX_COPIED_BYTES if elsewhere else MAX_COPIED_BYTES // 16,
     )
 
-    def steps() -> Iterator[Callable[[], Any]]:
-        yield objects.restore
-        yield from memory.steps()
-        yield numbers.restore
-        for setting, before in zip(SETTINGS, settings, strict=True):
-            yield functools.partial(put_back, setting, before)
-        yield torch.clear_autocast_cache  # it may hold weights as they were inside
+    def restore() -> list[str]:
+        with _interrupts_wait():
+            steps: list[Callable[[], Any]] = [objects.restore, *memory.steps(), numbers.restore]
+            steps += [functools.partial(put_back, *pair) for pair in zip(SETTINGS, settings, strict=True)]
+            steps.append(torch.clear_autocast_cache)  # it may hold weights as they were inside
+            return [failure for step in steps if (failure := _failure_of(step))]
 
     try:
         memory.set_gradients_aside()
-        for run in earlier:
-            objects.refill(run.containers)
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
         unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
-        with nullcontext() if elsewhere or memory.is_empty else _WriteWatch(memory), unoptimized:
-            yield changes
-        changes.storages, changes.containers = frozenset(memory.written), tuple(objects.changed())
+        with nullcontext() if elsewhere or not memory.storages else _WriteWatch(memory), unoptimized:
+            yield memory.written
     except BaseException as error:
-        with _interrupts_wait():
-            for failure in _failures_of(steps()):
-                error.add_note(f"not restored: {failure}")
+        for failure in restore():
+            error.add_note(f"not restored: {failure}")
         raise
-    with _interrupts_wait():
-        failures = _failures_of(steps())
-    if failures:
+    if failures := restore():
         raise UnsupportedModelError(f"running the model changed what cannot be restored: {'; '.join(failures)}")
 
 
@@ -142,24 +118,16 @@ class Objects:
         self.buffers: set[int] = set()
         self._containers: list[tuple[_Container, tuple[Any, ...]]] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._generators: list[tuple[Generator, Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
+        self._undo: list[Callable[[], None]] = []
         self._seen: set[int] = set()
         self._queue: deque[tuple[Any, int]] = deque()
         self.note(model)
-        self._num_of_model = len(self._containers)
 
     def note(self, *roots: Any) -> None:
         """Notes what further objects reach, such as a sample."""
         self._push(roots, 0)
         while self._queue:
             self._visit(*self._queue.popleft())
-
-    def changed(self) -> Iterator[tuple[_Container, tuple[Any, ...]]]:
-        """Yields the model's attributes and containers that differ now, with their present contents."""
-        for container, content in self._containers[: self._num_of_model]:
-            if not _is_same(now := _content(container), content):
-                yield container, now
 
     def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yields each container or array that differs, the key in a dict, and the values before and now.
@@ -185,23 +153,16 @@ class Objects:
             return f"a {type(container).__name__}" if key is None else repr(key)
         return None
 
-    def refill(self, contents: Iterable[tuple[_Container, tuple[Any, ...]]]) -> None:
-        """Gives containers the contents of an earlier run; those that ``restore`` does not know keep theirs."""
-        for container, content in contents:
-            if id(container) in self._seen:
-                _refill(container, content)
-
     def restore(self) -> None:
         """Restores all that was noted, except tensors."""
         for container, content in self._containers:
-            if not _is_same(_content(container), content):
+            now = _content(container)
+            if len(now) != len(content) or not all(map(is_, now, content)):
                 _refill(container, content)
         for array, values in self._arrays:
             array[...] = values
-        for generator, state in self._generators:
-            set_generator_state(generator, state)
-        for cell, value in self._cells:
-            cell.cell_contents = value
+        for undo in self._undo:
+            undo()
 
     def _push(self, values: Iterable[Any], depth: int) -> None:
         for value in values:
@@ -232,7 +193,7 @@ class Objects:
                 self._arrays.append((value, value.copy()))
         elif isinstance(value, Generator):
             with suppress(NotImplementedError):  # the system's own has no state
-                self._generators.append((value, generator_state(value)))
+                self._undo.append(functools.partial(set_generator_state, value, generator_state(value)))
         elif isinstance(value, functools.partial):
             self._push((value.func, value.args, value.keywords), depth)
         elif isinstance(value, MethodType):
@@ -255,7 +216,7 @@ class Objects:
                     if isinstance(value, (torch.Tensor, Generator, np.ndarray, dict, list, set, deque)):
                         self._push((value,), 0)
                     elif type(value) in _ATOMS:
-                        self._cells.append((cell, value))
+                        self._undo.append(functools.partial(setattr, cell, "cell_contents", value))
 
 
 @contextmanager
@@ -282,12 +243,7 @@ def _content(container: _Container) -> tuple[Any, ...]:
     return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
 
 
-def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
-
-
 def same(first: Any, second: Any) -> bool:
-    """Returns True if two values are the same as far as Python can tell."""
     if first is second:
         return True
     try:
@@ -319,31 +275,7 @@ def _unseen() -> Iterator[None]:
             torch._C._set_grad_enabled(recorded)
 
 
-class _Bytes:
-    """The memory of one tensor, and its copy."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        size = tensor.element_size()
-        span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-        storage = tensor.untyped_storage()
-        self.key: int = storage._cdata
-        self.start = int(tensor.storage_offset()) * size
-        self.end = self.start + int(span) * size
-        self.now = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        self.now.set_(storage, self.start, (span * size,))  # type: ignore[call-overload]
-        self.copy: torch.Tensor | None = None
-
-    def save(self) -> None:
-        if self.copy is None:
-            self.copy = self.now.clone()
-
-    @_unseen()
-    def restore(self) -> None:
-        if self.copy is not None and not torch.equal(self.now, self.copy):  # graphs may have saved it as it is
-            self.now.copy_(self.copy)
-
-
-class _TensorNote:
+class _Tensor:
     """One tensor, as it was."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -354,18 +286,11 @@ class _TensorNote:
         hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if self.is_leaf else None
         self.hooks: dict[Any, Any] = dict(hooks or {})  # called once a gradient has been added: an optimizer's step
         self.version = None if tensor.is_inference() else tensor._version
-        self.pieces = [_Bytes(plain) for plain in _plain_tensors(tensor)]
+        self.keys = [plain.untyped_storage()._cdata for plain in _plain_tensors(tensor)]
 
-    def set_gradient_aside(self) -> None:
-        if self.is_leaf:
-            self.tensor.grad = None
-            if self.hooks:
-                self.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
-
-    @_unseen()
-    def restore(self) -> None:
+    def restore(self, copied: Set[int]) -> None:
         tensor = self.tensor
-        was_written = self.version is not None and tensor._version != self.version
+        is_lost = self.version not in (None, tensor._version) and not copied >= {*self.keys}
         if self.is_leaf:
             if not tensor.is_leaf:
                 tensor.detach_()
@@ -377,7 +302,7 @@ class _TensorNote:
             tensor.grad = self.grad
         if self.hooks:
             tensor._post_accumulate_grad_hooks.update(self.hooks)  # type: ignore[attr-defined]
-        if was_written and any(piece.copy is None for piece in self.pieces):
+        if is_lost:
             raise RuntimeError("another thread, or a call unlike those before, wrote into it, so that it has no copy")
 
 
@@ -388,94 +313,90 @@ class _Memory:
         model: The model, for names.
         objects: Where the tensors were reached.
         written: Keys of storages that an earlier run wrote.
-        limit_bytes: Tensors that are smaller together are all copied.
+        limit_bytes: Storages that are smaller together are all copied.
+
+    Attributes:
+        storages: By its key, the bytes of each storage.
+        written: Keys of those that were written.
     """
 
-    def __init__(self, model: nn.Module, objects: Objects, *, written: Collection[int], limit_bytes: int) -> None:
-        self.written: set[int] = set(written)
+    def __init__(self, model: nn.Module, objects: Objects, *, written: set[int], limit_bytes: int) -> None:
+        self.written = written
+        self.storages: dict[int, torch.Tensor] = {}
         self._model = model
-        self._by_storage: dict[int, list[_Bytes]] = {}
+        self._copies: dict[int, torch.Tensor] = {}
         for tensor in objects.tensors:
             if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
                 raise UnsupportedModelError(
                     f"{self._name_of(tensor)} has no shape yet; call the model once before it is colocated"
                 )
         with _unseen():
-            self._notes = [_TensorNote(tensor) for tensor in objects.tensors]
-            pieces = [piece for note in self._notes for piece in note.pieces]
-            is_small = sum(piece.end - piece.start for piece in pieces) <= limit_bytes
-            for note in self._notes:
-                for piece in note.pieces:
-                    self._by_storage.setdefault(piece.key, []).append(piece)
-                    if is_small or id(note.tensor) in objects.buffers or piece.key in self.written:
-                        piece.save()
+            self._tensors = [_Tensor(tensor) for tensor in objects.tensors]
+            for plain in [plain for tensor in objects.tensors for plain in _plain_tensors(tensor)]:
+                storage = plain.untyped_storage()
+                if storage._cdata not in self.storages:
+                    whole = torch.empty(0, dtype=torch.uint8, device=plain.device)
+                    self.storages[storage._cdata] = whole.set_(storage)  # type: ignore[call-overload]
+            is_small = sum(map(len, self.storages.values())) <= limit_bytes
+            buffers = {key for each in self._tensors if id(each.tensor) in objects.buffers for key in each.keys}
+            self._copy(self.storages if is_small else (buffers | written) & self.storages.keys())
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no tensor has memory, as on the meta device."""
-        return not self._by_storage
+    def _copy(self, keys: Iterable[int]) -> None:
+        self._copies |= {key: self.storages[key].clone() for key in keys if key not in self._copies}
 
     def set_gradients_aside(self) -> None:
         """Leaves every tensor without a gradient, and without what follows when it gets one."""
-        for note in self._notes:
-            note.set_gradient_aside()
+        for each in self._tensors:
+            if each.is_leaf:
+                each.tensor.grad = None
+                if each.hooks:
+                    each.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
 
-    def before_write(self, value: Any) -> None:
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                self.before_write(item)
-        elif isinstance(value, torch.Tensor):
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        if tensors:
             with _unseen():
-                for plain in _plain_tensors(value):
-                    storage = plain.untyped_storage()._cdata
-                    if storage in self._by_storage:
-                        self.written.add(storage)
-                        span = _Bytes(plain)
-                        for piece in self._by_storage[storage]:
-                            if piece.start < span.end and span.start < piece.end:
-                                piece.save()
+                plain = [plain for tensor in tensors for plain in _plain_tensors(tensor)]
+                keys = {tensor.untyped_storage()._cdata for tensor in plain} & self.storages.keys()
+                self.written |= keys
+                self._copy(keys)
 
     def steps(self) -> Iterator[Callable[[], None]]:
-        """Yields what restores each tensor."""
-        for note in self._notes:
-            yield functools.partial(self._restore, note)
-            for piece in note.pieces:
-                yield piece.restore
+        """Yields what restores each tensor and each storage."""
+        yield from (functools.partial(self._restore, each) for each in self._tensors)
+        yield from (functools.partial(self._restore_storage, key) for key in self._copies)
 
-    def _restore(self, note: _TensorNote) -> None:
+    def _restore(self, noted: _Tensor) -> None:
         try:
-            note.restore()
+            with _unseen():
+                noted.restore(self._copies.keys())
         except Exception as error:  # of any kind: it gets the tensor's name
             raise RuntimeError(
-                f"{self._name_of(note.tensor)}: {error}; load the model's weights again, and leave the module that "
+                f"{self._name_of(noted.tensor)}: {error}; load the model's weights again, and leave the module that "
                 "writes them where it is called (exclude=...)"
             ) from error
+
+    @_unseen()
+    def _restore_storage(self, key: int) -> None:
+        if not torch.equal(self.storages[key], self._copies[key]):  # graphs may have saved it as it is
+            self.storages[key].copy_(self._copies[key])
 
     def _name_of(self, tensor: torch.Tensor) -> str:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         return next((name for name, each in named if each is tensor), f"a {type(tensor).__name__}")
 
 
-class _WriteWatch(TorchDispatchMode):
+class _WriteWatch(Tracer[int]):
     """Copies tensors of a model before this thread's operators write into them."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets what the model compiles itself be compiled."""
-        return True
+    also_written = ("running_mean", "running_var")
 
     def __init__(self, memory: _Memory) -> None:
-        super().__init__()
+        super().__init__(0)
         self._memory = memory
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        is_plain = isinstance(func, torch._ops.OpOverload)  # any other may write into any argument
-        written = written_by(func, args, kwargs, _RUNNING_STATISTICS) if is_plain else (*args, *kwargs.values())
-        self._memory.before_write(written)
-        return func(*args, **kwargs)
+    def begin(self, operation: Operation) -> None:
+        is_plain = isinstance(operation.operator, torch._ops.OpOverload)  # any other may write into any argument
+        self._memory.before_write(operation.written if is_plain else operation.inputs)
 
 
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -498,14 +419,12 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def _failures_of(steps: Iterator[Callable[[], Any]]) -> list[str]:
-    failures = []
-    for step in steps:
-        try:
-            step()
-        except Exception as error:  # of any kind: the rest must be restored all the same
-            failures.append(str(error))
-    return failures
+def _failure_of(step: Callable[[], Any]) -> str:
+    try:
+        step()
+    except Exception as error:  # of any kind: the rest must be restored all the same
+        return str(error) or type(error).__name__
+    return ""
 
 
 @contextmanager
@@ -515,11 +434,11 @@ def _interrupts_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    came: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *signalled: came.append(signalled))
+    arrived: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *signalled: arrived.append(signalled))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
+    if arrived:
+        before(*arrived[0])

@@ -33,14 +33,13 @@ Labels = TypeVar("Labels")
 
 @dataclass(slots=True)
 class Operation:
-    """One operator in a run."""
+    """One operator in a run, with its tensors."""
 
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: list[torch.Tensor]
     written: list[torch.Tensor]
-    """The inputs that it writes into."""
     results: list[torch.Tensor] = field(default_factory=list)
     created: list[torch.Tensor] = field(default_factory=list)
     """The results with memory of their own; views share that of an input."""
@@ -51,13 +50,11 @@ class Operation:
 
 
 class Tracer(TorchDispatchMode, Generic[Labels]):
-    """Follows the operators of one run.
-
-    Args:
-        nothing: The labels of memory that stems from nothing.
-    """
+    """Follows the operators of one run; memory that stems from nothing has the labels ``nothing``."""
 
     supports_higher_order_operators = True
+    also_written: tuple[str, ...] = ()
+    """Arguments that operators write into, too: schemas do not name a normalization's running statistics."""
 
     def __init__(self, nothing: Labels) -> None:
         super().__init__()
@@ -97,8 +94,6 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
             with _Functions(self), self:
                 yield
 
-    # A subclass notes what it needs in these.
-
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called, and is the last of those that run."""
 
@@ -109,11 +104,9 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         """An operator is about to run."""
 
     def end(self, operation: Operation, labels: Labels) -> Labels:
-        """An operator has run; returns the labels of its results and of what it wrote.
+        """An operator has run; returns the labels of its results and of what it wrote, by default its inputs'.
 
-        Args:
-            operation: The operator.
-            labels: Those of its inputs; none for an operator that reads only their shapes.
+        Those of an operator that reads only shapes are none.
         """
         return labels
 
@@ -153,7 +146,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written = _leaves(written_by(func, args, kwargs)) if is_plain else []
+        written = _leaves(written_by(func, args, kwargs, self.also_written)) if is_plain else []
         operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
         self.begin(operation)
         result = func(*args, **kwargs)

@@ -94,7 +94,6 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
         world.destroy_spare()
         session.plans = (plan,)
         session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
-        session.finding.forget_run()
     return session
 
 

@@ -117,7 +117,7 @@ def find_with_rows(
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     subjects, batched = [], {}
     for subject in map(_cut, finding.subjects):
-        _refuse(subject, (finding.local | finding.aside).get(subject.name))
+        _refuse(subject, finding.local.get(subject.name))
         rows = batched[subject.name] = rows_of(subject)
         leaves = flatten((subject.args, subject.kwargs))[0]
         subjects.append(replace(subject, batch=len(leaves[rows.index(True)])))

@@ -12,16 +12,14 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.finding.course import Course
-from mosaic.engine.finding.exchanges import UNTIE
+from mosaic.engine.finding.exchanges import UNTIE, outside
 from mosaic.errors import UnsupportedModelError
 
 SUBSTANCE = 0.02
 """Share of the whole from which a module is worth placing."""
 _SMALL = 0.001
-_OF_PARTNER = 0.1
-_OF_WHOLE = 0.1
+_TENTH = 0.1
 _WRAPPER = 0.9
-
 
 _SCRIPTED = Obstacle(
     "is scripted by torch.jit, which shows neither its calls nor its parts",
@@ -45,10 +43,6 @@ class Choice:
     Worth placing is what has 2 % of the work or of the parameters; or, however large the rest is (0.1 % suffices), what
     waits for none as large and has a tenth of the work of the largest module that is independent of it. So two small
     encoders are placed beside each other before a large language model, and a projection beside a tower is not.
-
-    Args:
-        model: The model.
-        course: One run of it.
     """
 
     def __init__(self, model: nn.Module, course: Course) -> None:
@@ -84,7 +78,7 @@ class Choice:
 
     def _gains(self, node: _Node, inner: Sequence[_Node], others: Sequence[_Node]) -> bool:
         """Returns True if more runs at the same time once a module is replaced by its parts."""
-        enough = max(SUBSTANCE, _OF_WHOLE * node.work)
+        enough = max(SUBSTANCE, _TENTH * node.work)
         inside = self._stacks(inner)
         heavy = [stack for stack in inside if stack[0].is_compound and _work(stack) >= enough]
         before = [[other] for other in others if other.work >= enough and self._reaches([other], [node])]
@@ -108,7 +102,7 @@ class Choice:
         stacks: list[list[_Node]] = []
         for node in level:
             for stack in stacks:
-                if node.listed is not None and node.listed == stack[0].listed and self._reaches(stack, [node]):
+                if node.is_listed_with(stack[0]) and self._reaches(stack, [node]):
                     stack.append(node)
                     break
             else:
@@ -126,7 +120,7 @@ class Choice:
         if not node.is_compound or node.weight < _SMALL or before:
             return False
         beside = [other.work for other in others if not self._reaches([node], [other])]
-        return node.work >= _OF_PARTNER * max(beside, default=1.0) > 0
+        return node.work >= _TENTH * max(beside, default=1.0) > 0
 
     def _parts(self, path: str, module: nn.Module) -> list[_Node]:
         """Returns the called modules with parameters right below a module, or below containers in it."""
@@ -158,11 +152,10 @@ class _Node:
     is_compound: bool
     """True if it has children with parameters; a single layer gains nothing from company."""
 
-    @property
-    def listed(self) -> tuple[str, type] | None:
-        """The list that it stands in, and its class; None if it stands in no list."""
+    def is_listed_with(self, other: _Node) -> bool:
+        """Returns True if both stand in one list and are of one class."""
         where, _, own = self.name.rpartition(".")
-        return (where, type(self.module)) if own.isdigit() else None
+        return own.isdigit() and where == other.name.rpartition(".")[0] and type(self.module) is type(other.module)
 
 
 def _size(module: nn.Module) -> int:
@@ -178,16 +171,7 @@ class Candidates:
 
     Where the obstacle is one of a part alone (a layer norm that is called from outside, too; a tied table of
     embeddings), another part that does most of the module's work is a candidate in its stead. Layers of a stack are
-    only where there is nothing else.
-
-    Args:
-        model: The model.
-        course: One run of it.
-        exclude: Names or patterns of modules to leave where they are.
-        include: Names or patterns of the modules to place; None for those that ``Choice`` chooses.
-
-    Attributes:
-        modules: Those that may be placed.
+    only where there is nothing else. Without ``include``, names or patterns, ``Choice`` chooses.
 
     Raises:
         UnsupportedModelError: ``include`` names no module.
@@ -196,7 +180,7 @@ class Candidates:
     def __init__(
         self, model: nn.Module, course: Course, *, exclude: Sequence[str], include: Sequence[str] | None
     ) -> None:
-        self.modules: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = {}  # that may be placed
         self._model = model
         self._all = dict(model.named_modules())
         scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
@@ -204,7 +188,12 @@ class Candidates:
         self._obstacles = course.obstacles
         self._choice = Choice(model, course) if include is None else None
         self._exclude = exclude
-        self._add(self._choice.of_model() if self._choice is not None else self._named(include or ()))
+        names = [name for name in self._all if name and matches(name, include or ())]
+        if include is not None and not names:
+            raise UnsupportedModelError(
+                f"no module is named {', '.join(include)}; the model's modules include {', '.join([*self._all][1:9])}"
+            )
+        self._add(names if self._choice is None else self._choice.of_model())
 
     def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
         """Takes modules away, and adds parts of theirs in their stead."""
@@ -214,8 +203,7 @@ class Candidates:
 
     def add_layers(self) -> bool:
         """Adds layers of stacks where there is nothing else to place; returns False if there are none."""
-        if not self.modules:
-            self._add_parts([name for name, why in self._left_out.items() if why.is_of_a_part], layers=True)
+        self._add_parts([name for name, why in self._left_out.items() if why.is_of_a_part], layers=True)
         return bool(self.modules)
 
     def left_out(self) -> dict[str, Obstacle]:
@@ -224,15 +212,6 @@ class Candidates:
         return {
             name: self._left_out[name] for name in whole if not any(name.startswith(f"{other}.") for other in whole)
         }
-
-    def _named(self, patterns: Sequence[str]) -> list[str]:
-        names = [name for name in self._all if name]
-        wanted = [name for name in names if matches(name, patterns)]
-        if not wanted:
-            raise UnsupportedModelError(
-                f"no module is named {', '.join(patterns)}; the model's modules include {', '.join(names[:8])}"
-            )
-        return wanted
 
     def _add(self, names: Iterable[str]) -> None:
         obstacles: dict[str, Obstacle] = {}
@@ -251,27 +230,22 @@ class Candidates:
             self._add([part for part in parts if part not in self._left_out])
 
     def _obstacle(self, name: str) -> Obstacle | None:
+        whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
         if matches(name, self._exclude):
             return Obstacle("excluded by the caller")
         if isinstance(self._all[name], torch.jit.ScriptModule):
             return _SCRIPTED
-        whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
         if whole is not None:
             todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
             return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
         if name in self._obstacles:
             return self._obstacles[name]
         others = {id(b) for part in outside(self._model, self._all[name]) for b in part.buffers(recurse=False)}
-        for path, buffer in self._all[name].named_buffers():
-            if id(buffer) in others:
-                return Obstacle(f"shares {path} with the rest of the model", todo=UNTIE, is_of_a_part=True)
+        shared = next((path for path, buffer in self._all[name].named_buffers() if id(buffer) in others), None)
+        if shared is not None:
+            return Obstacle(f"shares {shared} with the rest of the model", todo=UNTIE, is_of_a_part=True)
         return None
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
-    inside = {id(part) for part in module.modules()}
-    return [part for part in model.modules() if id(part) not in inside]

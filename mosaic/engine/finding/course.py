@@ -20,6 +20,7 @@ from mosaic.find.structure import tensors_in
 from mosaic.find.trace import Operation, Tracer, caller
 
 _TRANSFORMED = Obstacle(TRANSFORMED, todo="call it on the whole batch, or leave it where it is")
+_ALL = "all modules"  # which is no name
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 
 
@@ -42,7 +43,6 @@ class Course(Tracer[int]):
         self._read = dict.fromkeys(self.called, 0)
         self._transformed: set[str] = set()
         self._flops: Counter[str] = Counter()
-        self._total = 0
         self._made: list[tuple[weakref.ref[torch.Tensor], tuple[str, ...]]] = []
 
     @property
@@ -56,23 +56,23 @@ class Course(Tracer[int]):
         A loss that uses such a tensor goes backward through the graph of a branch from outside, while its lane does.
         Called once the run's own result is dropped.
         """
-        alive = [tensor for ref, _ in self._made for tensor in [ref()] if tensor is not None]
         makers = {id(tensor): names for ref, names in self._made for tensor in [ref()] if tensor is not None}
+        alive = [tensor for ref, _ in self._made for tensor in [ref()] if tensor is not None]
         holders = [holder for holder in gc.get_referrers(*alive) if holder is not alive] if alive else []
         referred = {id(value) for holder in holders for value in gc.get_referents(holder)}
-        obstacles = {}
+        obstacles: dict[str, Obstacle] = {}
         for names in [names for key, names in makers.items() if key in referred]:
             where = f" (made in {names[-1]})" if len(names) > 1 else ""
-            for name in names:
-                obstacles[name] = Obstacle(
-                    f"a tensor made inside of it{where} is kept after its call, by a hook, a list or an attribute",
-                    todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
-                )
+            obstacle = Obstacle(
+                f"a tensor made inside of it{where} is kept after its call, by a hook, a list or an attribute",
+                todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
+            )
+            obstacles |= dict.fromkeys(names, obstacle)
         return obstacles
 
     def work(self, name: str) -> float:
         """Returns the share of a module in the operations of all; 0 where none were counted."""
-        return self._flops[name] / self._total if self._total else 0.0
+        return self._flops[name] / max(1, self._flops[_ALL])
 
     def reaches(self, first: str, second: str) -> bool:
         """Returns True if a value that ``first`` computed goes into ``second``, through whatever is between them."""
@@ -86,9 +86,7 @@ class Course(Tracer[int]):
         if self.running and is_plain and not is_ragged and kind_of(operation.operator) in _HEAVY:
             result = operation.results[0] if len(operation.results) == 1 else operation.results
             flops = count_flops(operation.operator, operation.args, operation.kwargs, result)
-            self._total += flops
-            for name in set(self.running):
-                self._flops[name] += flops
+            self._flops.update(dict.fromkeys((_ALL, *self.running), flops))
         return labels | self._around[-1]
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ later than its call, it runs where it is called.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,15 +40,13 @@ class Remark:
     """File, line and function of the user's code; empty where ``what`` has it."""
     todo: str
     """The remedy."""
-    matters: bool = False
-    """It costs speed or puts numbers at risk: it is logged."""
-
-    def __str__(self) -> str:
-        return f"{self.seen}; {self.todo}"
 
     @property
     def seen(self) -> str:
         return f"{self.module}: {self.what}" + (f" ({self.where})" if self.where else "")
+
+    def __str__(self) -> str:
+        return f"{self.seen}; {self.todo}"
 
 
 @dataclass(slots=True)
@@ -81,7 +79,6 @@ class Exchanges(Tracer[frozenset[str]]):
         self.places: dict[str, str] = {}
         self.obstacles: dict[str, Obstacle] = {}
         self.in_order: dict[str, Obstacle] = {}
-        self.aside: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
         self.hidden: dict[str, Obstacle] = {}
         self.remarks: list[Remark] = []
@@ -93,18 +90,19 @@ class Exchanges(Tracer[frozenset[str]]):
         # By memory.
         self._weights: dict[int, _Weight] = {}
         self._passed: dict[int, str] = {}
-        self._views: dict[int, set[Any]] = {}  # of memory that the loop passed: regions of it that were returned
+        self._viewed: set[int] = set()  # passed by the loop, and returned as a view
         self._aliases: dict[int, set[int]] = {}  # ids of results of candidates and of functions between them
-        self._made_between: set[int] = set()
-        self._made_inside: dict[int, str] = {}
+        self._maker: dict[int, str | None] = {}  # the candidate that made it; None for the code between
         self._read: dict[int, str] = {}  # by a module that neither holds it nor takes it
-        self._uncounted: set[int] = set()  # written through ``.data``, which torch does not count
-        self._data: set[int] = set()  # ids of results of ``.data``
+        self._uncounted: set[int] = set()  # reached through ``.data``, whose writes torch does not count
         self._inside: dict[tuple[Any, ...], str] = {}  # by region of memory: made in a candidate and not returned
         for is_buffer, tensors in ((False, model.parameters()), (True, model.buffers())):
             for tensor in tensors:
                 self._weights.setdefault(self.memory(tensor), _Weight(is_buffer)).ids.add(id(tensor))
+        self._shared: dict[str, set[int]] = {}  # ids of parameters that belong to a module outside, too
         for name, module in candidates.items():
+            others = {id(p) for part in outside(model, module) for p in part.parameters(recurse=False)}
+            self._shared[name] = others & set(map(id, module.parameters()))
             for path, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._weights[self.memory(tensor)].paths[name] = path
 
@@ -142,16 +140,11 @@ class Exchanges(Tracer[frozenset[str]]):
         self._arguments[name] = [(tensor, version_of(tensor)) for tensor in tensors]
         memories = set(map(self.memory, tensors))
         if memories & self._uncounted:
-            self._note_exchange(name, "its arguments are written to through .data before it is called")
+            self._note_exchange(name, "its arguments are reached through .data before it is called")
         self._passed |= dict.fromkeys(memories, name)
         self._before[name] = frozenset(num_bytes).union(*(self._before[source] for source in num_bytes))
         for source in [source for source in self._value_reads if source not in self._before[name]]:
             self.remarks.append(self._value_reads.pop(source))
-        compiled = next((path for path, part in module.named_modules() if _is_compiled(part)), None)
-        if compiled is not None:
-            what = f"{compiled or 'it'} is compiled; it compiles on its lane"
-            todo = "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model"
-            self.remarks.append(Remark(module=name, what=what, where=caller(), todo=todo))
 
     def leave(self, name: str, result: Any) -> None:
         self._note_opaque(name, "returns", result)
@@ -166,7 +159,7 @@ class Exchanges(Tracer[frozenset[str]]):
                 self._weights[self.memory(tensor)].is_returned = True
             self._note_alias(tensor)
             if self.memory(tensor) in passed:
-                self._views.setdefault(self.memory(tensor), set()).add(self._region(tensor))
+                self._viewed.add(self.memory(tensor))
             self.mark(tensor, frozenset({name}), anew=True)
 
     def _note_opaque(self, name: str, verb: str, value: Any) -> None:
@@ -189,11 +182,10 @@ class Exchanges(Tracer[frozenset[str]]):
             what = f"the code between modules looks at a value of its result ({name}), and waits for its lane there"
             todo = "move that behind the last module's call, or stay on tensors (torch.where)"
             for source in self.labels(tensors_in(args)):
-                remark = Remark(module=source, what=what, where=caller(), todo=todo, matters=True)
+                remark = Remark(module=source, what=what, where=caller(), todo=todo)
                 self._value_reads.setdefault(source, remark)
         elif name == "__get__:data":
-            self._data.add(id(result))
-            self._alive.append(result)
+            self._uncounted.add(self.memory(result))
         elif here is None and isinstance(result, (torch.Tensor, tuple, list)):
             for tensor in tensors_in(result):
                 if self.labels([tensor]):
@@ -206,21 +198,20 @@ class Exchanges(Tracer[frozenset[str]]):
             for tensor in operation.created:  # autocast keeps what it casts for other uses
                 self._weights[self.memory(tensor)] = self._weights[self.memory(operation.inputs[0])]
         self._note_uses(here, operation)
-        self._uncounted |= {self.memory(tensor) for tensor in operation.written if id(tensor) in self._data}
         if here is None:
             for tensor in operation.written:
                 if len(self._aliases.get(self.memory(tensor), ())) > 1:
                     self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), SHARED_IS_WRITTEN)
-            self._made_between |= set(map(self.memory, (*operation.created, *operation.written)))
+            self._maker |= dict.fromkeys(map(self.memory, (*operation.created, *operation.written)))
         else:
             self._note_foreign_reads(here, operation.inputs)
-            self._made_inside |= dict.fromkeys(map(self.memory, operation.created), here)
+            self._maker |= dict.fromkeys(map(self.memory, operation.created), here)
         for tensor in operation.results:
             self._inside.pop(self._region(tensor), None)
-            if here is not None and self._made_inside.get(self.memory(tensor)) == here:
+            if here is not None and self._maker.get(self.memory(tensor)) == here:
                 self._inside[self._region(tensor)] = here
         if operation.written:
-            of_lane = self.labels([tensor for tensor in operation.inputs if not self._is_beside_view(tensor)])
+            of_lane = self.labels([each for each in operation.inputs if self.memory(each) not in self._viewed])
             self._note_write(here, operation.written, operation.name, is_of_lane=bool(of_lane))
         return labels
 
@@ -248,17 +239,13 @@ class Exchanges(Tracer[frozenset[str]]):
                     weight.used_outside.setdefault(owner, caller())
 
     def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:
-        """Notes the memory that a module reads and does not hold, and how much of it was written between modules."""
-        own = {self.memory(tensor) for tensor, _ in self._arguments[here]}
-        allowed = self._weights, self._made_inside, own
-        read = {key for key in map(self.memory, inputs) if not any(key in each for each in allowed)}
-        self._read |= dict.fromkeys(read, here)
-        foreign = read & self._made_between
-        if foreign:
+        """Notes the memory that a module reads and does not hold, and whether others made it."""
+        own = {self.memory(tensor) for tensor, _ in self._arguments[here]} | self._weights.keys()
+        foreign = {memory for memory in map(self.memory, inputs) if memory not in own}
+        foreign -= {memory for memory in foreign if self._maker.get(memory) == here}
+        self._read |= dict.fromkeys(foreign, here)
+        if foreign & self._maker.keys():
             self._note_read_between(here)
-        if any(self.labels([tensor]) for tensor in inputs if self.memory(tensor) in foreign):
-            reason = "it reads a result of another module that is not among its arguments"
-            self.aside[here] = Obstacle(reason, todo="pass it as an argument")
 
     def _note_write(
         self, here: str | None, tensors: Sequence[torch.Tensor], function: str, *, is_of_lane: bool = False
@@ -294,11 +281,6 @@ class Exchanges(Tracer[frozenset[str]]):
         self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
         self._alive.append(tensor)
 
-    def _is_beside_view(self, tensor: torch.Tensor) -> bool:
-        """Returns True for the loop's own tensor of which a module returned a view."""
-        views = self._views.get(self.memory(tensor))
-        return views is not None and self._region(tensor) not in views
-
     def _region(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         memory = self.memory(tensor)
         if tensor.layout != torch.strided or tensor.is_nested:
@@ -313,14 +295,13 @@ class Exchanges(Tracer[frozenset[str]]):
         weights = {id(weight): weight for weight in self._weights.values() if weight.users}.values()
         return {key: frozenset(weight.users) for weight in weights for key in weight.ids}
 
-    def parted(self, shared: Mapping[str, Collection[int]], *, may_share: bool) -> dict[str, frozenset[int]]:
+    def parted(self, *, may_share: bool) -> dict[str, frozenset[int]]:
         """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
 
         Args:
-            shared: For each candidate the ids of parameters that belong to a module outside of it as well.
             may_share: Whether the use of such a parameter is no obstacle.
         """
-        ids = {name: set(keys) for name, keys in shared.items()}
+        ids = {name: set(keys) for name, keys in self._shared.items()}
         for weight in self._weights.values():
             for name, path in weight.paths.items() if not weight.is_buffer else ():
                 place = f" ({weight.used_outside[name]})" if name in weight.used_outside else ""
@@ -328,7 +309,7 @@ class Exchanges(Tracer[frozenset[str]]):
                     ids[name] |= weight.ids
                 if may_share or weight.is_returned or name not in weight.users:
                     continue
-                if weight.ids & set(shared.get(name, ())):
+                if weight.ids & self._shared[name]:
                     what, todo = f"shares {path} with the rest of the model{place}", UNTIE
                 elif place:
                     what = f"its parameter {path} is used outside of it too{place}"
@@ -359,5 +340,6 @@ def _without_graph(calls: Mapping[str, Subject]) -> dict[str, Subject]:
     }
 
 
-def _is_compiled(part: nn.Module) -> bool:
-    return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
+def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
+    inside = {id(part) for part in module.modules()}
+    return [part for part in model.modules() if id(part) not in inside]

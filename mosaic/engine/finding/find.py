@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.finding.choose import Candidates, matches, outside
+from mosaic.engine.finding.choose import Candidates, matches
 from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.exchanges import Exchanges, Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
@@ -48,13 +48,10 @@ class Finding:
     in_order: dict[str, Obstacle] = field(default_factory=dict)
     """Modules that read or write more than arguments while the model runs: on streams they keep to the order of the
     user's own."""
-    aside: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules that no lane's thread can run, since they exchange results with others in another way."""
     local: dict[str, Obstacle] = field(default_factory=dict)
-    """Those of ``in_order`` that read values of their caller, or write into them, so that no other rank can run
-    them."""
-    hidden: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules whose attributes, or the variables that their code names, change while the model runs."""
+    """Modules that exchange values with their caller in another way, so that no other rank can run them."""
+    in_place: dict[str, Obstacle] = field(default_factory=dict)
+    """Modules that run where they are called on the host, where a lane runs a module later than its call."""
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     """Ids of a module's parameters that only others use, such as a table of embeddings that the model looks up before
     it calls its language model."""
@@ -65,18 +62,7 @@ class Finding:
     places: dict[str, str] = field(default_factory=dict)
     """For each module the line that calls it."""
     warnings: tuple[str, ...] = ()
-    """Remarks that are logged where the model is colocated."""
-
-    @property
-    def in_place(self) -> dict[str, Obstacle]:
-        """Modules that run where they are called on the host, where a lane runs a module later than its call."""
-        return self.hidden | self.in_order | self.aside
-
-    def forget_run(self) -> None:
-        """Lets go of what the run left in the model, once no module is run alone any more."""
-        for subject in self.subjects:
-            if subject.changes is not None:
-                subject.changes.containers = ()  # they may be large
+    """Sentences that are logged where the model is colocated."""
 
 
 def find_modules(
@@ -100,16 +86,15 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as changes, uncompiled():
-        course, escaped = _watch(model, run)
+    with preserved(model, sample) as written, uncompiled():
+        course = _watch(model, run)
+        escaped = course.escapes()
         candidates = Candidates(model, course, exclude=exclude, include=include)
         while candidates.modules or candidates.add_layers():
-            modules = dict(candidates.modules)
-            shared = {name: _shared_parameters(model, module) for name, module in modules.items()}
-            exchanges = Exchanges(model, modules)
+            exchanges = Exchanges(model, candidates.modules)
             with exchanges.watching():
                 run()
-            parted = exchanges.parted(shared, may_share=may_share)
+            parted = exchanges.parted(may_share=may_share)
             if not exchanges.obstacles:
                 break
             candidates.drop(exchanges.obstacles)  # without them, what came through them comes from further up
@@ -120,7 +105,7 @@ def find_modules(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
     calls = exchanges.calls
-    remarks = tuple(remark for remark in exchanges.remarks if remark.module in calls)
+    escaped = {name: reason for name, reason in escaped.items() if name in calls}
     large = (
         f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
         for name, reason in left_out.items()
@@ -130,17 +115,16 @@ def find_modules(
     )
     return Finding(
         graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
-        subjects=tuple(replace(call, changes=changes) for call in calls.values()),
+        subjects=tuple(replace(call, written=written) for call in calls.values()),
         left_out=left_out,
         in_order=exchanges.in_order,
-        aside=exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
-        local=exchanges.local,
-        hidden=exchanges.hidden,
+        local=exchanges.local | escaped,
+        in_place=exchanges.hidden | exchanges.in_order | escaped,
         parted=parted,
         users=exchanges.users,
-        remarks=remarks,
+        remarks=tuple(exchanges.remarks),
         places=exchanges.places,
-        warnings=(*large, *(str(remark) for remark in remarks if remark.matters)),
+        warnings=(*large, *map(str, exchanges.remarks)),
     )
 
 
@@ -174,8 +158,8 @@ def uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, Obstacle]]:
-    """Runs the model and follows all of its modules; returns obstacles of those whose tensors outlive the run, too."""
+def _watch(model: nn.Module, run: Callable[[], Any]) -> Course:
+    """Runs the model, and follows all of its modules."""
     course = Course(model)
     with course.following(dict(model.named_modules())):
         try:
@@ -187,12 +171,7 @@ def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, 
                 f"{type(model).__name__} raised {said_by(error)} when it was called with the sample; pass one batch "
                 "that the model accepts"
             ) from error
-    return course, course.escapes()
-
-
-def _shared_parameters(model: nn.Module, module: nn.Module) -> frozenset[int]:
-    others = {id(p) for part in outside(model, module) for p in part.parameters(recurse=False)}
-    return frozenset(id(parameter) for parameter in module.parameters()) & others
+    return course
 
 
 def _describe(call: Subject) -> ModuleNode:

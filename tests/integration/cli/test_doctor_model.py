@@ -30,11 +30,10 @@ SEEN = {
     "Reading": ("note", "left: the code between modules looks at a value of its result (__bool__)"),
     "Writing": ("warning", "left: its input is written to in place (add_"),
     "Tied": ("warning", "left: shares 0.weight with the rest of the model"),
-    "Compiled": ("note", "left: it is compiled"),
 }
 
 
-QUIET = ("Inside",)
+QUIET = ("Inside", "Compiled")
 """In which there is nothing for their user to do."""
 
 
