@@ -290,7 +290,7 @@ class _Tensor:
 
     def restore(self, copied: Set[int]) -> None:
         tensor = self.tensor
-        is_lost = self.version not in (None, tensor._version) and not copied >= {*self.keys}
+        was_written = self.version is not None and tensor._version != self.version
         if self.is_leaf:
             if not tensor.is_leaf:
                 tensor.detach_()
@@ -302,7 +302,7 @@ class _Tensor:
             tensor.grad = self.grad
         if self.hooks:
             tensor._post_accumulate_grad_hooks.update(self.hooks)  # type: ignore[attr-defined]
-        if is_lost:
+        if was_written and not copied >= {*self.keys}:
             raise RuntimeError("another thread, or a call unlike those before, wrote into it, so that it has no copy")
 
 
