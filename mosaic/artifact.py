@@ -1,24 +1,20 @@
 """Mosaic's files: profiles, plans and run records in JSON, recipes in TOML.
 
 pydantic checks a file once, here, against the frozen dataclass that it becomes; inside the library nothing is checked
-again. A file is written aside and renamed, so a full disk or a killed process leaves either the old file or the new
-one whole.
+again. A file is written aside and renamed, so a full disk or a killed process leaves the old file or the new one whole.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-import re
 import tempfile
 import tomllib
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 from annotated_types import Ge as Ge  # rules of numbers in files: Annotated[int, Ge(1)]
 from annotated_types import Le as Le
@@ -47,23 +43,18 @@ def fingerprint(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Returns a value as JSON has it: objects, lists, words, numbers."""
     from pydantic_core import to_jsonable_python
 
     return to_jsonable_python(value, inf_nan_mode="null")
 
 
 def save(value: object, path: Path) -> None:
-    """Writes a frozen dataclass to ``path`` as JSON, whole or not at all.
-
-    Raises:
-        MosaicError: The folder cannot be written or the disk is full; names the file and the reason.
-    """
+    """Writes a frozen dataclass to ``path`` as JSON, whole or not at all; see ``write_bytes``."""
     write_text(to_json(value), path)
 
 
 def write_text(text: str, path: Path) -> None:
-    """Writes text to ``path``, whole or not at all (see ``write_bytes``)."""
+    """Writes text to ``path``, whole or not at all; see ``write_bytes``."""
     write_bytes(text.encode(), path)
 
 
@@ -73,13 +64,12 @@ def write_bytes(content: bytes, path: Path) -> None:
     A link stays a link, to a new file; a device or a pipe is written to, and stays what it is.
 
     Raises:
-        MosaicError: The folder cannot be made or written, or the disk is full. A file that was at ``path``
-            before is left as it was.
+        MosaicError: The folder cannot be made or written, or the disk is full. An old file at ``path`` is unchanged.
     """
     aside: str | None = None
     try:
         path = path.resolve() if path.is_symlink() else path
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if _is_device(path):
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,14 +86,9 @@ def write_bytes(content: bytes, path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> MosaicError:
-    reason = error.strerror or error
-    return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
-
-
 def check_writable(path: Path) -> None:
     """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written; leaves nothing."""
-    if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe
+    if _is_device(path):
         return
     folder = path if path.is_dir() else path.parent
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -119,12 +104,22 @@ def check_writable(path: Path) -> None:
                 parent.rmdir()
 
 
+def _is_device(path: Path) -> bool:
+    """Returns True for a device or a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _unwritable(path: Path, error: OSError) -> MosaicError:
+    reason = error.strerror or error
+    return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
+
+
 def load(kind: type[T], path: Path, *, member: str = "") -> T:
     """Reads ``path`` and checks it, or one member of its object, against the frozen dataclass ``kind``.
 
     Raises:
-        InvalidFileError: The file is missing, empty, truncated, of a newer schema, or has a field that is
-            missing, unknown, or of the wrong type or range. The message has the field and the reason.
+        InvalidFileError: The file is missing, truncated, of another schema, or has a field that is missing, unknown, or
+            of the wrong type or range. The message has the field and the rule.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,8 +133,6 @@ def parse(kind: type[T], text: str, *, source: str, member: str = "") -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     from pydantic_core import from_json
 
-    if not text.strip():
-        raise InvalidFileError(f"{source} is empty; a {_noun(kind)} in JSON was expected")
     try:
         raw = from_json(text)
     except ValueError as error:
@@ -148,17 +141,18 @@ def parse(kind: type[T], text: str, *, source: str, member: str = "") -> T:
     if member:
         raw = raw.get(member) if isinstance(raw, dict) else None
         text = json.dumps(raw)
-    _check_schema(kind, raw, source)
+    schema = getattr(kind, "SCHEMA_VERSION", None)
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if schema is not None and version != schema:
+        raise InvalidFileError(
+            f"{source}: schema_version={version!r}, and this Mosaic reads {schema}; make the file again, or upgrade "
+            "mosaic-colocate if the file is newer"
+        )
     return _validate(kind, text, source)
 
 
 def parse_toml(kind: type[T], text: str, *, source: str) -> T:
-    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``.
-
-    Raises:
-        InvalidFileError: It is not TOML, or a key is missing, unknown, or of the wrong type or range. The message has
-            the key, the rule and the way out.
-    """
+    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -167,57 +161,19 @@ def parse_toml(kind: type[T], text: str, *, source: str) -> T:
 
 
 def _validate(kind: type[T], text: str, source: str) -> T:
-    """Returns the dataclass that JSON describes; an error names the field, the rule and how many more there are."""
+    """Returns the dataclass that JSON describes; an error has pydantic's places and rules."""
     from pydantic import ValidationError
 
     try:
         erased: Any = kind
         value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
-        errors = error.errors()
-        first = next((item for item in errors if item["type"] == "unexpected_keyword_argument"), errors[0])
-        location = [part for part in first["loc"] if isinstance(part, str | int)]
-        place = ".".join(map(str, location)) or "the whole file"
-        rule = first.get("ctx", {}).get("error")  # the dataclass's own words
-        message = f"{place}: {rule if isinstance(rule, ValueError) else first['msg']}"
-        if first["type"] == "unexpected_keyword_argument":
-            names = _names_at(kind, location[:-1])
-            near = difflib.get_close_matches(str(location[-1]), names, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
-            message = f"there is no key {place!r}; {remedy}"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidFileError(f"{source}: {message}{more}") from error
+        lines = [
+            f"{'.'.join(map(str, each['loc'])) or 'the whole file'}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        ]
+        more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
+        raise InvalidFileError(f"{source}: {'; '.join(lines[:3])}{more}") from error
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
-
-
-def _names_at(kind: Any, location: list[str | int]) -> list[str]:
-    """Returns the fields of the dataclass that lies at a place inside of another."""
-    for part in location:
-        if isinstance(part, str) and is_dataclass(kind):
-            kind = get_type_hints(kind).get(part)
-        if not is_dataclass(kind):
-            kind = next((inner for inner in get_args(kind) if is_dataclass(inner)), kind)
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
-
-
-def _noun(kind: type[Any]) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
-
-
-def _check_schema(kind: type[Any], raw: object, source: str) -> None:
-    known = getattr(kind, "SCHEMA_VERSION", None)
-    if known is None:
-        return
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if isinstance(version, int) and version > known:
-        raise InvalidFileError(
-            f"{source}: schema_version={version} is newer than {known}, the newest that this Mosaic reads; "
-            "upgrade mosaic-colocate, or make the file again"
-        )
-    if version != known:
-        raise InvalidFileError(
-            f"{source}: schema_version={version!r} is not {known}; this is not a {_noun(kind)} "
-            "of this version of Mosaic: make the file again"
-        )

@@ -27,12 +27,9 @@ class Child:
     """An object in a process of its own, which ends with its block."""
 
     def __init__(self, factory: str, argument: str, *, passive: bool = False) -> None:
-        """Starts the process.
+        """Starts the process, in which ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``.
 
-        Args:
-            factory: ``MODULE:FUNCTION``, which makes the object.
-            argument: The function's only argument.
-            passive: Have OpenMP's threads wait passively, instead of in torch's own way.
+        With ``passive``, OpenMP's threads wait passively, instead of in torch's own way.
         """
         environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
         if passive:
@@ -48,11 +45,7 @@ class Child:
         self.pid = self._process.pid
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the object; arguments and result are plain data for JSON.
-
-        Raises:
-            MosaicError: The process has ended.
-        """
+        """Calls a method of the object, with plain data for JSON; MosaicError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

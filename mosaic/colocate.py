@@ -43,15 +43,13 @@ def colocate(
     for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
     ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
 
-    A plan that Mosaic solved for is tried before it is kept. In the loop's first steps the plain loop and at most three
-    plans take turns, a few steps each. The fastest runs from then on, and the plain loop if none beats it beyond the
-    noise. A plan whose losses or gradients on the sample are not those of the plain loop is not tried. A trial takes at
-    most 120 steps, and loses at most as much time as 20 steps of the plain loop take (``TrialSettings``). It is
-    repeated when the loop has become slower or has other shapes. Nothing is tried where no plan is predicted to gain
-    2 %. A plan that is given runs as it is.
+    In the loop's first steps (at most 120, ``TrialSettings``) the plain loop and at most three plans take turns; a plan
+    whose losses or gradients on the sample differ from the plain loop's is left out. The fastest runs from then on, and
+    the plain loop if none beats it beyond the noise. The trial is repeated when the loop has become slower or has other
+    shapes. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is.
 
-    On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
-    bit only with ``trial=None`` and one plan, or at one thread.
+    On the host, steps of a trial run at the thread counts of the plans that are tried, so two runs agree bit for bit
+    only with ``trial=None`` and one plan, or at one thread.
 
     Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
 
@@ -60,27 +58,25 @@ def colocate(
             the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
         sample: One batch as it will be trained on (by this rank): a dict of keywords, a sequence of positions, a
             tensor, or a function that runs the model once.
-        plan: A plan, or the path of its file, to run instead of solving for one; on several ranks its device i is
-            rank i.
-        modules: Names or patterns of the modules to place, or one of them, such as ``"trunks.*"``; found by default.
-        exclude: Names or patterns of modules to leave where they are, or one of them.
-        backend: Where to run: a backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``). By default the GPU that
-            holds the model's parameters, or the host (of several ranks, this rank's share of its cores).
-        options: How to plan, measure and run.
+        plan: A plan, or the path of its file, to run instead of solving for one; its device i is rank i.
+        modules: Names or patterns of the modules to place, such as ``"trunks.*"``; found by default.
+        exclude: Names or patterns of modules to leave in place.
+        backend: A backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``). By default the GPU that holds the model's
+            parameters, or the host (of several ranks, this rank's share of its cores).
+        options: Settings of planning, measuring and running.
 
     Raises:
         UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated;
             on several ranks, a module cannot be split over them.
-        InvalidPlanError: The plan is for another model, device or number of ranks, or not the same on all of them.
-        InvalidProfileError: The profile is of another model or device.
+        InvalidPlanError, InvalidProfileError: It is for another model, device or number of ranks, or differs between
+            ranks.
         UnstableMeasurementError: Other processes used the CPU while modules were profiled, and ``options.profiling`` is
             strict; on other ranks than the first a MosaicError that names it.
-        BackendUnavailableError: The model is on a device that the backend does not run, or ranks differ in device,
-            versions or model; names them.
+        BackendUnavailableError: The backend cannot run the model's device, or ranks differ in device, versions or
+            model.
         RankFailedError: Another rank has failed; names it.
-        ValueError: A plan and a method were given, there is no such method, an option cannot be had here, or the model
-            is colocated already.
-        TypeError: An argument has a type that it does not accept.
+        ValueError, TypeError: An argument contradicts another, or has a wrong type or value; or the model is colocated
+            already.
     """
     place = colocate_ranks if World.is_there() else _colocate_one
     return place(

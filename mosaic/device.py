@@ -38,11 +38,7 @@ class Device(StrictFile):
 
     def __post_init__(self) -> None:
         if self.num_slots < 1 or self.sms_per_slot < 1 or self.remainder_sms < 0 or self.memory_bytes < 0:
-            raise ValueError(
-                f"device {self.name!r} has num_slots={self.num_slots}, sms_per_slot={self.sms_per_slot}, "
-                f"remainder_sms={self.remainder_sms}, memory_bytes={self.memory_bytes}; "
-                "a device needs at least one slot of one SM, and nothing may be negative"
-            )
+            raise ValueError(f"{self} needs at least one slot of one SM, and no negative number")
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -1,19 +1,19 @@
 """Every error that Mosaic raises on purpose, in one small tree.
 
-Wrong arguments raise the built-in ``ValueError`` and ``TypeError``; the classes here are for what a
-correct call can still meet. A message has the value found, the rule it broke and the way out.
+Wrong arguments raise the built-in ``ValueError`` and ``TypeError``; a correct call can still meet the classes here. A
+message has the value, the rule and the way out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-MAX_GRID = 2000
+_MAX_GRID = 2000
 """Characters up to which a message shows a whole schedule."""
 
 
 def said_by(error: BaseException) -> str:
-    """Returns an error's class and the first line of what it says."""
+    """Returns an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -28,12 +28,7 @@ class MosaicError(Exception):
 
 
 class BackendUnavailableError(MosaicError):
-    """A backend that was asked for cannot run here.
-
-    Attributes:
-        found: What this machine has.
-        needed: What the backend needs.
-    """
+    """A backend cannot run here: what this machine has (``found``), and what the backend needs (``needed``)."""
 
     def __init__(self, message: str, *, found: str, needed: str) -> None:
         super().__init__(f"{message} (found: {found}; needed: {needed})")
@@ -42,12 +37,7 @@ class BackendUnavailableError(MosaicError):
 
 
 class CudaError(MosaicError):
-    """A call into the CUDA driver failed.
-
-    Attributes:
-        call: Name of the driver function.
-        status: Name of the driver's status, such as ``CUDA_ERROR_INVALID_VALUE``.
-    """
+    """A driver function (``call``) failed with a ``status`` such as ``CUDA_ERROR_INVALID_VALUE``."""
 
     def __init__(self, message: str, *, call: str, status: str) -> None:
         super().__init__(message)
@@ -56,11 +46,7 @@ class CudaError(MosaicError):
 
 
 class InfeasibleError(MosaicError):
-    """No plan satisfies the constraints.
-
-    Attributes:
-        reasons: One sentence for each thing that cannot be met.
-    """
+    """No plan satisfies the constraints; ``reasons`` has one sentence for each that cannot be met."""
 
     def __init__(self, message: str, *, reasons: Sequence[str]) -> None:
         super().__init__(message + "".join(f"\n  - {reason}" for reason in reasons))
@@ -68,7 +54,7 @@ class InfeasibleError(MosaicError):
 
 
 class UndecidedError(MosaicError):
-    """No plan was found, and it was not proven that there is none: more time may find one."""
+    """No plan was found, and it was not proven that none exists: more time may find one."""
 
 
 class InvalidGraphError(MosaicError):
@@ -76,15 +62,15 @@ class InvalidGraphError(MosaicError):
 
 
 class InvalidFileError(MosaicError):
-    """A JSON file could not be read: not there, truncated, of a newer schema, or with wrong values."""
+    """A file could not be read: missing, truncated, of another schema, or with wrong values."""
 
 
 class NoRoomError(MosaicError):
-    """A disk is full, or has less room than what is about to be written; nothing of it is left half-written."""
+    """A disk is full; nothing is left half-written."""
 
 
 class InvalidRecipeError(MosaicError):
-    """A recipe of daily retraining is missing, or something in it is wrong; names the line, the rule, the way out."""
+    """A recipe of daily retraining is missing or invalid; names the key, the rule and the way out."""
 
 
 class InvalidCheckpointError(MosaicError):
@@ -98,14 +84,12 @@ class InvalidPlanError(MosaicError):
 class InvalidScheduleError(MosaicError):
     """A schedule contradicts itself, its plan or its graph, or can never end.
 
-    Attributes:
-        grid: All of its rows as text, a line for each rank; empty where there is no schedule yet.
-        cell: Rank and place in its row of the action at fault; None where it is none of them.
+    The message shows ``grid``, its rows as text, if that is short; ``cell`` is the rank and the place in its row of the
+    action at fault, if one is.
     """
 
     def __init__(self, message: str, *, grid: str = "", cell: tuple[int, int] | None = None) -> None:
-        super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= MAX_GRID else ""))
-        self.grid = grid
+        super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= _MAX_GRID else ""))
         self.cell = cell
 
 
@@ -114,19 +98,15 @@ class InvalidProfileError(MosaicError):
 
 
 class UnstableMeasurementError(MosaicError):
-    """The machine was too busy to measure, or had too little memory left; the message says which and what to do."""
+    """The machine was too busy to measure, or had too little memory left; names the remedy."""
 
 
 class UnsupportedModelError(MosaicError):
-    """The model cannot be colocated as it stands; the message names the module and the way out."""
+    """The model cannot be colocated as it stands; names the module and the way out."""
 
 
 class RankFailedError(MosaicError):
-    """The other ranks of a run are needed and one is not there, or they cannot go on together.
-
-    Attributes:
-        ranks: Those at fault; empty if it is none of them.
-    """
+    """Ranks of a run have failed or cannot go on together; ``ranks`` are those at fault, if any."""
 
     def __init__(self, message: str, *, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -140,9 +120,9 @@ class ModuleContractError(MosaicError):
 class UnforeseenError(ModuleContractError):
     """A placed module did something that its first call had ruled out, such as another output shape.
 
-    Within a call of the whole model nobody sees it: the call is made again, with the module run in place.
+    A call of the whole model is made again, with the module run in place, so its caller does not see this error.
     """
 
 
 class UnsplittableError(MosaicError):
-    """A model cannot be cut between its layers; the message names the module, the line where known, and the way out."""
+    """A model cannot be cut between its layers; names the module, the line if possible, and the way out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,16 +24,15 @@ def load(path: str | Path) -> Plan | Profile:
         InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.
     """
     path = Path(path)
-    try:
+    with suppress(OSError, ValueError, RecursionError):  # reading it as a plan names the reason
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # reading it as a plan names the reason
-        return artifact.load(Plan, path)
-    keys = content.keys() if isinstance(content, dict) else ()
-    if "samples" in keys:
-        return artifact.load(Profile, path)
-    if "stages" in keys:
-        return artifact.load(Plan, path)
-    raise InvalidFileError(f"{path} holds neither a plan nor a profile; make one with mosaic plan or mosaic profile")
+        if isinstance(content, dict) and "samples" in content:
+            return artifact.load(Profile, path)
+        if not isinstance(content, dict) or "stages" not in content:
+            raise InvalidFileError(
+                f"{path} is neither a plan nor a profile; make one with mosaic plan or mosaic profile"
+            )
+    return artifact.load(Plan, path)
 
 
 def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Artifact | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated
 
 from mosaic.artifact import Ge, fingerprint
 from mosaic.device import StrictFile
 from mosaic.errors import InvalidGraphError
-
-_SLICE = re.compile(r"(?P<module>.+)\[(?P<first>\d+):(?P<end>\d+)/(?P<total>\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +58,11 @@ class Part(StrictFile):
     @classmethod
     def parse(cls, text: str) -> Part:
         """Reads what ``str`` wrote."""
-        match = _SLICE.fullmatch(text)
+        match = re.fullmatch(r"(.+)\[(\d+):(\d+)/(\d+)\]", text)
         if match is None:
             return cls(module=text)
-        first, end, total = (int(match[name]) for name in ("first", "end", "total"))
-        return cls(module=match["module"], first=first, count=end - first, total=total)
+        first, end, total = map(int, match.groups()[1:])
+        return cls(module=match[1], first=first, count=end - first, total=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +91,13 @@ class Edge(StrictFile):
     """Bytes of a whole batch that cross it, in backward as many; None where unknown. An edge is its two ends."""
 
 
-class _Derived:
-    """Room for values that follow from a graph's fields: not fields, so neither compared nor saved nor pickled."""
-
-    __slots__ = ("_fingerprint", "_order")
-
-    _fingerprint: str
-    _order: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleGraph(_Derived, StrictFile):
+@dataclass(frozen=True, kw_only=True)
+class ModuleGraph(StrictFile):
     """A directed acyclic graph of modules, in the order in which the model calls them.
 
     Raises:
-        InvalidGraphError: No module, a duplicated module, a name with control characters, an edge to a module that is
-            not there, or a cycle (all of its modules are named).
+        InvalidGraphError: No module, a duplicated module, a name with control characters, an edge to a missing module,
+            or a cycle (all of its modules are named).
     """
 
     modules: tuple[ModuleNode, ...]
@@ -118,65 +108,40 @@ class ModuleGraph(_Derived, StrictFile):
     def __post_init__(self) -> None:
         if not self.modules:
             raise InvalidGraphError("a module graph needs at least one module; none was given")
-        counts = Counter(self.names)
-        twice = [name for name, count in counts.items() if count > 1]
-        if twice:
+        if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise InvalidGraphError(f"modules named twice: {', '.join(twice)}; give each module one name")
-        if unseen := [name for name in counts if not name.isprintable()]:
+        if unseen := [name for name in self.names if not name.isprintable()]:
             raise InvalidGraphError(
                 f"the module name {unseen[0]!r} has characters that a terminal does not show as they are; leave out "
                 "control characters, tabs and line ends"
             )
         for edge in self.edges:
             for end in (edge.source, edge.target):
-                if end not in counts:
+                if end not in self.names:
                     raise InvalidGraphError(
                         f"edge {edge.source} -> {edge.target} names {end!r}, which is not a module of this "
                         f"graph; the modules are {', '.join(self.names)}"
                     )
         self.topological_order()
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the modules in call order."""
         return tuple(module.name for module in self.modules)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that name this graph, its sizes and its input shapes; what edges carry follows."""
-        try:
-            known: str = self._fingerprint
-        except AttributeError:
-            edges = [{"source": edge.source, "target": edge.target} for edge in self.edges]
-            known = fingerprint({"modules": self.modules, "edges": edges})
-            object.__setattr__(self, "_fingerprint", known)
-        return known
-
-    def index(self, name: str) -> int:
-        """Returns the position of a module; its bit in a bitmask of modules.
-
-        Raises:
-            InvalidGraphError: There is no module of that name.
-        """
-        try:
-            return self.names.index(name)
-        except ValueError:
-            raise InvalidGraphError(
-                f"no module {name!r} in this graph; the modules are {', '.join(self.names)}"
-            ) from None
+        edges = [{"source": edge.source, "target": edge.target} for edge in self.edges]
+        return fingerprint({"modules": self.modules, "edges": edges})
 
     def predecessors(self, name: str) -> tuple[str, ...]:
         """Returns the modules that feed ``name`` directly."""
         return tuple(edge.source for edge in self.edges if edge.target == name)
 
     def topological_order(self) -> tuple[str, ...]:
-        """Returns the names so that producers come first; call order where there is a choice."""
-        try:
-            known: tuple[str, ...] = self._order
-        except AttributeError:
-            known = self._sorted()
-            object.__setattr__(self, "_order", known)
-        return known
+        """Returns the names so that producers come first; call order if several can be next."""
+        return self._order
 
     def ancestors(self, name: str) -> frozenset[str]:
         """Returns every module that ``name`` depends on, directly or not."""
@@ -193,12 +158,9 @@ class ModuleGraph(_Derived, StrictFile):
         """Returns True if neither module depends on the other, so they may run at the same time."""
         return first != second and first not in self.ancestors(second) and second not in self.ancestors(first)
 
-    def _sorted(self) -> tuple[str, ...]:
-        position = {name: index for index, name in enumerate(self.names)}
-        sources: dict[str, set[str]] = {name: set() for name in self.names}
-        for edge in self.edges:
-            sources[edge.target].add(edge.source)
-        sorter = TopologicalSorter(sources)
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        sorter = TopologicalSorter({name: self.predecessors(name) for name in self.names})
         try:
             sorter.prepare()
         except CycleError as error:
@@ -208,7 +170,7 @@ class ModuleGraph(_Derived, StrictFile):
             ) from None
         order: list[str] = []
         while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=position.__getitem__)
+            ready = sorted(sorter.get_ready(), key=self.names.index)
             sorter.done(*ready)
             order += ready
         return tuple(order)

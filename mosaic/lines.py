@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-_END_BYTES = 1 << 16
-"""Bytes in which the last rows lie."""
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
@@ -44,21 +40,6 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(row, dict):
                 yield row
-
-
-def last_line_of(path: Path) -> dict[str, Any] | None:
-    """Returns the last whole row, read from the end of the file; None without one."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                return row
-    return None
 
 
 def steps_in(path: Path) -> dict[int, dict[str, Any]]:

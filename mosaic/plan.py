@@ -5,9 +5,9 @@ A placement in a file needs at least ``{"part": {"module": "text"}, "slots": [0,
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -160,48 +160,46 @@ class Plan(StrictFile):
     def __post_init__(self) -> None:
         parts: dict[str, list[tuple[int, Part]]] = {}
         for index, stage in enumerate(self.stages):
-            taken: list[set[int]] = [set() for _ in range(self.num_devices)]
+            owner: dict[tuple[int, int], str] = {}
             for placement in stage.placements:
-                parts.setdefault(placement.part.module, []).append((index, placement.part))
+                parts.setdefault(placement.module, []).append((index, placement.part))
                 self._check_placement(placement)
-                slots_of = placement.slots_by_device or (placement.slots,) * len(placement.devices)
-                for device, slots in zip(placement.devices, slots_of, strict=True):
-                    if not taken[device].isdisjoint(slots):
-                        raise _shared(stage, placement, device, min(taken[device].intersection(slots)))
-                    taken[device].update(slots)
+                for device, slot in placement.cells:
+                    if (device, slot) in owner:
+                        raise InvalidPlanError(
+                            f"{owner[device, slot]!r} and {placement.module!r} of one stage both hold slot {slot} of "
+                            f"device {device}; partitions of a stage are disjoint: move one of them"
+                        )
+                    owner[device, slot] = placement.module
         for module_parts in parts.values():
-            if len(module_parts) > 1 or not module_parts[0][1].is_whole:
-                _check_parts(module_parts)
+            _check_parts(module_parts)
 
     def _check_placement(self, placement: Placement) -> None:
-        of = f"module {placement.module!r}"
+        of, devices, by_device = f"module {placement.module!r}", placement.devices, placement.slots_by_device
         self.device.check_quota(placement.quota, of=of)
-        for slots in (placement.slots, *placement.slots_by_device):
-            if not all(map(operator.lt, slots, slots[1:])) or len(slots) != placement.quota:
+        if not devices or len(set(devices)) != len(devices) or not set(devices) <= set(range(self.num_devices)):
+            raise InvalidPlanError(
+                f"{of} has devices {devices}; name each device once, at least one of 0 to {self.num_devices - 1}"
+            )
+        if by_device and (len(by_device) != len(devices) or by_device[0] != placement.slots):
+            raise InvalidPlanError(
+                f"{of} has slots_by_device {by_device} on devices {devices}; give one entry for each device, the first "
+                "of them equal to slots"
+            )
+        last = self.device.num_slots - self.communication_slots - 1
+        for slots in (placement.slots, *by_device):
+            if len(slots) != placement.quota or list(slots) != sorted(set(slots)):
                 raise InvalidPlanError(
                     f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
                 )
-            if slots[-1] >= self.device.num_slots - self.communication_slots and slots[-1] < self.device.num_slots:
-                raise InvalidPlanError(
-                    f"{of} has slots {slots}; the last {self.communication_slots} of {self.device.num_slots} are "
-                    "reserved for communication: use lower ones"
+            if slots[0] < 0 or slots[-1] > last:
+                reserved = (
+                    f": the last {self.communication_slots} of {self.device.num_slots} are reserved for communication"
                 )
-            if slots[0] < 0 or slots[-1] >= self.device.num_slots:
                 raise InvalidPlanError(
-                    f"{of} has slots {slots}; {self.device.name} has slots 0 to {self.device.num_slots - 1}"
+                    f"{of} has slots {slots}; use slots 0 to {last} of {self.device.name}"
+                    + (reserved if self.communication_slots else "")
                 )
-        by_device = placement.slots_by_device
-        if by_device and (len(by_device) != len(placement.devices) or by_device[0] != placement.slots):
-            raise InvalidPlanError(
-                f"{of} has slots_by_device {by_device} on devices {placement.devices}; give one entry for each device, "
-                "the first of them equal to slots"
-            )
-        if not placement.devices or len(set(placement.devices)) != len(placement.devices):
-            raise InvalidPlanError(f"{of} has devices {placement.devices}; name each device once, at least one")
-        if not all(0 <= device < self.num_devices for device in placement.devices):
-            raise InvalidPlanError(
-                f"{of} has devices {placement.devices}; this plan has devices 0 to {self.num_devices - 1}"
-            )
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -246,28 +244,17 @@ class Plan(StrictFile):
         return fingerprint(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes this plan to a JSON file, whole or not at all; ``mosaic.load`` reads it.
-
-        Raises:
-            MosaicError: The folder cannot be written, or the disk is full.
-        """
+        """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
         save(self, Path(path))
 
     def placement(self, module: str) -> Placement:
-        """Returns where a module, or the first of its parts, is placed; raises KeyError if it is not in this plan."""
-        for placement in self.placements:
-            if placement.module == module:
-                return placement
-        raise KeyError(module)
+        """Returns the placement of a module, or of the first of its parts; raises KeyError if the plan has none."""
+        return {placement.module: placement for placement in reversed(self.placements)}[module]
 
     def is_alone(self, module: str, *, num_slots: int) -> bool:
         """Returns True if a module has a stage and all ``num_slots`` slots of a device to itself."""
-        return any(
-            len(stage.placements) == 1
-            and stage.placements[0].module == module
-            and stage.placements[0].quota == num_slots
-            for stage in self.stages
-        )
+        alone = (stage.placements[0] for stage in self.stages if len(stage.placements) == 1)
+        return any(placement.module == module and placement.quota == num_slots for placement in alone)
 
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
         """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``, in whole modules."""
@@ -293,61 +280,52 @@ class Plan(StrictFile):
 
         Paper section 3.1, formulas 2 and 3.
         """
-        stage_of: dict[str, int] = {}  # of the last part
-        first_of: dict[str, int] = {}
+        stages: dict[str, list[int]] = {}
         for index, stage in enumerate(self.stages):
-            for placement in stage.placements:
-                first_of.setdefault(placement.part.module, index)
-                stage_of[placement.part.module] = index
-        names = dict.fromkeys(graph.names)
-        missing = [name for name in names if name not in stage_of]
-        unknown = [name for name in stage_of if name not in names]
+            for name in stage.names:
+                stages.setdefault(name, []).append(index)
+        missing = [name for name in graph.names if name not in stages]
+        unknown = [name for name in stages if name not in graph.names]
         problems = [f"leaves out {missing}"] * bool(missing)
         problems += [f"places {unknown}, which the graph lacks: mosaic doctor --model names the reason"] * bool(unknown)
         if problems:
             raise InvalidPlanError(f"the plan {' and '.join(problems)}")
         for edge in graph.edges:
-            if stage_of[edge.source] >= first_of[edge.target]:
+            source, target = stages[edge.source][-1], stages[edge.target][0]
+            if source >= target:
                 raise InvalidPlanError(
-                    f"{edge.target!r} (stage {first_of[edge.target]}) depends on {edge.source!r} "
-                    f"(stage {stage_of[edge.source]}); put it in a later stage"
+                    f"{edge.target!r} (stage {target}) depends on {edge.source!r} (stage {source}); put it in a later "
+                    "stage"
                 )
 
 
 def _check_parts(parts: Sequence[tuple[int, Part]]) -> None:
     """Raises InvalidPlanError unless a module's parts, each with its stage, follow each other and make it whole."""
-    done, before, total = 0, -1, parts[0][1].total
+    module, total = parts[0][1].module, parts[0][1].total
+    done, before = 0, -1
     for index, part in parts:
-        if part.is_whole:
-            raise InvalidPlanError(f"module {part.module!r} is placed twice; place it once")
+        if part.is_whole and len(parts) > 1:
+            raise InvalidPlanError(f"module {module!r} is placed twice; place it once")
         if part.first != done or part.total != total:
             raise InvalidPlanError(
-                f"{part.module!r} goes on at layer {part.first} of {part.total} after {done} of {total}; place each "
-                "layer once, in order"
+                f"{module!r} goes on at layer {part.first} of {part.total} after {done} of {total}; place each layer "
+                "once, in order"
             )
         if index == before:
-            raise InvalidPlanError(f"two parts of {part.module!r} are in stage {index}; put one into a later stage")
+            raise InvalidPlanError(f"two parts of {module!r} are in stage {index}; put one into a later stage")
         done, before = part.end, index
     if done != total:
-        raise InvalidPlanError(f"{parts[0][1].module!r} is placed up to layer {done} of {total}; place all layers")
-
-
-def _shared(stage: Stage, later: Placement, device: int, slot: int) -> InvalidPlanError:
-    first = next(p for p in stage.placements if device in p.devices and slot in p.slots_on(device))
-    return InvalidPlanError(
-        f"{first.module!r} and {later.module!r} of one stage both hold slot {slot} of device {device}; "
-        "partitions of a stage are disjoint: move one of them"
-    )
+        raise InvalidPlanError(f"{module!r} is placed up to layer {done} of {total}; place all layers")
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:
     """Makes a plan by hand for one device: for each stage, a quota in slots for each module.
 
-    Slots are given out from 0 upwards within a stage, in the order of the mapping.
+    Slots are assigned from 0 upwards within a stage, in the order of the mapping.
 
     Raises:
-        InvalidPlanError: A quota is below one slot, a stage asks for more slots than the device has, a
-            module is missing, unknown, placed twice, or placed before something that it depends on.
+        InvalidPlanError: A quota is below one slot, a stage asks for more slots than the device has, a module is
+            missing, unknown, placed twice, or placed before something that it depends on.
     """
     built = []
     for quotas in stages:
@@ -357,11 +335,11 @@ def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph,
             raise InvalidPlanError(
                 f"stage {dict(quotas)} asks for {sum(quotas.values())} slots; {device.name} has {device.num_slots}"
             )
-        first = 0
-        placements = []
-        for name, quota in quotas.items():
-            placements.append(Placement(part=Part(module=name), slots=tuple(range(first, first + quota))))
-            first += quota
+        ends = accumulate(quotas.values())
+        placements = (
+            Placement(part=Part(module=name), slots=tuple(range(end - quota, end)))
+            for (name, quota), end in zip(quotas.items(), ends, strict=True)
+        )
         built.append(Stage(placements=tuple(placements)))
     plan = Plan(device=device, stages=tuple(built), graph=graph.fingerprint, search=SearchRecord(method="manual"))
     plan.check_covers(graph)

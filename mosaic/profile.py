@@ -57,19 +57,13 @@ class Sample(StrictFile):
             raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
         if self.infeasible is None:
             _check_times(self.times_ms, where)
-        if self.quota < 1 or self.degree < 1:
-            raise InvalidProfileError(f"{where}: quota and degree start at 1")
         for share in (self.bandwidth_utilisation, self.sm_occupancy):
             if share is not None and not 0 <= share <= 1:
                 raise InvalidProfileError(f"{where} has a utilisation of {share}; it is a share between 0 and 1")
 
     @property
     def median_ms(self) -> float:
-        """Median of the measurements, in milliseconds.
-
-        Raises:
-            InvalidProfileError: It is infeasible and has none.
-        """
+        """Median of the measurements, in milliseconds; raises InvalidProfileError if it is infeasible."""
         if self.infeasible is not None:
             raise InvalidProfileError(f"{self.module!r} has no time at {self.quota} slots: {self.infeasible}")
         return statistics.median(self.times_ms)
@@ -150,12 +144,9 @@ class Environment(StrictFile):
 
 
 def note_of_others(share: float | None, device: Device, *, strict: bool = False) -> str:
-    """Returns what to write on anything measured while other processes used the CPU; empty where they hardly did.
+    """Returns the note on anything measured while other processes used the CPU; empty if they hardly did.
 
-    Args:
-        share: Of the CPU time, as ``Environment.foreign_cpu_share``; None where unknown.
-        device: Where it was measured: a GPU's own events time its work, whatever the CPU does.
-        strict: Whether to raise instead.
+    A GPU's own events time its work, whatever the CPU does.
 
     Raises:
         UnstableMeasurementError: Times on the host are not comparable, and ``strict``.
@@ -223,18 +214,13 @@ class Profile(StrictFile):
         self._check_fits("structure", [entry.module for entry in self.structures])
 
     def save(self, path: str | Path) -> None:
-        """Writes this profile to a JSON file, whole or not at all; ``mosaic.load`` reads it.
-
-        Raises:
-            MosaicError: The folder cannot be written, or the disk is full.
-        """
+        """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
         save(self, Path(path))
 
     def _check_fits(self, what: str, names: list[str], quota: int = 0) -> None:
-        """Modules are in the graph and fit on the device."""
-        unknown = [name for name in names if name not in self.graph.names]
+        """Raises InvalidProfileError unless modules are in the graph and fit on the device."""
         listed = " beside ".join(map(repr, names))
-        if unknown:
+        if unknown := [name for name in names if name not in self.graph.names]:
             raise InvalidProfileError(f"the profile has a {what} of {listed}; {unknown[0]!r}, not in its graph")
         if quota > self.device.num_slots:
             raise InvalidProfileError(
@@ -265,15 +251,9 @@ class Profile(StrictFile):
         environment: Environment | None = None,
         structures: Iterable[ModuleStructure] = (),
     ) -> None:
-        """Checks that this profile is of this model and was measured here.
+        """Checks that this profile is of this model and was measured here; None and unknown structures fit any.
 
         Another driver or torch shifts times without making them useless, so it is a ``UserWarning``.
-
-        Args:
-            graph: What is to be planned.
-            device: What it is to run on.
-            environment: What it will run with; not compared where None.
-            structures: What its modules are made of; those that either side does not know are not compared.
 
         Raises:
             InvalidProfileError: Device, graph or a module's structure differs.
@@ -283,27 +263,22 @@ class Profile(StrictFile):
                 f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, but this "
                 f"is {device.name} with {device.num_slots}; profile again on this device"
             )
-        known = {entry.module: entry.digest for entry in self.structures}
-        changed = [entry.module for entry in structures if known.get(entry.module, entry.digest) != entry.digest]
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(
                 f"the profile is of modules {', '.join(self.graph.names)} (graph {self.graph.fingerprint}), "
                 f"not of {', '.join(graph.names)} (graph {graph.fingerprint}) with these input shapes; "
                 "profile this model again"
             )
-        if changed:
+        own = {entry.module: entry.digest for entry in self.structures}
+        if changed := [entry.module for entry in structures if own.get(entry.module, entry.digest) != entry.digest]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
-        if environment is not None:
-            self._warn_of_versions(environment)
-
-    def _warn_of_versions(self, now: Environment) -> None:
-        for field in ("driver_version", "driver", "torch_version"):
-            then, current = getattr(self.environment, field), getattr(now, field)
-            if then and current and then != current:
+        for field in ("driver_version", "driver", "torch_version") if environment is not None else ():
+            then, now = getattr(self.environment, field), getattr(environment, field)
+            if then and now and then != now:
                 warnings.warn(
-                    f"the profile was measured with {field}={then}, this is {current}: times may have shifted; "
-                    "profile again to be sure",
-                    stacklevel=3,
+                    f"the profile was measured with {field}={then}, this is {now}: times may have shifted; profile "
+                    "again to be sure",
+                    stacklevel=2,
                 )
 
 

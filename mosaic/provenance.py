@@ -37,16 +37,12 @@ class Provenance:
 
 def _commit() -> str:
     top = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(top)]
     if not (top / ".git").exists():
         return ""
     try:
-        head = _git(top, "rev-parse", "--short=12", "HEAD")
-        changed = _git(top, "status", "--porcelain", "--untracked-files=no")
+        head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True)
+        changed = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return head + ("+" if changed else "")
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return head.strip() + ("+" if changed else "")

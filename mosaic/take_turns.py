@@ -1,8 +1,7 @@
 """Candidates take turns at the steps of a loop until one is surely the fastest. No clock, no torch, no chance.
 
-Every comparison of ways to run a loop is made here: the trial on one rank, the trial on many ranks, the trial of
-pipelines, ``mosaic run`` and the studies in bench/. ``Turns`` decides which of several candidates runs from now on;
-``take_turns`` times all of them for a fixed number of rounds.
+Every comparison of ways to run a loop is made here: the trials on one rank, on many ranks and of pipelines,
+``mosaic run`` and the studies in bench/.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ PLAIN = "the plain loop"
 _Sample = TypeVar("_Sample")
 
 _SURELY_SLOWER = 1.5
+"""A candidate whose steps take so many times the baseline's slowest, twice in a row, is dropped within its turn."""
 _SLOW_IN_A_ROW = 2
 _MIN_BASELINE = 2
+_CONFIDENCE = 0.9
+"""Of the intervals that must lie apart."""
 
 
 class StepClock(Protocol):
@@ -39,12 +41,10 @@ class StepClock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """Bounds of a trial.
+    """Bounds of a trial, whose steps train as all others do; the defaults are 2 % of a run of 1,000 steps.
 
-    A trial takes at most ``max_steps`` steps of the loop, which train as all others do. At most ``max_lost_steps``
-    steps' time of the plain loop is lost: the time of candidates' steps beyond the plain loop's median, and the time
-    to open lanes. After that no further step with a candidate begins; on a GPU, where times are known late, the steps
-    that were launched by then still run. The defaults are 2 % of a run of 1,000 steps.
+    After ``max_lost_steps`` no further step with a candidate begins; on a GPU, where times are known late, the steps
+    that were launched by then still run.
 
     Raises:
         ValueError: A bound is out of range.
@@ -64,8 +64,6 @@ class TrialSettings:
     """Candidates beside the plain loop."""
     smallest_gain: float = 1.02
     """Speed-up below which nothing is worth running, predicted or measured."""
-    confidence: float = 0.9
-    """Confidence of the intervals that must lie apart."""
     drift_steps: int = 100
     """Steps in a row that are slower than in the trial, or of other shapes, before a new trial starts."""
     retrial_steps: int = 500
@@ -81,7 +79,6 @@ class TrialSettings:
             ("warm_steps", self.warm_steps >= 0, "0 or more"),
             ("max_lost_steps", 0 <= self.max_lost_steps < math.inf, "a finite number of 0 or more"),
             ("smallest_gain", 1 <= self.smallest_gain < math.inf, "a finite number of 1 or more"),
-            ("confidence", 0.5 <= self.confidence < 1, "0.5 or more and less than 1"),
             ("max_steps", self.max_steps >= least, f"{least} or more, for one turn of the plain loop and of one plan"),
         ]
         if broken := [f"{name}={getattr(self, name)}; use {rule}" for name, holds, rule in rules if not holds]:
@@ -91,12 +88,9 @@ class TrialSettings:
 def take_turns(
     runs: Mapping[str, Callable[[], Sequence[_Sample]]], rounds: int, *, more: Callable[[], bool] = lambda: True
 ) -> dict[str, list[list[_Sample]]]:
-    """Runs each candidate once a round and returns its samples by round; every other round is in reverse order.
+    """Runs each candidate once a round, every other round in reverse order; returns its samples by round.
 
-    Args:
-        runs: Runs a candidate for one turn and returns its samples, by name.
-        rounds: Most rounds.
-        more: Called before each round; False ends the comparison.
+    ``more`` is called before each round; False ends the comparison.
     """
     samples: dict[str, list[list[_Sample]]] = {name: [] for name in runs}
     for number in range(rounds):
@@ -111,7 +105,7 @@ def median_interval(samples: Sequence[float], confidence: float) -> tuple[float,
     """Returns an interval that holds the median of the distribution of ``samples``, whatever that distribution is.
 
     The r-th least and the r-th largest sample, with the largest r for which the binomial distribution gives the
-    confidence; from nothing to infinity where there are too few samples.
+    confidence; from nothing to infinity if the samples are too few.
     """
     ordered, n = sorted(samples), len(samples)
     outside, rank = 0.0, 0
@@ -128,7 +122,6 @@ class Candidate:
     """One way to run the loop, with its measurements."""
 
     name: str
-    """Its name in ``describe()``."""
     rounds: dict[int, list[float]] = field(default_factory=dict)
     """Milliseconds of its timed steps, by round."""
     num_visits: int = 0
@@ -146,28 +139,25 @@ class Candidate:
         """Median step; infinite before the first."""
         return statistics.median(samples) if (samples := self.samples) else math.inf
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        return median_interval(self.samples, _CONFIDENCE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One turn of one candidate."""
+    """One turn of one candidate, by its number; the first ``num_warm`` of its steps are discarded."""
 
     candidate: int
-    """Its number."""
     num_warm: int
-    """Steps to discard first."""
-    num_timed: int
-
-    @property
-    def num_steps(self) -> int:
-        return self.num_warm + self.num_timed
+    num_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The end of a trial."""
+    """The end of a trial: the number of the candidate that runs from now on, and the reason."""
 
     winner: int
-    """Number of the candidate that runs from now on."""
     reason: str
 
 
@@ -185,13 +175,12 @@ class TrialReport:
 
 
 class Turns:
-    """Candidates that take turns, the baseline first in every round.
+    """Candidates that take turns, the baseline (the plain loop, or data-parallel training) first in every round.
 
-    The baseline is the plain loop, or data-parallel training on several ranks. After each turn those candidates are
-    dropped that are surely slower than the best, or cannot gain the smallest gain over it any more (successive
-    elimination). A candidate wins only if its median's interval lies wholly below the baseline's, and if it gains
-    round by round, too: steps that follow each other share the state of the machine. Otherwise the baseline stays. A
-    baseline that cannot run gives its place to the next candidate.
+    After each turn those candidates are dropped that are surely slower than the best, or cannot gain the smallest gain
+    over it any more (successive elimination). A candidate wins only if its median's interval lies wholly below the
+    baseline's, and if it gains round by round, too: steps that follow each other share the state of the machine.
+    Otherwise the baseline stays. A baseline that cannot run gives its place to the next candidate.
 
     Args:
         settings: Bounds.
@@ -199,13 +188,6 @@ class Turns:
         trains: Whether steps train the model, so that only their time beyond the baseline's is lost; otherwise all
             time of timed steps is.
         late: Numbers of candidates that take long to prepare: they wait until the others could have won.
-
-    Attributes:
-        candidates: The baseline, then the others.
-        num_steps: Steps so far.
-        num_rounds: Rounds begun so far.
-        lost_ms: Time lost so far; see ``TrialSettings``.
-        took_ms: Time of all steps.
     """
 
     def __init__(
@@ -292,18 +274,17 @@ class Turns:
             is_slow = step_ms > _SURELY_SLOWER * max(baseline.samples, default=math.inf)
             self._slow = self._slow + 1 if is_slow else 0
             if self._slow == _SLOW_IN_A_ROW and candidate.dropped is None:
-                limit = f"{_SURELY_SLOWER:g} times {baseline.name}'s"
+                limit = f"{_SURELY_SLOWER} times {baseline.name}'s"
                 candidate.dropped = f"{self._slow} steps in a row took more than {limit}"
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
-        keys = {PLAIN: "plain"}
-        times = {
-            f"trial_ms/{keys.get(entry.name, entry.name)}": entry.median_ms for entry in self.candidates if entry.rounds
-        }
-        counts = {"trials": num_trials, "trial_steps": self.num_steps, "trial_lost_ms": self.lost_ms}
+        metrics = {"trials": float(num_trials), "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
+        for entry in self.candidates:
+            if entry.rounds:
+                metrics[f"trial_ms/{'plain' if entry.name == PLAIN else entry.name}"] = entry.median_ms
         sentences = (self._sentence(number, decision) for number in range(len(self.candidates)))
-        return TrialReport(sentences=(head, *sentences), metrics={**dict.fromkeys(counts, 0.0), **counts, **times})
+        return TrialReport(sentences=(head, *sentences), metrics=metrics)
 
     def _sentence(self, number: int, decision: Decision | None) -> str:
         candidate = self.candidates[number]
@@ -317,7 +298,7 @@ class Turns:
             outcome = "not faster beyond the noise" if decision is not None else "being tried"
         if not (samples := candidate.samples):
             return f"tried {candidate.name}: no step timed; {outcome}"
-        low, high = self._interval(candidate)
+        low, high = candidate.interval
         within = f" ({low:.2f} to {high:.2f})" if high < math.inf else ""
         steps = f"{len(samples)} step{'s' if len(samples) > 1 else ''}"
         return f"tried {candidate.name}: measured {candidate.median_ms:.2f} ms a step{within}, {steps}; {outcome}"
@@ -325,7 +306,7 @@ class Turns:
     def _visit_of(self, number: int, best: int) -> Visit | Decision:
         candidate, settings = self.candidates[number], self.settings
         warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
-        visit = Visit(candidate=number, num_warm=warm, num_timed=settings.steps_per_visit)
+        visit = Visit(candidate=number, num_warm=warm, num_steps=warm + settings.steps_per_visit)
         if self.num_steps + visit.num_steps > settings.max_steps:
             if not self.baseline.samples:
                 reason = "no two steps in a row were alike (other shapes, other calls, errors)"
@@ -341,7 +322,7 @@ class Turns:
         best = min(winners, key=lambda number: self.candidates[number].median_ms, default=self._baseline)
         for number in self._rivals(best):
             candidate, target = self.candidates[number], self.candidates[best]
-            if self._interval(candidate)[0] * self.settings.smallest_gain >= target.median_ms:
+            if candidate.interval[0] * self.settings.smallest_gain >= target.median_ms:
                 candidate.dropped = f"surely not {self.settings.smallest_gain - 1:.0%} faster than {target.name}"
         return best
 
@@ -349,8 +330,8 @@ class Turns:
         gains = self._gains(candidate)
         if candidate is self.baseline or candidate.is_excluded or len(gains) < self.settings.rounds_to_win:
             return False
-        low = median_interval(gains, self.settings.confidence)[0] or min(gains)
-        is_apart = self._interval(candidate)[1] < self._interval(self.baseline)[0]
+        low = median_interval(gains, _CONFIDENCE)[0] or min(gains)
+        is_apart = candidate.interval[1] < self.baseline.interval[0]
         return is_apart and low >= self.settings.smallest_gain
 
     def _gains(self, candidate: Candidate) -> list[float]:
@@ -358,9 +339,6 @@ class Turns:
         baseline = self.baseline.rounds
         shared = [number for number in candidate.rounds if number in baseline]
         return [statistics.median(baseline[at]) / statistics.median(candidate.rounds[at]) for at in shared]
-
-    def _interval(self, candidate: Candidate) -> tuple[float, float]:
-        return median_interval(candidate.samples, self.settings.confidence)
 
     def _rivals(self, best: int) -> list[int]:
         out = (self._baseline, best)

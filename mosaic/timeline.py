@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,25 +38,17 @@ class Timeline(StrictFile):
 
     @property
     def overlap(self) -> float:
-        """Share of busy lane time during which another lane was busy too, between 0 and 1.
+        """Share of the spans' time during which another lane was busy too, between 0 and 1.
 
-        Lane time is the length of all spans together. Two spans of one lane (same slots) never count as
-        overlapping each other.
+        Spans of one lane (same slots) never count as overlapping each other.
         """
         total = sum(span.end_ms - span.start_ms for span in self.spans)
-        if total <= 0:
-            return 0.0
-        edges: list[tuple[float, int, tuple[int, ...]]] = []
-        for span in self.spans:
-            edges += [(span.start_ms, 1, span.slots), (span.end_ms, -1, span.slots)]
-        edges.sort(key=lambda edge: (edge[0], edge[1]))
-        running: dict[tuple[int, ...], int] = {}
-        shared = 0.0
-        previous = edges[0][0]
-        for time, change, slots in edges:
-            busy = sum(1 for count in running.values() if count > 0)
-            if busy > 1:
-                shared += busy * (time - previous)
+        edges = [(span.start_ms, 1, span.slots) for span in self.spans]
+        edges += [(span.end_ms, -1, span.slots) for span in self.spans]
+        running, shared, previous = Counter[tuple[int, ...]](), 0.0, 0.0
+        for time, change, slots in sorted(edges):
+            if len(busy := +running) > 1:
+                shared += len(busy) * (time - previous)
             previous = time
-            running[slots] = running.get(slots, 0) + change
-        return min(1.0, shared / total)
+            running[slots] += change
+        return min(1.0, shared / total) if total > 0 else 0.0

@@ -26,7 +26,7 @@ from typing import Any
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.lines import last_line_of
+from mosaic.lines import lines_of
 from mosaic.retrain.folder import DayFolder, Folder, Outcome, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Sources
@@ -188,9 +188,10 @@ class Workers:
 
     def _last_step(self) -> str:
         """Returns the last training step in words; empty before the first."""
-        row = last_line_of(self._day.metrics)
-        if row is None or "step" not in row:
+        rows = [row for row in lines_of(self._day.metrics) if "step" in row]
+        if not rows:
             return ""
+        row = rows[-1]
         planned = f" of {load(Sources, self._day.sources).num_steps}" if self._day.sources.is_file() else ""
         return f"step {row['step']}{planned}, loss {row.get('loss', math.nan):.4g}"
 

@@ -85,6 +85,6 @@ def test_forty_slow_steps_in_a_row_are_a_drift_and_fewer_are_not():
 def test_bounds_below_their_least_are_refused(bound: str):
     with pytest.raises(ValueError, match=rf"{bound}=-1; use [01] or more"):
         TrialSettings(**{bound: -1})
-    for name, value in {"max_steps": 3, "smallest_gain": 0.5, "confidence": 1.0, "max_plans": 0}.items():
+    for name, value in {"max_steps": 3, "smallest_gain": 0.5, "max_plans": 0}.items():
         with pytest.raises(ValueError, match=name):
             TrialSettings(**{name: value})
