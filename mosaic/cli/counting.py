@@ -37,7 +37,7 @@ class Counted:
     traffic: Mapping[str, ModuleTraffic]
     """Bytes of each module's inputs and outputs."""
     unknown: tuple[str, ...]
-    """Modules of unknown traffic: their arguments share no leading dimension."""
+    """Modules of unknown traffic."""
     dtype: str
     """Number format of most of the arithmetic, such as ``bfloat16``."""
     description: str

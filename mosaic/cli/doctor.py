@@ -25,15 +25,8 @@ from mosaic.report.table import make_table
 
 Severity = Literal["error", "warning", "note"]
 """``error``: it cannot run; ``warning``: partitions or a module may suffer; ``note``: good to know."""
-_EXTRAS = {"matplotlib": "plot", "scikit-learn": "demo"}
-_PACKAGES = (
-    *("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "tyro", "rich", "safetensors"),
-    *_EXTRAS,
-)
-_REMEDY_BY_STATUS = {
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated under a running kernel module: reboot",
-    "CUDA_ERROR_NOT_INITIALIZED": "run outside a process forked after CUDA was used",
-}
+_EXTRAS = ("matplotlib", "scikit-learn")
+_PACKAGES = ("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "safetensors", *_EXTRAS)
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -151,9 +144,8 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
         diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
     for name in (name for name, version in packages.items() if version is None):
-        extra = _EXTRAS.get(name)
-        remedy = f"pip install 'mosaic-colocate[{extra}]', if you want it" if extra else f"pip install {name}"
-        diagnosis.find("note" if extra else "error", f"the package {name} is not installed", remedy)
+        severity: Severity = "note" if name in _EXTRAS else "error"
+        diagnosis.find(severity, f"the package {name} is not installed", f"pip install {name}")
     _examine_driver(diagnosis)
     _examine_libraries(diagnosis)
     _examine_settings(diagnosis, environ)
@@ -204,7 +196,7 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
         remedy += "the container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
         diagnosis.find("note", str(error), remedy)
     except CudaError as error:
-        remedy = _REMEDY_BY_STATUS.get(error.status, "see whether `nvidia-smi` works, then `dmesg`; reboot")
+        remedy = "see whether `nvidia-smi` works, then `dmesg`; reboot, above all after an update of the driver"
         diagnosis.find("error", str(error), remedy)
 
 
@@ -215,11 +207,7 @@ def _examine_libraries(diagnosis: Diagnosis) -> None:
 
     facts = diagnosis.facts
     try:
-        nvml = describe_nvml()
-        facts["nvml"] = nvml._asdict()
-        if facts["driver"] is not None and nvml.num_devices != len(facts["devices"]):
-            text = f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(facts['devices'])}"
-            diagnosis.find("note", text, "look at CUDA_VISIBLE_DEVICES and at MIG, if that is not intended")
+        facts["nvml"] = describe_nvml()._asdict()
     except BackendUnavailableError as error:
         if facts["driver"] is not None:  # otherwise there is a finding about the driver already
             remedy = f"without it utilisation cannot be measured; it needs {error.needed}"
@@ -274,8 +262,8 @@ def _works(facts: Mapping[str, Any]) -> list[str]:
     works = ["planning for any described device (`mosaic plan`); it needs no GPU"]
     cores, torch, driver = facts["host"]["num_cores"], facts["torch"], facts["driver"]
     if torch is not None:
-        lanes = f"modules side by side on {cores} core{'s' if cores > 1 else ''}"
-        works.append(f"the host backend: {lanes} (`mosaic demo`, `mosaic profile`, `mosaic run`)")
+        commands = "`mosaic demo`, `mosaic profile`, `mosaic run`"
+        works.append(f"the host backend: modules side by side on CPU cores, {cores} here ({commands})")
     if any(device["slots"] for device in facts["devices"]):
         has_streams = driver and all(call["use"] == "placement" for call in driver["missing"])
         if has_streams and torch and torch["cuda"]:

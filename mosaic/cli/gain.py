@@ -39,11 +39,8 @@ class ModuleGain:
     whole_ms: float
     """Time alone on all slots."""
     launch_ms: float
-    """Launches of its kernels by one thread of the host."""
     sm_ms: float
-    """Its FLOPs on all SMs."""
     bandwidth_ms: float
-    """Its bytes at the memory's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +103,10 @@ def _explain_module(name: str, cost: Cost, counts: ModuleCounts, hardware: Hardw
 
 def gain_table(gain: Gain) -> Table:
     """Returns a row for each module."""
-    rows = []
-    for module in gain.modules:
-        times = (module.whole_ms, module.launch_ms, module.sm_ms, module.bandwidth_ms)
-        rows.append((module.name, *(f"{time_ms:.2f}" for time_ms in times), module.bound_by))
+    rows = [
+        (m.name, *(f"{ms:.2f}" for ms in (m.whole_ms, m.launch_ms, m.sm_ms, m.bandwidth_ms)), m.bound_by)
+        for m in gain.modules
+    ]
     columns = ("module", ">alone\nms", ">launches\nms", ">SMs\nms", ">memory\nms", "bound")
     return make_table(f"Bounds on {gain.device}, predicted", columns, rows)
 

@@ -253,7 +253,9 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         times = RankedCost(cost, counted.traffic, cost.cluster, gpus, included_ms=cost.communication_ms)
         if counted.unknown:
             names = ", ".join(counted.unknown)
-            notes.append(f"no routing is predicted for {names}: no leading dimension is the batch")
+            notes.append(
+                f"no routing is predicted for {names}: their results, or the batch in their arguments, are not seen"
+            )
     return Basis(
         graph=counted.graph,
         cost=times,

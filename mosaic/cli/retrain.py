@@ -37,7 +37,7 @@ def check(folder: Root = Path()) -> None:
     print("nothing is wrong")
 
 
-def run(folder: Root = Path(), *, now: str | None = None) -> int:
+def run(folder: Root = Path(), *, now: datetime | None = None) -> int:
     """Run the missing steps of the folder's day; start it as often as you like.
 
     Exits with 0: done, or nothing to do; 1: failed; 2: the recipe is wrong; 5: refused or quarantined; 75:
@@ -49,7 +49,9 @@ def run(folder: Root = Path(), *, now: str | None = None) -> int:
     from mosaic.retrain import day
     from mosaic.retrain.folder import named_remedy
 
-    offset = timedelta() if now is None else _time(now) - datetime.now(UTC)
+    if now is not None and now.tzinfo is None:
+        raise ValueError(f"--now {now.isoformat()} has no time zone; write it as {now.isoformat()}Z for UTC")
+    offset = timedelta() if now is None else now - datetime.now(UTC)
     with named_remedy():
         return day.run(folder, partial(print, flush=True), offset)
 
@@ -79,8 +81,7 @@ def report(folder: Root = Path(), day: Day = None, *, json: Json = None) -> None
 
 
 def promote(
-    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml.")],
-    version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")],
+    folder: Root, version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
 ) -> None:
     """Make a version the champion and the anchor, after you checked and approved it."""
     from mosaic.retrain import steering
@@ -135,22 +136,16 @@ def simulate(folder: Root = Path(), *, last: int = 7) -> None:
     console_beside(None).print(table)
 
 
-def demo(
-    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder for all results.")] = Path(
-        "mosaic-seven-days"
-    ),
-) -> int:
-    """Play seven eventful days: kills, new data, a new task, wrong labels, other ranks, drift.
+def demo(folder: Root = Path("mosaic-seven-days")) -> int:
+    """Play seven eventful days in a new folder: kills, new data, a new task, wrong labels, other ranks, drift.
 
     Trains on small data in under four minutes on two cores; exits with 1 if a day has an unexpected outcome.
     """
-    from rich.console import Console
-
     from mosaic.demo.days.play import play, played_table
     from mosaic.retrain.folder import Folder
 
     played = play(folder, partial(print, flush=True))
-    Console().print(played_table(played))
+    console_beside(None).print(played_table(played))
     print(Folder(folder).find_day(None).page)
     return 0 if all(day.met for day in played) else 1
 
@@ -193,13 +188,3 @@ def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     ended = Workers(folder, folder_day, recipe).aside(part, *more)
     if ended.how != "done":
         raise MosaicError(ended.reason or f"it {ended.how}")
-
-
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"--now {text} is no time; write it as 2026-11-22T01:00Z") from error
-    if time.tzinfo is None:
-        raise ValueError(f"--now {text} has no time zone; write it as {text}Z for UTC")
-    return time
