@@ -26,16 +26,13 @@ class ItemShare:
         """Returns the items of a rank in ascending order."""
         return tuple(item for item, owner in enumerate(self.rank_of) if owner == rank)
 
-    def rows_of(self, rank: int) -> int:
-        """Returns the number of a rank's rows."""
-        return sum(self.rows[item] for item in self.items_of(rank))
-
     def places_of(self, rank: int) -> npt.NDArray[np.int64]:
         """Returns the places of a rank's rows among those of all items, for inputs with one row each."""
-        starts = np.cumsum([0, *self.rows])
-        return np.concatenate(
-            [np.zeros(0, np.int64), *(np.arange(starts[i], starts[i + 1]) for i in self.items_of(rank))]
-        )
+        return np.flatnonzero(np.repeat(self.rank_of, self.rows) == rank)
+
+    def rows_of(self, rank: int) -> int:
+        """Returns the number of a rank's rows."""
+        return len(self.places_of(rank))
 
     @property
     def room(self) -> int:
@@ -44,12 +41,11 @@ class ItemShare:
 
     def order(self) -> npt.NDArray[np.int64]:
         """Returns the place of each row, in the order of items, among the gathered rows of all ranks."""
-        next_place = [rank * self.room for rank in range(self.ranks)]
-        places = []
-        for owner, count in zip(self.rank_of, self.rows, strict=True):
-            places.append(next_place[owner] + np.arange(count))
-            next_place[owner] += count
-        return np.concatenate([np.zeros(0, np.int64), *places])
+        order = np.empty(sum(self.rows), np.int64)
+        for rank in range(self.ranks):
+            own = self.places_of(rank)
+            order[own] = rank * self.room + np.arange(len(own))
+        return order
 
 
 def share_items(rows: Sequence[int], ranks: int) -> ItemShare:

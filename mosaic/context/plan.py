@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
+from mosaic.context.distribute import Distribution, distribute
 from mosaic.context.tiles import MaskBlocks, Tiles, Work
 from mosaic.context.words import MaskWords
-from mosaic.errors import unknown
 
 MAX_TILED_BLOCKS = 1024
 """Most blocks of a sequence whose tiles are counted, in a few milliseconds."""
@@ -154,7 +153,7 @@ class ContextSettings:
     """Ranks that share each sequence of a pipeline's language model.
 
     Raises:
-        ValueError: A number is below 1, or the method is unknown.
+        ValueError: A number is below 1.
     """
 
     ranks: int
@@ -175,8 +174,6 @@ class ContextSettings:
         for name in ("ranks", "heads", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
-        if self.method not in CONTEXT_METHODS:
-            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
 
     def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
         """Plans a microbatch's attention.

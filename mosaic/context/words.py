@@ -16,7 +16,6 @@ A sliding window is a number beside them, which differs between the layers of a 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -186,12 +185,18 @@ def _check(words: Words, documents: Documents) -> None:
     starts = np.r_[0, first]  # the first token of a run stands for all
     word, document = words[starts], documents[starts]
     stream = word >> STREAM_SHIFT & 63
-    refuse = functools.partial(_refuse, starts)
-    refuse(word < 0, "uses bit 63 of its word; leave it 0")
-    refuse(stream >= MAX_STREAMS, f"is of a stream above {MAX_STREAMS - 1}; number the streams of each document from 0")
-    unseen = (word & BOTH != 0) & (word >> stream & 1 == 0)
-    refuse(unseen, "sees its own stream both ways and does not attend it; set that stream's bit, or clear bit 62")
-    refuse(document < PADDING, "has a document below -1; number documents from 0, padding is -1")
+    refusals = {
+        "uses bit 63 of its word; leave it 0": word < 0,
+        f"is of a stream above {MAX_STREAMS - 1}; number the streams of each document from 0": stream >= MAX_STREAMS,
+        "sees its own stream both ways and does not attend it; set that stream's bit, or clear bit 62": (
+            word & BOTH != 0
+        )
+        & (word >> stream & 1 == 0),
+        "has a document below -1; number documents from 0, padding is -1": document < PADDING,
+    }
+    for reason, is_refused in refusals.items():
+        if is_refused.any():
+            raise ValueError(f"token {starts[np.argmax(is_refused)]} {reason}")
     tokens = np.flatnonzero(document >= 0)
     begins = tokens[np.r_[True, np.diff(document[tokens]) != 0]] if len(tokens) else tokens
     _, first_of = np.unique(document[begins], return_index=True)
@@ -201,8 +206,3 @@ def _check(words: Words, documents: Documents) -> None:
             f"document {document[again[0]]} goes on at token {starts[again[0]]} after another one; "
             "lay the tokens of each document together"
         )
-
-
-def _refuse(starts: npt.NDArray[np.int64], is_invalid: npt.NDArray[np.bool_], reason: str) -> None:
-    if is_invalid.any():
-        raise ValueError(f"token {starts[np.argmax(is_invalid)]} {reason}")

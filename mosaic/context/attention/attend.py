@@ -218,7 +218,7 @@ class _Attention(torch.autograd.Function):
         ahead, ctx.saved_by_group = attend.prefetched(layer, k, v), []
         for own, _ in groups:
             kv = next(ahead)
-            out[:, own], saved = layer.kernel.forward(q[:, own], kv, scores, None if sinks is None else sinks[own])
+            out[:, own], saved = layer.kernel.forward(q[:, own], kv, scores.of(own, sinks))
             ctx.saved_by_group.append(saved)
             del kv
         ctx.save_for_backward(q, k, v, sinks)
@@ -236,7 +236,7 @@ class _Attention(torch.autograd.Function):
         for (own, keys), saved in zip(attend.groups(q, k), ctx.saved_by_group, strict=True):
             kv = next(ahead)
             dq[:, own], dkv, *more = layer.kernel.backward(
-                saved, q[:, own], kv, gradient[:, own], scores, None if sinks is None else sinks[own]
+                saved, q[:, own], kv, gradient[:, own], scores.of(own, sinks)
             )
             if dsinks is not None:
                 dsinks[own] = more[0]

@@ -146,14 +146,15 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any = None) -
         group: Process group of the context ranks; None: the default one.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    alike: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-    for parameter in trained:
-        alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for (dtype, device), same_kind in alike.items():
-        has = torch.tensor([parameter.grad is not None for parameter in same_kind], dtype=dtype, device=device)
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in same_kind]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients] + [has])
-        dist.all_reduce(flat, group=group)
-        numbers = flat.split([*(parameter.numel() for parameter in same_kind), len(same_kind)])
-        for parameter, summed, count in zip(same_kind, numbers, numbers[-1].tolist(), strict=False):
-            parameter.grad = summed.view_as(parameter).clone() if count else None
+    if not trained:
+        return
+    has = torch.tensor([each.grad is not None for each in trained], dtype=torch.int32, device=trained[0].device)
+    dist.all_reduce(has, group=group)
+    pending = []
+    for parameter, count in zip(trained, has.tolist(), strict=True):
+        if count:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = gradient.contiguous()
+            pending.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
+    for work in pending:
+        work.wait()

@@ -25,11 +25,17 @@ Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of one call: products of queries and keys, scaled and maybe capped (Gemma 2's soft cap)."""
+    """The scores of one call: products of queries and keys, scaled and maybe capped, and sinks beside them."""
 
     scale: float
     softcap: float | None = None
-    """Scores become ``softcap * tanh(score / softcap)``."""
+    """Scores become ``softcap * tanh(score / softcap)`` (Gemma 2)."""
+    sinks: torch.Tensor | None = None
+    """Shape (query heads,): a score of each head that takes a share and adds no value (GPT-OSS)."""
+
+    def of(self, heads: slice, sinks: torch.Tensor | None) -> Scores:
+        """Returns the scores of some heads, with their part of all sinks."""
+        return Scores(self.scale, self.softcap, None if sinks is None else sinks[heads])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +83,28 @@ class BlockRows:
             partial = (is_partial.nonzero() * block + places).flatten()
             self._rows.append(_Row(slice(slot * block, (slot + 1) * block), columns, partial, hidden))
 
-    def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, scores: Scores, sinks: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, None]:
+    def forward(self, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, None]:
         """Returns the output of one group of heads; the backward pass needs nothing more.
 
         Args:
             q: Shape (batch, query heads, local tokens, width).
             kv: Fetched blocks of keys and values, shape (blocks, batch, heads, block, width + value width).
-            scores: Scale and cap of the scores.
-            sinks: Shape (query heads,): a score of each head that takes a share and adds no value (GPT-OSS).
+            scores: The scores of these heads.
         """
         out = q.new_zeros(*q.shape[:-1], kv.shape[-1] - q.shape[-1])
         for row in self._rows:
-            out[:, :, row.queries] = _attended(*self._inputs(row, q, kv, sinks), scores=scores, hidden=row.mask())
+            out[:, :, row.queries] = _attended(*_inputs(row, q, kv, scores), scores=scores, hidden=row.mask())
         return out, None
 
     def backward(
-        self,
-        saved: None,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        gradient: torch.Tensor,
-        scores: Scores,
-        sinks: torch.Tensor | None = None,
+        self, saved: None, q: torch.Tensor, kv: torch.Tensor, gradient: torch.Tensor, scores: Scores
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of queries, and of fetched blocks and sinks, to be summed over ranks."""
         wide = torch.promote_types(kv.dtype, torch.float32)
         dq, dkv = torch.zeros_like(q), torch.zeros_like(kv, dtype=wide)
-        dsinks = [] if sinks is None else [torch.zeros_like(sinks, dtype=wide)]
+        dsinks = [] if scores.sinks is None else [torch.zeros_like(scores.sinks, dtype=wide)]
         for row in self._rows:
-            inputs = [each.detach().requires_grad_() for each in self._inputs(row, q, kv, sinks)]
+            inputs = [each.detach().requires_grad_() for each in _inputs(row, q, kv, scores)]
             with torch.enable_grad():
                 out = _attended(*inputs, scores=scores, hidden=row.mask())
             own_dq, own_dkv, *own_dsinks = torch.autograd.grad(out, inputs, gradient[:, :, row.queries].to(wide))
@@ -117,13 +114,12 @@ class BlockRows:
                 total += own
         return dq, dkv, *dsinks
 
-    def _inputs(
-        self, row: _Row, q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns a row's queries, its blocks of keys and values, and sinks, in at least 32 bits."""
-        wide = torch.promote_types(kv.dtype, torch.float32)
-        inputs = (q[:, :, row.queries].contiguous(), kv.index_select(0, row.columns))
-        return tuple(each.to(wide) for each in (inputs if sinks is None else (*inputs, sinks)))
+
+def _inputs(row: _Row, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, ...]:
+    """Returns a row's queries, its blocks of keys and values, and sinks, in at least 32 bits."""
+    wide = torch.promote_types(kv.dtype, torch.float32)
+    inputs = (q[:, :, row.queries].contiguous(), kv.index_select(0, row.columns), scores.sinks)
+    return tuple(each.to(wide) for each in inputs if each is not None)
 
 
 def _attended(
@@ -158,25 +154,17 @@ class FlexKernel:
     ) -> None:
         self._mask = block_mask(plan, rank, column_of, num_columns, device)
 
-    def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, scores: Scores, sinks: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, _Tape]:
+    def forward(self, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, _Tape]:
         """Returns the output and its graph; arguments as in ``BlockRows``."""
         cap = {} if scores.softcap is None else {"score_mod": _capped(scores.softcap)}
         attention = functools.partial(
             compiled_attention(), block_mask=self._mask, scale=scores.scale, enable_gqa=True, **cap
         )
-        tape = _Tape(attention if sinks is None else functools.partial(_beside_sinks, attention))
-        return tape.run(q, *_halves(kv, q.shape[-1]), *([] if sinks is None else [sinks])), tape
+        tape = _Tape(attention if scores.sinks is None else functools.partial(_beside_sinks, attention))
+        return tape.run(q, *_halves(kv, q.shape[-1]), *([] if scores.sinks is None else [scores.sinks])), tape
 
     def backward(
-        self,
-        saved: _Tape,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        gradient: torch.Tensor,
-        scores: Scores,
-        sinks: torch.Tensor | None = None,
+        self, saved: _Tape, q: torch.Tensor, kv: torch.Tensor, gradient: torch.Tensor, scores: Scores
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of queries, of fetched blocks in 32 bits for the sum over ranks, and of sinks."""
         dq, dk, dv, *dsinks = saved.gradients(_halves(kv, q.shape[-1]), gradient)
@@ -274,19 +262,17 @@ def make_rule(
     plan: ContextPlan, rank: int, column_of: npt.NDArray[np.int32], num_columns: int, device: torch.device
 ) -> Rule:
     """Returns the rule of mask words for a rank's queries and fetched keys, by their places."""
-    block, window = plan.blocks.block, plan.blocks.window
+    mask, block, window = plan.mask, plan.blocks.block, plan.blocks.window
     keys = np.full((num_columns, block), -1, np.int64)  # -1 for empty places
     fetched = np.flatnonzero(column_of >= 0)
     keys[column_of[fetched]] = fetched[:, None] * block + np.arange(block)
-
-    def of(positions: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        there = (positions >= 0) & (positions < plan.mask.num_tokens)
-        place = np.where(there, positions, 0)
-        documents = np.where(there, plan.mask.documents[place], np.int32(PADDING))
-        return tuple(torch.from_numpy(each).to(device) for each in (plan.mask.words[place], documents, positions))
-
-    q_word, q_document, q_position = of(plan.order_of(rank))
-    k_word, k_document, k_position = of(keys.ravel())
+    keys[keys >= mask.num_tokens] = -1
+    words, documents = np.append(mask.words, 0), np.append(mask.documents, np.int32(PADDING))  # the last at -1
+    q_word, q_document, q_position, k_word, k_document, k_position = (
+        torch.from_numpy(values).to(device)
+        for positions in (plan.order_of(rank), keys.ravel())
+        for values in (words[positions], documents[positions], positions)
+    )
     q_stream, k_stream = (word >> STREAM_SHIFT & 63 for word in (q_word, k_word))
     q_both = q_word & BOTH != 0
 
