@@ -43,10 +43,10 @@ def colocate(
     for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
     ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
 
-    In the loop's first steps (at most 120, ``TrialSettings``) the plain loop and at most three plans take turns; a plan
-    whose losses or gradients on the sample differ from the plain loop's is left out. The fastest runs from then on, and
-    the plain loop if none beats it beyond the noise. The trial is repeated when the loop has become slower or has other
-    shapes. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is.
+    In the first steps of the loop's optimizer (at most 120, ``TrialSettings``) the plain loop and at most three plans
+    take turns; a plan whose losses or gradients on the sample differ from the plain loop's is left out. The fastest
+    runs from then on, and the plain loop if none beats it beyond the noise. ``handle.replan`` plans again for a loop
+    that has changed. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is.
 
     On the host, steps of a trial run at the thread counts of the plans that are tried, so two runs agree bit for bit
     only with ``trial=None`` and one plan, or at one thread.

@@ -64,16 +64,12 @@ class TrialSettings:
     """Candidates beside the plain loop."""
     smallest_gain: float = 1.02
     """Speed-up below which nothing is worth running, predicted or measured."""
-    drift_steps: int = 100
-    """Steps in a row that are slower than in the trial, or of other shapes, before a new trial starts."""
-    retrial_steps: int = 500
-    """Fewest steps between two trials; doubles with each new one."""
     clock: StepClock | None = None
     """Times the steps; None: the processor's clock on the host, events on a GPU."""
 
     def __post_init__(self) -> None:
         least = 2 * (self.warm_steps + self.steps_per_visit)
-        counts = ("steps_per_visit", "rounds_to_win", "max_plans", "drift_steps", "retrial_steps")
+        counts = ("steps_per_visit", "rounds_to_win", "max_plans")
         rules = [
             *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
             ("warm_steps", self.warm_steps >= 0, "0 or more"),
@@ -277,9 +273,9 @@ class Turns:
                 limit = f"{_SURELY_SLOWER} times {baseline.name}'s"
                 candidate.dropped = f"{self._slow} steps in a row took more than {limit}"
 
-    def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
+    def report(self, head: str, decision: Decision | None) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
-        metrics = {"trials": float(num_trials), "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
+        metrics = {"trials": 1.0, "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
         for entry in self.candidates:
             if entry.rounds:
                 metrics[f"trial_ms/{'plain' if entry.name == PLAIN else entry.name}"] = entry.median_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,12 @@ from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden import Parts, Rewind
 from mosaic.engine.calls.placed_module import PendingBackwards
 from mosaic.engine.finding.find import Finding
+from mosaic.engine.host.executor import detach_parts
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session
 from mosaic.engine.streams.tensor import on_user_stream
-from mosaic.engine.trial import StepUnit, Trial, outer_shapes
+from mosaic.engine.trial import Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
 from mosaic.find.structure import tensors_in
 
@@ -42,47 +43,39 @@ class Attachment:
         self._taken: list[nn.Module] = []
         self._root: nn.Module | None = None
         self._parts: Parts | None = None  # of the model, if its last call changed none
-        self._hooks: list[RemovableHandle] = []
+        self._hook: RemovableHandle | None = None  # on optimizers' steps
         self._pending: PendingBackwards | None = None
         self._depth = 0
-        self._measure_again: Callable[[], bool] | None = None
-        self._step_begins = False
         self._lock = threading.RLock()
-        self._caller: int | None = None  # the thread that is in a call of the whole model
-        self._unit = StepUnit(model)
+        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._is_called = False  # since the last step of an optimizer
 
-    def begin(
-        self, placed: PlacedPlan | None, trial: Session | None = None, measure_again: Callable[[], bool] | None = None
-    ) -> None:
-        """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is.
-
-        ``measure_again`` is called before the first call of each step. If it returns True the model was planned anew,
-        which ends this attachment.
-        """
-        self.placed, self._measure_again = placed, measure_again
-        if placed is None and trial is None and measure_again is None:
-            self._hooks = [_step_hook(self)]
-            return
+    def begin(self, placed: PlacedPlan | None, trial: Session | None = None) -> None:
+        """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is."""
+        self.placed = placed
         try:
             if placed is not None or trial is not None:
-                self.take_modules(track=False)
-            self._take_root()
+                self._take_modules()
+                self._take_root()
             if trial is not None and trial.trial_settings is not None:
+                if trial.request.backend.device.kind == "host":  # plans cannot be switched while a backward is due
+                    self._pending = PendingBackwards()
                 self.trial = Trial(self, trial, trial.trial_settings)
                 self.trial.open_all()
-            self._hooks = [_step_hook(self)]
+            self._hook = _step_hook(self)
         except BaseException:
             self.end()
             raise
 
     def end(self) -> None:
-        """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
+        """Restores the plain classes of modules and ends the lanes; a second call does nothing."""
         self.release_modules()
         if self._root is not None:
             detach(self._root)
             self._root = None
-        for hook in self._hooks:
-            hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         if self.trial is not None:
             self.trial.stop()
         if self.placed is not None:
@@ -99,22 +92,11 @@ class Attachment:
         """Returns True if a call that ran in the plain way waits for its backward."""
         return bool(self._pending)
 
-    def take_modules(self, *, track: bool) -> None:
-        """Takes the calls of placed modules, if that is not done.
-
-        Raises:
-            ValueError: Another handle has them.
-        """
-        self._pending = PendingBackwards() if track else None
-        if not self._taken:
-            for subject in self._finding.subjects:
-                name = subject.name
-                attach(subject.module, self._placed_call(name), self.settle, partial(self._reach, name))
-                self._taken.append(subject.module)
-
     def release_modules(self) -> None:
+        """Restores the plain classes of placed modules, and of parts that an executor attached."""
         for module in self._taken:
             detach(module)
+        detach_parts(self._model)
         self._taken.clear()
         self._pending = None
 
@@ -122,71 +104,53 @@ class Attachment:
         """Runs the model on other lanes from now on, or in the plain way; nothing may be in flight."""
         if placed is self.placed:
             return
-        if self.placed is not None:
-            self.placed.executor.pause()
+        self.settle()
         self.placed = placed
-        if placed is not None:
-            placed.executor.resume()
 
     # Parts.
 
+    def _take_modules(self) -> None:
+        for subject in self._finding.subjects:
+            attach(subject.module, self._placed_call(subject.name), partial(self._reach, subject.name))
+            self._taken.append(subject.module)
+
     def _take_root(self) -> None:
         if not any(module is self._model for module in self._taken):
-            attach(self._model, self._whole_call, self.settle)
+            attach(self._model, self._whole_call)
             self._root = self._model
 
     def _placed_call(self, name: str) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            placed = self.placed
+            self._is_called, placed = True, self.placed
             if placed is None or not self.enabled:
                 result = plain(*args, **kwargs)
             elif not placed.on_streams or not on_user_stream():
                 result = placed.executor.call(placed.sites[name], plain, args, kwargs)
+            elif not self._lock.acquire(blocking=False):  # the other thread may be waiting for this one
+                raise ModuleContractError(
+                    f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread "
+                    f"at a time can use; call the whole model in each thread, or leave it out: colocate(..., "
+                    f"exclude=[{name!r}])"
+                )
             else:
-                with self._alone(name):
+                try:
                     result = placed.executor.call(placed.sites[name], plain, args, kwargs)
+                finally:
+                    self._lock.release()
             if self._pending is not None:
                 self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
             return result
 
         return intercept
 
-    def _alone(self, name: str) -> AbstractContextManager[object]:
-        """Around a module's call: no other thread launches on the lanes meanwhile.
-
-        Raises:
-            ModuleContractError: Another thread calls the model, and may be waiting for this one.
-        """
-        if self._caller not in (None, threading.get_ident()):
-            raise ModuleContractError(
-                f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread at "
-                f"a time can use; call the whole model in each thread, or leave it out: colocate(..., "
-                f"exclude=[{name!r}])"
-            )
-        return self._lock
-
     def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the model; threads take turns, unless this is part of a call, or of a backward, that one is in."""
-        if not on_user_stream():
+        with self._lock if on_user_stream() else nullcontext():
             return self._tried(plain, args, kwargs)
-        with self._lock:
-            before, self._caller = self._caller, threading.get_ident()
-            try:
-                return self._tried(plain, args, kwargs)
-            finally:
-                self._caller = before
 
     def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._depth or not self._hooks or (self.trial is None and self._measure_again is None):
-            return self._run_whole(plain, args, kwargs)
-        if self._unit.begins_at_call():
-            self.settle()
-            self._begin_step()
-        if self._step_begins:
-            self._step_begins = False
-            if self._measure_again is not None and self._measure_again():
-                return self._model(*args, **kwargs)
-        if self.trial is None:
+        self._is_called = True
+        if self._depth or self._hook is None or self.trial is None or not self.trial.is_running:
             return self._run_whole(plain, args, kwargs)
         self.trial.before_call(outer_shapes(args, kwargs))
         self._depth += 1
@@ -226,17 +190,20 @@ class Attachment:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
         self.settle()
         self.stepped.add(optimizer)
-        if self._unit.begins_at_step(optimizer):
+        if self._holds(optimizer) and (self._is_called or not self._taken):  # not a second one in the same step
+            self._is_called = False
             self.num_steps += 1
-            if self._unit.has_counted_calls and self.trial is not None:
-                self._unit.has_counted_calls = False
-                self.trial.start_over("the loop trains now")
-            self._begin_step()
+            if self.trial is not None:
+                self.trial.boundary()
 
-    def _begin_step(self) -> None:
-        self._step_begins = True
-        if self.trial is not None:
-            self.trial.boundary()
+    def _holds(self, optimizer: Optimizer) -> bool:
+        """Returns True if an optimizer holds a parameter of the model."""
+        num_groups, holds = self._held.get(optimizer, (None, False))
+        if num_groups != len(optimizer.param_groups):
+            own = set(map(id, self._model.parameters()))
+            holds = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+            self._held[optimizer] = len(optimizer.param_groups), holds
+        return holds
 
 
 def _step_hook(attachment: Attachment) -> RemovableHandle:

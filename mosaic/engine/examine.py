@@ -45,19 +45,12 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
         return Examination({}, (problem,), (), ())
     except Exception as error:
         return Examination({}, (_failed(error.__cause__ or error, origin),), (), ())
-    edges: dict[str, list[str]] = {name: [] for name in finding.graph.names}
-    for edge in finding.graph.edges:
-        edges[edge.target].append(edge.source)
-    left_out = [
-        Remark(module=name, what=reason, where=_own_place(reason, model, name), todo=reason.todo)
-        for name, reason in finding.left_out.items()
-    ]
-    return Examination(
-        {name: tuple(sources) for name, sources in edges.items()},
-        (),
-        (*left_out, *_obstacles(model, finding)),
-        finding.remarks,
-    )
+    sources = {name: tuple(e.source for e in finding.graph.edges if e.target == name) for name in finding.graph.names}
+    left_out = []
+    for name, reason in finding.left_out.items():
+        where = "" if ".py:" in reason else _class_of(model.get_submodule(name), "")
+        left_out.append(Remark(module=name, what=reason, where=where, todo=reason.todo))
+    return Examination(sources, (), (*left_out, *_obstacles(model, finding)), finding.remarks)
 
 
 def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
@@ -70,11 +63,9 @@ def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
             parted = finding.parted.get(subject.name, frozenset())
             call = partial(subject.module, *subject.args, **subject.kwargs)
             signature = learn(call, arguments, subject.module, parted)[2]
-        if signature.obstacle is not None:
+        if (obstacle := signature.obstacle) is not None:
             where = finding.places[subject.name]
-            remarks.append(
-                Remark(module=subject.name, what=signature.obstacle, where=where, todo=signature.obstacle.todo)
-            )
+            remarks.append(Remark(module=subject.name, what=obstacle, where=where, todo=obstacle.todo))
     return remarks
 
 
@@ -92,16 +83,9 @@ def _devices(model: nn.Module, origin: str) -> list[Remark]:
     return remarks
 
 
-def _own_place(reason: str, model: nn.Module, name: str) -> str:
-    """Returns where to look for a reason that does not say so itself: the class of the module."""
-    return "" if ".py:" in reason else _class_of(model.get_submodule(name), "")
-
-
 def _class_of(module: nn.Module, otherwise: str) -> str:
     code = getattr(type(module).forward, "__code__", None)
-    if code is None:
-        return otherwise
-    return f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
+    return otherwise if code is None else f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
 
 
 def _failed(error: BaseException, origin: str) -> Remark:

@@ -25,10 +25,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, stateless
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mosaic.backends.streams.api import StreamApi
@@ -38,7 +36,7 @@ from mosaic.engine.calls.hidden import Surroundings, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
-from mosaic.errors import MosaicError
+from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
 from mosaic.find.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
@@ -52,7 +50,6 @@ _MAX_ATTEMPTS = 3
 """Failed captures of one kind of call after which it runs eagerly for good."""
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TWICE = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
 
 
 class RefusalError(Exception):
@@ -65,11 +62,10 @@ class ModuleGraphs:
     def __init__(self, api: StreamApi) -> None:
         self.refused: dict[str, str] = {}  # the reason of each module of which a call could not be captured
         self.eager_calls: Counter[tuple[str, str]] = Counter()  # by module and reason
-        self.num_captures = 0
         self.num_replays = 0
         self._api = api
         self._side = api.new_stream()  # for trial runs: some libraries cannot plan on a green context's stream
-        self._graphs: list[ModuleGraph] = []
+        self._graphs: dict[Hashable, ModuleGraph] = {}
         self._captured: Counter[str] = Counter()
         self._failures: dict[Hashable, list[str]] = defaultdict(list)
         self._closed = False
@@ -98,8 +94,12 @@ class ModuleGraphs:
         return run(*args, **kwargs)
 
     @property
+    def num_captures(self) -> int:
+        return self._captured.total()
+
+    @property
     def is_in_flight(self) -> bool:
-        return any(graph.in_flight for graph in self._graphs)
+        return any(graph.in_flight for graph in self._graphs.values())
 
     def close(self) -> None:
         """Frees all graphs, after the device has come to rest; to be called before the streams end."""
@@ -109,64 +109,54 @@ class ModuleGraphs:
     def _interception(self) -> str | None:
         if is_traced():
             return "it is being traced"
-        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-        if any(not isinstance(mode, DeviceContext) for mode in modes):
-            return "another torch mode is active"
-        return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
+        if _get_current_function_mode_stack() or _get_current_dispatch_mode_stack():
+            return "a torch mode is active, such as a default device"
+        return surrounding()
 
     def _graph_of(
         self, site: PlacedModule, run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]
     ) -> ModuleGraph:
         """Returns the graph of a call, which may be captured here; raises RefusalError if there is none."""
-        devices = [str(mode.device) for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
         values = [
             (of, value if isinstance(value, PLAIN_TYPES) else id(value)) for of, value in arguments.context.items()
         ]
-        settings = repr((read_settings(), devices))
         assert site.module is not None
         trained = tuple([parameter.requires_grad for parameter in site.module.parameters()])
-        key = (site.name, id(site.lane), id(site.module), trained, arguments.key(settings, *values))
-        for graph in [graph for graph in self._graphs if graph.key == key]:
-            if graph.is_differentiated_twice:
-                self._drop(graph)
-                self._failures[key] = [_TWICE] * _MAX_ATTEMPTS
-                self.refused[graph.name] = _TWICE
-            elif graph.is_replaced():
-                self._drop(graph)
-            elif graph.change() is None:
-                if graph.in_flight:
-                    raise RefusalError(
-                        "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
-                    )
-                return graph
+        modes = tuple([part.training for part in site.module.modules()])
+        key = (id(site.lane), id(site.module), trained, modes, arguments.key(repr(read_settings()), *values))
+        graph = self._graphs.get(key)
+        if graph is not None and graph.is_changed():
+            del self._graphs[key]
+            self._api.synchronize()  # it may still be running
+            if not graph.in_flight:
+                graph.close()
+        elif graph is not None:
+            if graph.in_flight:
+                raise RefusalError(
+                    "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
+                )
+            return graph
         failures = self._failures[key]
         if len(failures) >= _MAX_ATTEMPTS:
             raise RefusalError(failures[-1])
         if self._captured[site.name] >= _MAX_CAPTURES:
-            raise RefusalError(f"{_MAX_CAPTURES} kinds of its calls are captured, and this is another")
+            raise RefusalError(f"{_MAX_CAPTURES} of its calls were captured, and this is of another kind")
         try:
-            graph = ModuleGraph(key, site, run, arguments, tensors, self._api, self._side)
+            graph = ModuleGraph(site, run, arguments, tensors, self._api, self._side)
         except RefusalError as refusal:
             failures.append(str(refusal))
             self.refused[site.name] = str(refusal)
             raise
         self.refused.pop(site.name, None)
         self._captured[site.name] += 1
-        self.num_captures += 1
-        self._graphs.append(graph)
+        self._graphs[key] = graph
         return graph
 
-    def _drop(self, graph: ModuleGraph) -> None:
-        self._graphs.remove(graph)
-        self._api.synchronize()  # it may still be running
-        if not graph.in_flight:
-            graph.close()
 
-
-def _end(api: StreamApi, graphs: list[ModuleGraph], side: Any, process: int) -> None:
+def _end(api: StreamApi, graphs: dict[Hashable, ModuleGraph], side: Any, process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
         api.synchronize()
-        for graph in graphs:
+        for graph in graphs.values():
             graph.close()
         api.give_back(side)
     graphs.clear()
@@ -213,7 +203,6 @@ class ModuleGraph:
 
     def __init__(
         self,
-        key: Hashable,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -221,11 +210,9 @@ class ModuleGraph:
         api: StreamApi,
         side: Any,
     ) -> None:
-        self.key = key
         assert site.module is not None
         assert isinstance(site.lane, StreamLane)
         self.name = site.name
-        self.is_differentiated_twice = False
         self._api = api
         self._lane = site.lane
         self._module = module = site.module
@@ -234,10 +221,11 @@ class ModuleGraph:
         self._leaves = [numbers.get(id(leaf), (leaf,)) for leaf in arguments.leaves]
         self._nesting = arguments.nesting
         self._surroundings = Surroundings(module)
-        self._parameters = {id(parameter): parameter for parameter in module.parameters()}
-        self._held = {id(tensor): tensor for tensor in self._surroundings.tensors if id(tensor) not in self._parameters}
+        self._parameters = dict(module.named_parameters())
+        parameters = set(map(id, self._parameters.values()))
+        self._held = {id(tensor): tensor for tensor in self._surroundings.tensors if id(tensor) not in parameters}
         self._places = self._places_now()
-        self._aliases = {
+        self._aliases: dict[str, torch.Tensor] = {
             name: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
             for name, parameter in self._parameters.items()
         }
@@ -248,9 +236,6 @@ class ModuleGraph:
             static.requires_grad_(tensor.requires_grad and grad)
         self._memory = [tensor.data for tensor in self._static]  # writing through .data leaves versions alone
         self._results: list[torch.Tensor] = []
-        self._outputs: list[tuple[str, Any]] = []
-        self._spec: pytree.TreeSpec | None = None
-        self._differentiable: tuple[int, ...] = ()
         self._targets: list[torch.Tensor] = []
         self._sources: list[int | nn.Parameter] = []
         self._static_grads: list[torch.Tensor] = []
@@ -282,13 +267,9 @@ class ModuleGraph:
             places.append((name, id(tensor), address, *layout))
         return places
 
-    def is_replaced(self) -> bool:
-        """Returns True if memory that the graph uses was replaced, so that it can never be right again."""
-        return self._places != self._places_now()
-
-    def change(self) -> str | None:
-        """Returns a difference from the captured module, other than replaced memory, or None."""
-        return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
+    def is_changed(self) -> bool:
+        """Returns True if the module differs from the captured one, or memory that the graph uses was replaced."""
+        return _has_global_hooks() or self._places != self._places_now() or self._surroundings.changed() is not None
 
     def _check_module(self) -> None:
         for path, part in self._module.named_modules():
@@ -298,9 +279,9 @@ class ModuleGraph:
                 raise RefusalError(
                     "it is called inside parametrize.cached(), and a replay would not compute its cached weights"
                 )
-            if isinstance(part, nn.RNNBase) and part.dropout and part.num_layers > 1 and part.training:
-                name = repr(path) if path else "it"
-                raise RefusalError(f"{name} draws dropout from numbers that cuDNN keeps, which a try would move on")
+            if isinstance(part, nn.RNNBase):
+                name = path or "itself"
+                raise RefusalError(f"{name!r} is recurrent, whose weights and random numbers cuDNN keeps")
         if _has_global_hooks():
             raise RefusalError("there are hooks on all modules, which a replay would not call")
         for name, tensor in [*self._named_tensors(), *(("attribute", tensor) for tensor in self._held.values())]:
@@ -309,27 +290,16 @@ class ModuleGraph:
     @contextmanager
     def _as_captured(self) -> Iterator[None]:
         """Puts stand-ins for parameters in place, and keeps autocast from keeping cast weights for later calls."""
-        swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
-        recurrent = [(part, dict(vars(part))) for part in self._module.modules() if isinstance(part, nn.RNNBase)]
-        cached = torch.is_autocast_cache_enabled()
+        caches_casts = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         try:
-            for part in self._module.modules():
-                for name, parameter in list(part._parameters.items()):
-                    if parameter is not None and id(parameter) in self._aliases:
-                        swapped.append((part, name, parameter))
-                        setattr(part, name, self._aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
-            for part, _ in recurrent:  # otherwise forward would move the new weights to memory of their own
-                weights = part._flat_weights
-                part._flat_weight_refs = [weight if weight is None else weakref.ref(weight) for weight in weights]
-            with as_lane():
+            with (
+                stateless._reparametrize_module(self._module, self._aliases, tie_weights=True, stack_weights=True),
+                as_lane(),
+            ):
                 yield
         finally:
-            torch.set_autocast_cache_enabled(cached)
-            for part, attributes in recurrent:
-                vars(part).update(attributes)  # the lists of weights, which forward has made anew
-            for part, name, parameter in reversed(swapped):
-                setattr(part, name, parameter)
+            torch.set_autocast_cache_enabled(caches_casts)
 
     # Trial runs.
 
@@ -363,9 +333,7 @@ class ModuleGraph:
                 with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
                     wanted = [leaf for leaf in leaves if leaf.requires_grad]
                     torch.autograd.grad(outputs, wanted, list(map(torch.ones_like, outputs)), allow_unused=True)
-            if self.is_replaced():
-                raise RefusalError("it replaced a tensor or a submodule of its own in the call itself")
-            change = self.change()
+            change = "a tensor's memory" if self._places != self._places_now() else self._surroundings.changed()
             if change is not None:
                 raise RefusalError(f"{change} changed in the call itself")  # once may be to keep it for later calls
             if trial > 0 and ended.is_same(torch_state(device)) and not ended.is_same(on_device):
@@ -424,22 +392,9 @@ class ModuleGraph:
 
     def _note_result(self, result: Any) -> None:
         leaves, self._spec = flatten(result)
-        inputs = {id(static): number for number, static in enumerate(self._static)}
-        own: dict[int, torch.Tensor] = dict(self._held)
-        own |= {id(alias): self._parameters[name] for name, alias in self._aliases.items()}
-        numbers: dict[int, int] = {}
-        for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                self._outputs.append(("value", leaf))
-            elif id(leaf) in inputs:
-                self._outputs.append(("input", inputs[id(leaf)]))
-            elif id(leaf) in own:
-                self._outputs.append(("value", own[id(leaf)]))
-            else:
-                if id(leaf) not in numbers:
-                    numbers[id(leaf)] = len(self._results)
-                    self._results.append(leaf)
-                self._outputs.append(("new", numbers[id(leaf)]))
+        self._results = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+        numbers = {id(tensor): number for number, tensor in enumerate(self._results)}
+        self._outputs = [numbers.get(id(leaf), (leaf,)) for leaf in leaves]
         self._differentiable = tuple(index for index, tensor in enumerate(self._results) if tensor.requires_grad)
         reached = survey([self._results[index] for index in self._differentiable]).leaves
         sources: list[tuple[torch.Tensor, int | nn.Parameter]] = [
@@ -474,9 +429,7 @@ class ModuleGraph:
             results = _Replayed.apply(self, passed, *sources)
         else:
             results = self.results()
-        values = {"new": results, "input": tensors}
-        assert self._spec is not None
-        leaves = [value if kind == "value" else values[kind][value] for kind, value in self._outputs]
+        leaves = [output[0] if isinstance(output, tuple) else results[output] for output in self._outputs]
         return unflatten(leaves, self._spec)
 
     def results(self) -> list[torch.Tensor]:
@@ -518,32 +471,6 @@ class ModuleGraph:
         with torch.autocast(self._api.device.type, enabled=False):
             return torch.autograd.grad(outputs, self._targets, list(grads), allow_unused=True, retain_graph=True)
 
-    def backward_twice(
-        self, autocast: torch.dtype | None, sources: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
-    ) -> Sequence[torch.Tensor | None]:
-        """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
-        self._check_open()
-        self.is_differentiated_twice = True
-        tensors, device = list(self._static), self._api.device
-        for place, source in zip(self._sources, sources, strict=True):
-            if isinstance(place, int):
-                tensors[place] = source
-        context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
-        with preserved(self._module), context, as_lane():
-            before = torch_state(device)
-            leaves = flatten(self._run_on(tensors))[0]
-            if not before.is_same(torch_state(device)):
-                raise MosaicError(
-                    f"{self.name!r} draws random numbers in a CUDA graph, which has no gradients of gradients "
-                    "(create_graph=True); colocate with Options(cuda_graphs=False)"
-                )
-        results = {value: leaf for (kind, value), leaf in zip(self._outputs, leaves, strict=True) if kind == "new"}
-        chosen = [index for index in self._differentiable if gradients[index] is not None]
-        if not chosen:
-            return [None] * len(sources)
-        outputs, grads = [results[index] for index in chosen], [gradients[index] for index in chosen]
-        return torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True)
-
     def _check_open(self) -> None:
         if self._closed:
             raise MosaicError(f"the graphs of {self.name!r} are closed; run backward before closing them")
@@ -564,9 +491,6 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: ModuleGraph, passed: _Pass, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.graph, ctx.passed = graph, passed
-        kind = graph._api.device.type
-        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        ctx.save_for_backward(*sources)
         ctx.set_materialize_grads(False)
         results = tuple(graph.results())
         ctx.mark_non_differentiable(*(t for index, t in enumerate(results) if index not in graph._differentiable))
@@ -574,24 +498,20 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
-            return (None, None, *ctx.graph.backward_twice(ctx.autocast, ctx.saved_tensors, gradients))
+        if torch.is_grad_enabled():
+            raise UnsupportedModelError(
+                f"create_graph=True through {ctx.graph.name!r}, which runs as a CUDA graph: that has no gradients of "
+                "gradients; colocate with Options(cuda_graphs=False)"
+            )
         return (None, None, *ctx.graph.backward(ctx.passed, gradients))
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns copies, made by few kernels: a launch for each parameter would cost more than it copies."""
-    copied: list[torch.Tensor] = []
-    grouped: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
-    for tensor in tensors:
-        if tensor.is_contiguous():
-            copied.append(torch.empty_like(tensor))
-            grouped[tensor.dtype][0].append(copied[-1])
-            grouped[tensor.dtype][1].append(tensor)
-        else:
-            copied.append(tensor.clone())
-    for into, source in grouped.values():
-        torch._foreach_copy_(into, source)
+    copied = [torch.empty_like(tensor) for tensor in tensors]
+    for dtype in {tensor.dtype for tensor in tensors}:
+        pairs = [pair for pair in zip(copied, tensors, strict=True) if pair[1].dtype == dtype]
+        torch._foreach_copy_([into for into, _ in pairs], [source for _, source in pairs])
     return copied
 
 
@@ -630,13 +550,12 @@ def _check_result(
         raise RefusalError(f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it")
     if any("Checkpoint" in name for name in behind.names):
         raise RefusalError("it uses activation checkpointing")
-    own_ids = set(map(id, own))
-    results = {id(tensor): tensor for tensor in tensors_in(result) if id(tensor) not in own_ids}
+    results = {id(tensor): tensor for tensor in tensors_in(result)}
     memory = _storages(results.values())
     if len(memory) < len(results):
         raise RefusalError("it returns tensors that share memory, which copies of a graph's would not")
     if memory & _storages(own):
-        raise RefusalError("it returns a view of its input or weight, of which a graph returns a copy")
+        raise RefusalError("it returns its input or weight, or a view of one, of which a graph returns a copy")
 
 
 _READS_BACK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -681,10 +600,9 @@ class _CaptureWatch(TorchDispatchMode):
             return f"it writes into one of its inputs ({func})"
         if func.name().split(".")[0] in _CONSTANTS:
             return None
-        here = [tensor for tensor in tensors_in((args, kwargs)) if tensor.device.type == self._device.type]
-        strange = [tensor for tensor in here if not _storages([tensor]) & self._known]
-        if strange:
-            return f"it reads a {_shape(strange[0])} tensor that is neither an argument nor its module's own ({func})"
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.device.type == self._device.type and not _storages([tensor]) & self._known:
+                return f"it reads a {_shape(tensor)} tensor that is neither an argument nor its module's own ({func})"
         return None
 
     def _crossing(self, func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str | None:
@@ -692,13 +610,9 @@ class _CaptureWatch(TorchDispatchMode):
         name, here = func.name().split(".")[0], self._device.type
         if "attention" in name:  # outside of a capture it returns its seed and offset on the CPU
             return None
-        elsewhere = next((tensor.device for tensor in outputs if tensor.device.type != here), None)
-        if elsewhere is not None and any(tensor.device.type == here for tensor in inputs):
-            return f"it copies a tensor to {elsewhere} in the middle ({func})"
-        if here == "cpu" or elsewhere is not None or name not in _COPIES:
-            return None
-        pageable = any(tensor.is_cpu and not tensor.is_pinned() for tensor in inputs)
-        return f"it copies a tensor from memory that is not pinned in the middle ({func})" if pageable else None
+        leaves = any(t.device.type != here for t in outputs) and any(t.device.type == here for t in inputs)
+        arrives = name in _COPIES and here != "cpu" and any(t.is_cpu and not t.is_pinned() for t in inputs)
+        return f"it copies a tensor to or from the CPU in the middle ({func})" if leaves or arrives else None
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:

@@ -17,18 +17,16 @@ from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.placing import Executor, PlacedPlan
-from mosaic.engine.session import Request, Session, source_of
+from mosaic.engine.session import Request, Session, names_of, source_of
 from mosaic.engine.trial import Trial
-from mosaic.errors import ModuleContractError, MosaicError
+from mosaic.errors import ModuleContractError
+from mosaic.files import load_as
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.profile import COMPARABLE_SHARE, Profile
-from mosaic.profiler import ForeignLoad
+from mosaic.profile import Profile
 from mosaic.timeline import Timeline
 
 _LOG = logging.getLogger("mosaic")
-_FIRST_RETRY, _LATER_RETRY = 100, 1000
-"""Steps after which modules are profiled again that other processes disturbed."""
 _PLAIN = "the model runs as it was"
 _CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
@@ -46,7 +44,6 @@ class Handle(Checkpointer):
         self._prepare = prepare
         self._reasons: list[str] = []
         self._is_over = False
-        self._steps_to_retry = _FIRST_RETRY
         self._begin(session)
 
     def _begin(self, session: Session) -> None:
@@ -54,25 +51,8 @@ class Handle(Checkpointer):
         before: Attachment | None = getattr(self, "_attachment", None)
         self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
         self._attachment.num_steps = before.num_steps if before is not None else 0
-        self._load = ForeignLoad()
-        trial = session if session.candidates else None
-        self._attachment.begin(session.placed, trial, self._measure_again if session.is_rough else None)
+        self._attachment.begin(session.placed, session if session.candidates else None)
         self._log()
-
-    def _measure_again(self) -> bool:
-        """Profiles and plans anew where other processes used the CPU before, and do not any more."""
-        self._steps_to_retry -= 1
-        if self._steps_to_retry > 0 or self.is_trying or not self._attachment.enabled or on_lane():
-            return False
-        share, self._load, self._steps_to_retry = self._load.share, ForeignLoad(), _LATER_RETRY
-        if share is None or share > COMPARABLE_SHARE:
-            return False
-        try:
-            self._replan(self._session.request, ())
-            self._reasons.append("other processes no longer use the CPU")
-        except MosaicError as error:
-            _LOG.warning("the modules could not be profiled again: %s", error)
-        return True
 
     @property
     def plan(self) -> Plan:
@@ -96,10 +76,9 @@ class Handle(Checkpointer):
 
     @property
     def num_learned(self) -> int:
-        """Number of first calls of their kind. They ran where they were made, on another number of threads.
+        """Number of first calls of their kind, which ran where they were made, on another number of threads.
 
-        Their sums come out in another order. A loop that has to give the same bits after a restart makes a step anew
-        in which this grew.
+        A loop that has to give the same bits after a restart repeats a step in which this grew.
         """
         return self._executor.num_learned if self._executor is not None else 0
 
@@ -119,7 +98,8 @@ class Handle(Checkpointer):
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
-                where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
+                is_alone = self.plan.is_alone(placed.module, num_slots=self.plan.device.num_slots)
+                where = ", in the loop's own thread" if is_alone and self._executor is not None else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
         if self.profile is not None and not runs_plain:
             lines.append(f"slot time in use: {self.plan.utilisation:.0%}, modelled from predicted times")
@@ -167,11 +147,7 @@ class Handle(Checkpointer):
         for sentence in self._session.finding.warnings:
             _LOG.warning("%s", sentence)
 
-    def _is_alone(self, module: str) -> bool:
-        return self._executor is not None and self.plan.is_alone(module, num_slots=self.plan.device.num_slots)
-
     def _granted(self, slots: tuple[int, ...]) -> str:
-        """Says how many SMs the device gave for a partition, where its lanes know."""
         if self._executor is None or self._executor.closed:
             return ""
         num_sms = getattr(self._executor.lanes.lane(slots), "num_sms", None)
@@ -181,10 +157,9 @@ class Handle(Checkpointer):
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.
 
         ``steps`` (of the optimizer, or backward passes where no optimizer steps), ``overlap`` (share of lane time with
-        another lane busy), ``calls_in_place``, and for each module ``forward_ms/NAME`` and ``backward_ms/NAME``. Where
-        plans were tried: ``trials``, ``trial_steps``, ``trial_lost_ms``, and the median steps in ``trial_ms/plain`` and
-        ``trial_ms/PLAN``. ``replans`` counts what ``replan`` did, and ``setup_ms/find``, ``profile``, ``solve`` and
-        ``open`` are what planning took the last time.
+        another lane busy), ``calls_in_place``, ``forward_ms/MODULE``, ``backward_ms/MODULE``, ``replans``, and
+        ``setup_ms/find``, ``profile``, ``solve`` and ``open``. Of a trial: ``trials``, ``trial_steps``,
+        ``trial_lost_ms``, and the median steps in ``trial_ms/plain`` and ``trial_ms/PLAN``.
         """
         more = dict(self._trial.report.metrics) if self._trial is not None else {}
         more["replans"] = float(len(self._reasons))
@@ -242,24 +217,18 @@ class Handle(Checkpointer):
     ) -> None:
         """Plans anew for the model as it is now: modules were added, removed or replaced, or its batches changed.
 
-        Called between steps. Weights, optimizers, hooks and gradients that wait for more stay as they are, and so does
-        this handle. Modules are found anew on ``sample``; what was measured before of a module that is as it was is not
-        measured again, whether or not there is a cache. Where nothing is gained, the model runs as it was written.
-
-        An optimizer knows of no new parameters until ``optimizer.add_param_group`` tells it; those of modules that are
-        gone do it no harm, but are not saved: drop them before the next ``save``.
-
-        If it fails, the model is the plain one with its weights, and the handle goes on: ``replan`` may be called
-        again. A call that is refused, without a reason or within a step, changes nothing at all.
+        Called between steps. Weights, optimizers, hooks, gradients and this handle stay as they are. Modules are found
+        on ``sample``, and only those that changed are measured. New parameters are the caller's to add to the optimizer
+        (``add_param_group``). Those of modules that are gone do no harm, but are not saved: drop them before the next
+        ``save``. If it fails, the model is the plain one with its weights, and ``replan`` may be called again.
 
         Args:
-            sample: One batch as it will be trained on from now on; by default the last one that was given.
-            reason: Why; ``describe()`` says it.
+            sample: One batch as it will be trained on from now on; by default the last one.
+            reason: Shown by ``describe()``.
             plan: A plan to run instead of solving for one.
             modules: Names or patterns of the modules to place; by default as before.
             exclude: Names or patterns of modules to leave where they are; by default as before.
-            optimizer: Those of the model's parameters. One rank has no need of them; on several, the state of
-                parameters that move to other ranks moves with them.
+            optimizer: Those of the model's parameters, on several ranks: states move with their parameters.
 
         Raises:
             ValueError: There is no reason, or a plan and a method were given.
@@ -268,12 +237,19 @@ class Handle(Checkpointer):
         """
         if not reason.strip():
             raise ValueError(f"reason={reason!r} says nothing; say why the model is planned anew")
-        request = self._session.request.changed(sample, plan, modules, exclude)
+        before = self._session.request
+        request = replace(
+            before,
+            sample=before.sample if sample is None else sample,
+            plan=load_as(Plan, plan),
+            modules=before.modules if modules is None else names_of(modules),
+            exclude=before.exclude if exclude is None else names_of(exclude) or (),
+            options=replace(before.options, profile=None),  # which was of the model before
+        )
         self._replan(request, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ()))
         self._reasons.append(reason)
 
     def _replan(self, request: Request, optimizers: Sequence[Optimizer]) -> None:
-        """Prepares the model anew and goes on; ``optimizers`` stay as they are, as all parameters do."""
         self._check_between_steps()
         self._settle()
         self._attachment.end()
@@ -288,13 +264,12 @@ class Handle(Checkpointer):
         self._begin(session)
 
     def remove(self) -> None:
-        """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
+        """Restores the plain classes of modules and ends the lanes; a second call does nothing."""
         self._is_over = True
         self._attachment.end()
         self.finish_saving()
 
     def _check_between_steps(self) -> None:
-        """Raises ModuleContractError where something waits for what is there now."""
         placed, attachment = self._placed, self._attachment
         if self._is_over:
             raise ModuleContractError("replan() after remove(): this handle is done; call mosaic.colocate again")
@@ -313,8 +288,8 @@ class Handle(Checkpointer):
     def _settle(self) -> None:
         self._attachment.settle()
 
-    def _before_call(self) -> None:
-        """Called before each call of the whole model."""
+    def _before_call(self) -> None:  # of the whole model; optional
+        return
 
     @property
     def _placed(self) -> PlacedPlan | None:

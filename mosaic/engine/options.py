@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mosaic.backends.base import Backend
 from mosaic.files import load_as
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
 from mosaic.take_turns import TrialSettings
-
-if TYPE_CHECKING:
-    from mosaic.backends.base import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +64,7 @@ class Options:
     of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
     bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
-    """Care taken in profiling. A time that other processes disturb is measured again within ``retry_seconds``. On one
-    rank on the host the modules are profiled again after 100 steps and after each 1,000 from then on, once others use
-    less than a tenth of the CPU."""
+    """Care taken in profiling. A time that other processes disturb is measured again within ``retry_seconds``."""
     cache: ProfileCache | str | Path | None = "user"
     """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
     ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
@@ -76,8 +72,7 @@ class Options:
     cuda_graphs: bool | Literal["auto"] = "auto"
     """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
-    best plan that way, where launching takes more than 0.3 of the modules' time on the device; without a trial, on the
-    host and on several ranks nothing is captured."""
+    best plan that way; without a trial, on the host and on several ranks nothing is captured."""
     sm_target: bool | Literal["auto"] = "auto"
     """On a GPU, give cuBLAS and torch the SM count of a lane, by which they may choose other kernels and grids.
     ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of

@@ -28,41 +28,28 @@ class Executor(Protocol):
     calls_again: bool = False
     closed: bool
 
-    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a placed module."""
+    def call(
+        self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call; its result is plain."""
 
     def reach(self, site: PlacedModule) -> None:
-        """Orders what the caller does next behind a module's forward, which may read or write what the caller wants."""
+        """Orders what the caller does next behind a module's forward."""
 
     def settle(self) -> None:
         """Orders what the caller does next behind all that the lanes were given."""
 
-    def pause(self) -> None:
-        """Comes to rest and leaves the model to others."""
-        self.settle()
-
-    def resume(self) -> None:
-        """Undoes ``pause``."""
-        return
-
-    def close(self) -> None:
-        """Ends the lanes; calling it again does nothing."""
+    def close(self) -> None: ...
 
     @property
     def is_in_flight(self) -> bool:
-        """Returns True if something that it alone can do has yet to be done for a backward."""
+        """True if a backward needs this executor."""
 
     def forget_calls(self) -> None:
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
         return
-
-    @property
-    def num_failed(self) -> int:
-        """Number of failed backwards; on streams errors come out of autograd alone."""
-        return 0
 
     @property
     def num_learned(self) -> int:
@@ -76,8 +63,7 @@ class Executor(Protocol):
     def spans(self) -> tuple[Span, ...]:
         """Returns what ran, by start, in milliseconds of one clock; on several ranks of ``time.perf_counter_ns``."""
 
-    def clear_spans(self) -> None:
-        """Forgets what ran so far."""
+    def clear_spans(self) -> None: ...
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -87,7 +73,7 @@ class Executor(Protocol):
 class PlacedPlan:
     """The lanes of one plan and the sites of its modules."""
 
-    def __init__(self, plan: Plan, finding: Finding, executor: Executor, *, adopts_shapes: bool = False) -> None:
+    def __init__(self, plan: Plan, finding: Finding, executor: Executor) -> None:
         self.plan = plan
         self.executor = executor
         self.on_streams = executor.lanes.launches_inline
@@ -98,7 +84,6 @@ class PlacedPlan:
                 executor.lanes.lane(plan.placement(subject.name).slots),
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
-                adopts_shapes=adopts_shapes,
                 parted=finding.parted.get(subject.name, frozenset()),
             )
             for subject in finding.subjects
@@ -109,13 +94,12 @@ class PlacedPlan:
 
     @property
     def is_in_flight(self) -> bool:
-        """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
+        """True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
         if self.on_streams:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
         return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
 
     def forget_calls(self) -> None:
-        """Waits for no backward any more: the calls were those of a model call that raised."""
         self.executor.forget_calls()
         for site in self.sites.values():
             site.forget_calls()

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.base import Backend
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import run_aside
 from mosaic.backends.table import default_backend
-from mosaic.cost import CostModel
+from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
-from mosaic.engine.candidates import PlanCandidate, SampleComparison, plans_to_try
-from mosaic.engine.finding.find import Finding, Sample, find_modules, runner_of, wrapped_parts
+from mosaic.engine.finding.find import Finding, Sample, find_modules, wrapped_parts
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.host.executor import Executor as HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.errors import BackendUnavailableError, UnsupportedModelError
+from mosaic.errors import BackendUnavailableError, InfeasibleError, UnsupportedModelError
 from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
@@ -43,14 +41,17 @@ from mosaic.profiler import (
     profile_modules,
     structures_of,
 )
+from mosaic.solver import solve
+from mosaic.solver.exact import why_not_exact
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import check_method, plan_to_run
+from mosaic.solver.task import SearchOptions
 from mosaic.take_turns import TrialSettings
 
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
-
-_LAUNCH_BOUND = 0.3
-"""Share of launching in the modules' time on the device from which CUDA graphs are tried, too."""
+_EFFORT = 1.0
+"""Most effort of the search for another plan."""
 _LOG = logging.getLogger("mosaic")
 
 
@@ -63,7 +64,6 @@ class Request:
     """
 
     sample: Sample
-    """One batch; kept for a later ``replan`` without one."""
     plan: Plan | None = None
     modules: Sequence[str] | None = None
     exclude: Sequence[str] = ()
@@ -73,26 +73,60 @@ class Request:
     def __post_init__(self) -> None:
         check_method(self.options.method, self.plan)
 
-    def changed(
-        self,
-        sample: Sample | None,
-        plan: Plan | str | Path | None,
-        modules: str | Sequence[str] | None,
-        exclude: str | Sequence[str] | None,
-    ) -> Request:
-        """Returns the request for a model that has changed: plan and profile were for the old one."""
-        return replace(
-            self,
-            sample=self.sample if sample is None else sample,
-            plan=load_as(Plan, plan),
-            modules=self.modules if modules is None else names_of(modules),
-            exclude=self.exclude if exclude is None else names_of(exclude) or (),
-            options=replace(self.options, profile=None),
-        )
-
 
 def names_of(names: str | Sequence[str] | None) -> Sequence[str] | None:
     return (names,) if isinstance(names, str) else names
+
+
+@dataclass(slots=True)
+class PlanCandidate:
+    plan: Plan
+    graphs: bool = False  # launches its modules as CUDA graphs
+    sm_target: bool = False  # gives libraries the SM counts of its lanes
+    is_variant: bool = False  # another candidate has the same plan
+    placed: PlacedPlan | None = None  # its lanes while they are open
+
+    @property
+    def name(self) -> str:
+        graphs, target = ", as CUDA graphs" if self.graphs else "", ", with SM targets" if self.sm_target else ""
+        return f"{name_of(self.plan)}{graphs}{target}"
+
+    def close(self) -> None:
+        if self.placed is not None:
+            self.placed.close()
+            self.placed = None
+
+
+def name_of(plan: Plan) -> str:
+    """Names the modules that run side by side with their quotas, stage after stage."""
+    if not plan.is_colocated:
+        quotas = ", ".join(f"{p.module}:{p.quota}" for p in plan.placements)
+        return f"one module after the other on lanes ({quotas})"
+    return " | ".join(" + ".join(f"{p.module}:{p.quota}" for p in stage.placements) for stage in plan.stages)
+
+
+def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smallest_gain: float) -> tuple[Plan, ...]:
+    """Returns the best plan, the next best that have other stages, and the sequential one last; all different.
+
+    Of each colocated stage of the best plan there is one candidate without it. Plans whose predicted speed-up is below
+    ``smallest_gain`` are left out, except for the sequential one; if that leaves none, there is nothing to try.
+    """
+    if best.predicted_speedup < smallest_gain:
+        return ()
+    device, others = best.device, []
+    if why_not_exact(graph, cost) is None and count > 2:
+        for stage in best.stages:
+            if len(stage.placements) > 1:
+                with suppress(InfeasibleError):  # there is no plan without this stage
+                    search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
+                    others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
+    others = [plan for plan in others if plan.predicted_speedup >= smallest_gain]
+    chosen: dict[Hashable, Plan] = {}  # by what decides how a plan runs: its stages, and the slots of each module
+    for plan in (best, *sorted(others, key=lambda plan: plan.predicted_ms)):
+        shape = tuple(tuple((p.module, p.cells) for p in stage.placements) for stage in plan.stages)
+        chosen.setdefault(shape, plan)
+    plans = list(chosen.values())[: max(1, count - 1)]
+    return (*plans, solve(graph, cost, device, method="sequential"))[:count]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,20 +140,16 @@ class Session:
     model: nn.Module
     request: Request
     finding: Finding = field(init=False)
-    """Its modules."""
     profile: Profile | None = None
-    """Measurements that the plan was made from; None for a plan that was passed without them."""
+    """None for a plan that was passed without measurements."""
     plans: tuple[Plan, ...] = ()
     """The plan that runs, or those that are tried, the best first."""
     notes: tuple[str, ...] = ()
     """Sentences for ``describe()``."""
     placed: PlacedPlan | None = None
     candidates: tuple[PlanCandidate, ...] = ()
-    is_rough: bool = False
-    """True if other processes used the CPU while the modules were profiled."""
     setup_ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of each step: ``find``, ``profile``, ``solve`` and ``open``."""
-    _launch_share: float = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -134,12 +164,7 @@ class Session:
             self.setup_ms[step] = self.setup_ms.get(step, 0.0) + (time.perf_counter() - began) * 1e3
 
     def find(self) -> None:
-        """Finds the modules by one run of the model on the sample.
-
-        Raises:
-            UnsupportedModelError: The model cannot be colocated.
-            BackendUnavailableError: It is on another device than the backend's.
-        """
+        """Finds the modules by one run of the model on the sample."""
         request = self.request
         refuse(self.model, request.backend)
         self.finding = find_modules(self.model, request.sample, include=request.modules, exclude=request.exclude)
@@ -171,7 +196,6 @@ class Session:
             )
         load = load_of_others(self.profile, options.profiling) if self.profile is not None else ""
         self.notes = (*backend.notes, load) if load else backend.notes
-        self.is_rough = bool(load) and options.profile is None and backend.device.kind == "host"
 
     def solve(self) -> None:
         """Plans, unless the request has a plan, and chooses the plans that are tried."""
@@ -212,13 +236,13 @@ class Session:
         return self.request.plan is not None or not is_free or self.plan.predicted_speedup >= MIN_GAIN
 
     def open(self) -> None:
-        """Opens the lanes of the plan, or gets ready to try several."""
+        """Opens the lanes of the plan, or prepares the candidates of a trial."""
         request, trial = self.request, self.trial_settings
         backend, graphs = request.backend, request.options.cuda_graphs
         if backend.api is not None:
-            self._launch_share = warm_up(self.model, self.finding.subjects, backend.api)
+            warm_up(self.model, self.finding.subjects, backend.api)
         if trial is None:
-            self.placed = self.open_lanes(PlanCandidate(self.plan, graphs=graphs is True), False)
+            self.placed = self.open_lanes(PlanCandidate(self.plan, graphs=graphs is True))
         else:
             self.candidates = self._candidates_of(trial)
 
@@ -231,71 +255,49 @@ class Session:
         """Lets the model run as it was after an error, if the request leaves the choice to Mosaic; else raises it."""
         if self.request.plan is not None or not self.request.options.may_fall_back:
             raise error
-        self.profile, self.plans, self.notes, self.is_rough = None, (), (), False
+        self.profile, self.plans, self.notes = None, (), ()
         self.leave_alone(warn_of_no_profile(reason, "the model runs as it was", error))
 
-    def open_lanes(self, candidate: PlanCandidate, adopts_shapes: bool) -> PlacedPlan:
+    def open_lanes(self, candidate: PlanCandidate) -> PlacedPlan:
         backend = self.request.backend.with_sms(sm_target=candidate.sm_target)
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
-            executor = _executor(lanes, self.finding, graphs=candidate.graphs)
+            executor: Executor
+            if lanes.streams is None:
+                executor = HostExecutor(lanes)
+            else:
+                graphs = ModuleGraphs(lanes.streams.api) if candidate.graphs else None
+                executor = StreamExecutor(lanes.streams, in_order=self.finding.in_order, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
-            return PlacedPlan(candidate.plan, self.finding, executor, adopts_shapes=adopts_shapes)
+            return PlacedPlan(candidate.plan, self.finding, executor)
         except BaseException:
             lanes.close()
             raise
 
     def _candidates_of(self, trial: TrialSettings) -> tuple[PlanCandidate, ...]:
         """Returns at most ``max_plans`` candidates: the best plan, others, and variants of the best."""
-        options, backend, best = self.request.options, self.request.backend, self.plan
-        variants = []
-        if options.cuda_graphs == "auto" and self._launch_share > _LAUNCH_BOUND:
-            share = f"{self._launch_share:.2f}"
-            _LOG.info("launching takes %s of the modules' time on the device: CUDA graphs are tried, too", share)
+        options, best = self.request.options, self.plan
+        graphs, variants = options.cuda_graphs is True, []
+        if options.cuda_graphs == "auto" and self.request.backend.api is not None:
             variants.append(PlanCandidate(best, graphs=True, is_variant=True))
-        confined = any(placement.quota < best.device.num_slots for placement in best.placements)
-        if options.sm_target == "auto" and confined and backend.sm_target_pays():
-            graphs = options.cuda_graphs is True
+        is_confined = any(placement.quota < best.device.num_slots for placement in best.placements)
+        if options.sm_target == "auto" and is_confined and self.request.backend.sm_target_pays():
             variants.append(PlanCandidate(best, graphs=graphs, sm_target=True, is_variant=True))
-        num_plans = max(1, trial.max_plans - len(variants))
-        plans = (best, *self.plans[-(num_plans - 1) :]) if 1 < num_plans < len(self.plans) else self.plans[:num_plans]
-        own = [PlanCandidate(plan, graphs=options.cuda_graphs is True) for plan in plans]
-        return (*own, *variants)[: trial.max_plans]
-
-    def compare(self) -> SampleComparison:
-        sample = self.request.sample
-        return SampleComparison(self.model, runner_of(self.model, sample), sample, self.finding.subjects)
+        num_others = max(0, trial.max_plans - len(variants) - 1)
+        others = self.plans[1:][-num_others:] if num_others else ()  # the sequential one is the last
+        return (*(PlanCandidate(plan, graphs=graphs) for plan in (best, *others)), *variants)[: trial.max_plans]
 
 
-# The parts of the steps.
-
-
-def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> float:
-    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others.
-
-    Returns:
-        The time that one thread takes to launch the modules forward and backward, as a share of the time that they
-        take on the whole device, gaps in which it waits for launches included: near 1 where launches decide.
-    """
+def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> None:
+    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed."""
     named = list(subjects)
+
+    def run() -> None:
+        for subject in named:
+            subject.backward(subject.forward())
+
     with preserved(model, alone=named, elsewhere=True):
-        for _ in range(2):  # the first calls are slow, and no measure of others
-            times = run_aside(api, lambda: [_launch_and_device_ms(subject, api) for subject in named])
-    device_ms = sum(device for _, device in times)
-    return sum(launch for launch, _ in times) / device_ms if device_ms else 0.0
-
-
-def _launch_and_device_ms(subject: Subject, api: StreamApi) -> tuple[float, float]:
-    """Runs one module on an idle device: what is queued for it then blocks no launch."""
-    start, end = api.new_event(timing=True), api.new_event(timing=True)
-    api.synchronize()
-    start.record(api.current_stream())
-    began = time.perf_counter()
-    subject.backward(subject.forward())
-    launch_ms = (time.perf_counter() - began) * 1e3
-    end.record(api.current_stream())
-    api.synchronize()
-    return launch_ms, start.elapsed_time(end)
+        run_aside(api, run)
 
 
 def sequential_plan(graph: ModuleGraph, device: Device) -> Plan:
@@ -323,9 +325,7 @@ def source_of(profile: Profile) -> str:
     reused, total = profile.reused, len(profile.samples)
     if not reused:
         return f"planned from {total} samples measured {_minute(profile.environment.created)}"
-    dates = sorted(sample.measured for sample in reused)
-    first, last = _minute(dates[0]), _minute(dates[-1])
-    when = first if first == last else f"{first} to {last}"
+    when = _minute(max(sample.measured for sample in reused))
     if len(reused) == total:
         return f"planned from a profile of {when}, reused: nothing was measured again"
     return f"planned from {total} samples, of which {len(reused)} reused from {when} and {total - len(reused)} new"
@@ -339,13 +339,6 @@ def backend_for(model: nn.Module) -> Backend:
     devices = {parameter.device for parameter in model.parameters()}
     cuda = next((device for device in devices if device.type == "cuda"), None)
     return default_backend(torch.device("cpu") if cuda is None else cuda)
-
-
-def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Executor:
-    if lanes.streams is None:
-        return HostExecutor(lanes)
-    captured = ModuleGraphs(lanes.streams.api) if graphs else None
-    return StreamExecutor(lanes.streams, in_order=finding.in_order, graphs=captured)
 
 
 def refuse(model: nn.Module, backend: Backend) -> None:
@@ -380,9 +373,7 @@ def refuse_graphs_of_compiler(finding: Finding, backend: Backend) -> None:
         return
     for subject in finding.subjects:
         for path, part in subject.module.named_modules():
-            compiled: Any = (
-                part if type(part).__name__ == "OptimizedModule" else getattr(part, "_compiled_call_impl", None)
-            )
+            compiled: Any = part if type(part).__name__ == "OptimizedModule" else part._compiled_call_impl
             config: Mapping[str, Any] | None = getattr(compiled, "get_compiler_config", lambda: None)()
             if config and config.get("triton.cudagraphs"):
                 name = ".".join(filter(None, (subject.name, path)))

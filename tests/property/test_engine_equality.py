@@ -104,7 +104,8 @@ class Watch:
 def explained(recipe: Recipe) -> Iterator[str]:
     """Yields the reasons for which calls of a recipe's loop may run in place."""
     if recipe.autocast:  # the sample runs without
-        yield "its inputs have another dtype than the plan was made for"
+        yield "its inputs have other dtypes than the plan was made for"
+        yield "it uses a weight several times, in an autocast that may end before its lane does"
     if recipe.forwards == 1:
         return
     yield "an earlier call of the same backward ran in place"

@@ -22,10 +22,9 @@ class _Attached(_Plain):
     _mosaic_plain: ClassVar[type[nn.Module]]
     _mosaic_owner: ClassVar[int]
     _mosaic_intercept: ClassVar[Interceptor]
-    _mosaic_settle: ClassVar[Callable[[], object] | None]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Does nothing: a swapped class is none that the user's base should know of."""
+        """Hides the swapped class from a hook of the user's base."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
@@ -33,13 +32,6 @@ class _Attached(_Plain):
         if id(self) != kind._mosaic_owner:  # a copy made by hand through type(module)
             return plain(*args, **kwargs)
         return kind._mosaic_intercept(plain, args, kwargs)
-
-    def train(self, mode: bool = True) -> Any:
-        """Lets the lanes come to rest before the mode changes: what was called before runs in the old one."""
-        kind = type(self)
-        if kind._mosaic_settle is not None and id(self) == kind._mosaic_owner:
-            kind._mosaic_settle()
-        return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles and copies as the plain class, so that a copy runs its own weights in the plain way."""
@@ -54,9 +46,9 @@ class _Attached(_Plain):
 
 
 class _Guarded(_Attached):
-    """A swapped class that tells of everybody who reaches into the module: its call may still be running on a lane.
+    """A swapped class that notes whoever reaches into the module: its call may still be running on a lane.
 
-    Parameters, buffers and parts are found through ``__getattr__``, since they are no plain attributes, or through
+    Parameters, buffers and parts are read through ``__getattr__``, since they are no plain attributes, or through
     ``_READERS``.
     """
 
@@ -83,8 +75,6 @@ _READERS = (
 
 
 def _reaching(plain: type, name: str) -> Callable[..., Any]:
-    """Returns a method of the plain class, as it is when it is called, that tells of being called."""
-
     @functools.wraps(getattr(plain, name))
     def reaching(self: Any, *args: Any, **kwargs: Any) -> Any:
         type(self)._mosaic_reach()
@@ -97,20 +87,14 @@ def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
     return kind.__new__(kind, *args)
 
 
-def attach(
-    module: nn.Module,
-    intercept: Interceptor,
-    settle: Callable[[], object] | None = None,
-    reach: Callable[[], object] | None = None,
-) -> None:
+def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
     Args:
         module: The module.
         intercept: Takes its calls.
-        settle: Called before the module changes its mode.
-        reach: Called before anybody, the module itself included, reaches for its parameters, buffers and parts, or
-            changes an attribute.
+        reach: Called before any read of its parameters, buffers and parts, and any write of an attribute, such as the
+            mode.
 
     Raises:
         ValueError: The module is attached already.
@@ -128,7 +112,6 @@ def attach(
             "_mosaic_plain": plain,
             "_mosaic_owner": id(module),
             "_mosaic_intercept": staticmethod(intercept),
-            "_mosaic_settle": staticmethod(settle) if settle is not None else None,
             "_mosaic_reach": staticmethod(reach) if reach is not None else None,
             **{name: _reaching(plain, name) for name in _READERS if reach is not None and hasattr(plain, name)},
         },
@@ -137,7 +120,7 @@ def attach(
 
 
 def detach(module: nn.Module) -> None:
-    """Gives a module its plain class back; does nothing to a plain module."""
+    """Restores a module's plain class."""
     kind = type(module)
     if issubclass(kind, _Attached):
         object.__setattr__(module, "__class__", kind._mosaic_plain)

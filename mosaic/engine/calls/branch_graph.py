@@ -24,12 +24,9 @@ Target: TypeAlias = tuple[Node, int]
 class Use:
     """One edge from an operator inside the module to one of its inputs."""
 
-    node: Node
-    """The operator's backward node."""
-    position: int
-    """Index among the node's gradients."""
-    input: int
-    """Index among the module's differentiable inputs."""
+    node: Node  # of the operator's backward
+    position: int  # among the node's gradients
+    input: int  # among the module's differentiable inputs
 
 
 def find_uses(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Use]:
@@ -84,14 +81,10 @@ def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) ->
 class Survey:
     """The leaves and operators of the graph behind some tensors."""
 
-    leaves: dict[int, torch.Tensor]
-    """Leaves that gradients reach, by id."""
-    uses: dict[int, int]
-    """Number of uses of each."""
-    names: frozenset[str]
-    """Names of the operators' backward nodes."""
-    recasts: bool
-    """True if one cast of a leaf to another dtype is used several times."""
+    leaves: dict[int, torch.Tensor]  # by id
+    uses: dict[int, int]  # number of uses of each leaf
+    names: frozenset[str]  # of the operators' backward nodes
+    recasts: bool  # one cast of a leaf to another dtype is used several times
 
 
 def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Survey:

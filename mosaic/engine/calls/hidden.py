@@ -29,8 +29,7 @@ from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
 _NUM_OF_TORCH = len(vars(nn.Module()))
-_MAX_BYTES = 1 << 16
-"""A larger buffer is not copied before each call of the model."""
+_MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
 _CONTAINERS = (list, dict, set, deque, np.ndarray)
@@ -38,9 +37,6 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, 
 
 Settings = tuple[Any, ...]
 """Torch's settings of the process."""
-
-
-# A module, and what each call reads of it.
 
 
 def parts_of(module: nn.Module | None) -> list[nn.Module]:
@@ -58,12 +54,6 @@ class HeldTensors:
     """The parameters, buffers and children of some parts, as they were when this was made.
 
     A comparison with the present is one of dicts with dicts, which calls nothing for a value that is the same object.
-
-    Attributes:
-        parameters: All parameters, each once.
-        buffers: All buffers.
-        tensors: Both.
-        ids: Their ids.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -81,11 +71,7 @@ class HeldTensors:
 class Parts(HeldTensors):
     """The parts of a module with their attributes, hooks and tensors, as they were when this was made.
 
-    What objects among the attributes hold is not compared. The module itself is not kept alive.
-
-    Attributes:
-        number: A number of its own among those of a module.
-        containers: Plain lists, dicts and sets among the attributes.
+    The contents of objects among the attributes are not compared. The module itself is not kept alive.
     """
 
     def __init__(self, module: nn.Module | None, number: int = 0) -> None:
@@ -93,7 +79,7 @@ class Parts(HeldTensors):
         super().__init__(parts)
         self.number = number
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
-        self.containers = [value for value in values if type(value) in (list, dict, set)]
+        self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
         self._attributes = _with_contents(map(vars, parts))
         self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._hook_numbers = list(map(tuple, self._hooks))  # hooks themselves may keep a whole run alive
@@ -102,7 +88,6 @@ class Parts(HeldTensors):
         return same(*self._attributes) and list(map(tuple, self._hooks)) == self._hook_numbers and self.are_same()
 
     def difference(self) -> str | None:
-        """Names something that is another now, or returns None."""
         if self.is_now():
             return None
         for table, content in self._tables():
@@ -129,14 +114,13 @@ def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[di
 
 
 class ModuleState(NamedTuple):
-    """A module at one moment: its parts, what torch counts of them, and torch's settings of the process."""
+    """A module at one moment."""
 
     parts: Parts
     trained: list[nn.Parameter]
-    """The parameters that take a gradient."""
     settings: Settings
     versions: tuple[list[int | None], list[int | None]]
-    """Version counter of each parameter and each buffer."""
+    """Version counters of parameters and of buffers."""
 
     @staticmethod
     def take(parts: Parts) -> ModuleState:
@@ -145,13 +129,12 @@ class ModuleState(NamedTuple):
         return ModuleState(parts, trained, read(_OF_PROCESS), versions)
 
     def written(self, *, writes_buffers: bool) -> str | None:
-        """Names the kind of tensors that were written to since, or returns None."""
         if self.versions[0] != versions_of(self.parts.parameters):
             return "a parameter"
         return None if writes_buffers or self.versions[1] == versions_of(self.parts.buffers) else "a buffer"
 
     def changed(self) -> str | None:
-        """Names something else that is another now, or returns None."""
+        """Names a setting or an attribute that differs now, or returns None."""
         setting = changed_setting(self.settings, read(_OF_PROCESS))
         if setting is not None:
             return f"torch's setting of the process ({setting})"
@@ -173,11 +156,8 @@ def changed_setting(before: Settings, after: Settings) -> str | None:
     return next(setting.name for setting, old, new in zip(_OF_PROCESS, before, after, strict=True) if old != new)
 
 
-# What a run shows.
-
-
 class Surroundings:
-    """The attributes of a module, what objects among them hold, and what its code names, as they are now."""
+    """The attributes of a module, the contents of objects among them, and what its code names, as they are now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [(place, place.value) for place in places_of(module.modules()) if place.holds_data]
@@ -188,7 +168,7 @@ class Surroundings:
         self._versions = [(t, version_of(t)) for t in attributes if id(t) not in self._objects.buffers]
 
     def changed(self) -> str | None:
-        """Names something that is another by now, or returns None."""
+        """Names something that differs by now, or returns None."""
         for place, value in self._places:
             if not same(place.value, value):
                 return f"{place.name!r}, a global or a variable that its code names"
@@ -202,8 +182,7 @@ class Place(NamedTuple):
     """The home and name of a value that code names."""
 
     name: str
-    home: Mapping[str, Any] | CellType
-    """Globals, a class's attributes, or the cell of an enclosed variable."""
+    home: Mapping[str, Any] | CellType  # globals, a class's attributes, or the cell of an enclosed variable
 
     @property
     def value(self) -> Any:
@@ -216,7 +195,6 @@ class Place(NamedTuple):
 
     @property
     def holds_data(self) -> bool:
-        """Returns True for data, which may change; False for code."""
         value = self.value
         return not isinstance(value, _NO_DATA) and not hasattr(type(value), "__get__")  # functions and descriptors
 
@@ -224,8 +202,8 @@ class Place(NamedTuple):
 def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     """Returns the places that the code of modules names, each once.
 
-    Looked at are classes that are neither torch's nor Python's own, their methods, and functions among hooks and
-    attributes; not the functions that these call.
+    The code is that of classes that are neither torch's nor Python's own, their methods, and functions among hooks and
+    attributes, without the functions that these call.
     """
     places: dict[tuple[int, str], Place] = {}
     for place in _all_places(parts):
@@ -286,21 +264,15 @@ def belongs_to_thread(module: nn.Module | None) -> Obstacle | None:
 
 
 def sets_context(before: Context, after: Context) -> Obstacle | None:
-    """Returns an obstacle if a call has set a context variable: on a lane it would be set for nobody else."""
+    """Returns an obstacle if a call has set a context variable, which on a lane would stay in the lane's context."""
     for variable in after:
         if variable not in before or before[variable] is not after[variable]:
             return Obstacle(f"it sets the context variable {variable.name!r}", todo="set it around the module's call")
     return None
 
 
-# Undoing.
-
-
 class Rewind:
-    """The state that a model's call may change, noted so that a call that came to nothing can be made again.
-
-    Noted are random numbers, small buffers, attributes, and lists, dicts and sets among them.
-    """
+    """The random numbers, small buffers and attributes before a model's call, to make a failed call again."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -314,7 +286,7 @@ class Rewind:
         self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad]
 
     def undo(self) -> bool:
-        """Restores everything; changes nothing and returns False where parameters or large buffers were written to."""
+        """Restores everything; returns False where parameters or large buffers were written to, and changes nothing."""
         if versions_of(self._untouched) != self._versions:
             return False
         if any(parameter.grad is not grad for parameter, grad in self._gradients):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from mosaic.backends.base import Lane, Ticket
 from mosaic.engine.calls.hidden import ModuleState, Parts
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
-
-if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Ticket
 
 MAX_KINDS = 1000
 """Kinds of calls of a module that are remembered, such as shapes."""
@@ -32,7 +30,6 @@ class PlacedModule:
         lane: Lane,
         *,
         shapes: tuple[tuple[Any, ...], ...] | None = None,
-        adopts_shapes: bool = False,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
         awaited: str | None = None,
@@ -42,7 +39,6 @@ class PlacedModule:
         self.signatures: dict[Hashable, Signature] = {}  # what is known of its calls, by kind
         self.obstacle: str | None = None  # why it never runs on its lane, or None
         self.shapes = shapes  # that the plan was made for; calls with others run in place on the host
-        self.adopts_shapes = adopts_shapes  # the plan is for the shapes of its next call instead
         self.is_alone = is_alone  # has the device and a stage to itself, so that a lane would gain nothing
         self.parted = parted  # ids of the module's parameters that only others use; a call that uses one runs in place
         self.awaited = awaited  # why its forward is waited for where it is called, or None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -32,7 +33,6 @@ from mosaic.find.structure import (
     is_opaque,
     leaf_key,
     memory_of,
-    tensors_in,
     versions_of,
 )
 
@@ -46,6 +46,11 @@ _SHARES = Obstacle(
     todo="move that use into the module, or leave it where it is",
 )
 _SPARSE = Obstacle("it returns a sparse tensor", todo="make it sparse where it is used")
+_VIEWS = Obstacle(
+    "it returns a view of one of its inputs, so that whoever writes into one writes into the other",
+    todo="return a copy",
+)
+_RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing or other hooks on saved tensors",
     todo="nothing, if memory needs it; on its lane it would run without",
@@ -54,70 +59,47 @@ _CHECKPOINTS = Obstacle(
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
-    like: torch.Tensor
-    """A tensor on the meta device with its shape, strides and dtype."""
+    like: torch.Tensor  # on the meta device, with its shape, strides and dtype
     differentiable: bool
-    """True if it requires a gradient."""
-    same_input: int | None
-    """Index of the input leaf that is returned as it came, or None."""
-    shares_memory: bool = False
-    """True if another result that requires a gradient has the same memory, as one that is a view of the other."""
-    view_of: int | None = None
-    """Index of the input leaf that it is a view of, or None; known of functions alone."""
+    same_input: int | None  # the index of the input leaf that it is
+    shares_memory: bool = False  # another result that requires a gradient is a view of the same memory
+    view_of: int | None = None  # the index of the input leaf that it is a view of; of functions alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Signature:
     """The results of one kind of call, the uses of its inputs, and the number of its random draws."""
 
-    outputs: tuple[OutputInfo, ...]
-    """Its distinct tensors, in order of appearance."""
+    outputs: tuple[OutputInfo, ...]  # its distinct tensors, in order of appearance
     spec: pytree.TreeSpec
-    """The shape of the nested result."""
-    leaves: tuple[Any, ...]
-    """For each leaf of the result the index of its tensor, or ``(value,)`` for anything else."""
-    edges: tuple[int, ...]
-    """For each use of a differentiable input, in backward order, which input."""
-    draws: int = 0
-    """32-bit random numbers drawn."""
-    drawing: tuple[torch.nn.Module, ...] | None = ()
-    """The parts of the module that draw them, or may, each a module of its own; None if the module itself may."""
+    leaves: tuple[Any, ...]  # for each leaf of the result the index of its tensor, or ``(value,)`` for anything else
+    edges: tuple[int, ...]  # for each use of a differentiable input, in backward order, which input
+    draws: int = 0  # 32-bit random numbers
+    drawing: tuple[torch.nn.Module, ...] | None = ()  # parts that draw them, or may; None if the module itself may
     obstacle: Obstacle | None = None
-    """Why calls of this kind run where they are made, or None."""
-    alone: str | None = None
-    """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
-    recasts: bool = False
-    """True if it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
-    writes_buffers: bool = False
-    """True if it writes into buffers of the module, as a BatchNorm does."""
-    views_input: bool = False
-    """True if a result that requires a gradient is a view of an input."""
+    alone: str | None = None  # why two calls in one backward would sum gradients in another order on a lane
+    writes_buffers: bool = False  # of the module, as a BatchNorm does
     reached_from: tuple[frozenset[int], ...] | None = None
     """For each edge, the results that it gets a gradient from, by their index in ``new_outputs``; None: from all."""
-    new_outputs: tuple[OutputInfo, ...] = field(init=False)
-    """The outputs that the module makes, rather than passing an input on."""
-    is_differentiable: bool = field(init=False)
-    """True if one of these requires a gradient."""
-    is_single: bool = field(init=False)
-    """True if the result is one tensor that it makes."""
-    layouts: list[tuple[Any, ...]] = field(init=False)
-    """Shape, dtype, differentiability and strides of each output; see ``layout_of``."""
-    inputs: list[int | None] = field(init=False)
-    """For each output the index of the input leaf that it is, or None."""
-    values: list[Any] = field(init=False)
-    """The leaves of the result that are no tensors."""
 
-    def __post_init__(self) -> None:
-        derived = {
-            "new_outputs": tuple(output for output in self.outputs if output.same_input is None),
-            "is_differentiable": any(o.differentiable for o in self.outputs if o.same_input is None),
-            "is_single": self.spec == _LEAF and self.leaves == (0,) and self.outputs[0].same_input is None,
-            "layouts": [layout_of(output.like, output.differentiable) for output in self.outputs],
-            "inputs": [output.same_input for output in self.outputs],
-            "values": [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)],
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+    @cached_property
+    def new_outputs(self) -> tuple[OutputInfo, ...]:
+        """The outputs that are not inputs."""
+        return tuple(output for output in self.outputs if output.same_input is None)
+
+    @cached_property
+    def is_single(self) -> bool:
+        """True if the result is one tensor that it makes."""
+        return self.spec == _LEAF and self.leaves == (0,) and self.outputs[0].same_input is None
+
+    @cached_property
+    def layouts(self) -> list[tuple[Any, ...]]:
+        return [layout_of(output.like, output.differentiable) for output in self.outputs]
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The leaves of the result that are no tensors."""
+        return [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)]
 
     @property
     def may_draw(self) -> bool:
@@ -125,7 +107,6 @@ class Signature:
         return self.draws > 0 or self.drawing != ()
 
     def reaches(self, edge: int, picks: frozenset[int]) -> bool:
-        """Returns True if an edge gets a gradient when the results ``picks`` have one."""
         return self.reached_from is None or not picks.isdisjoint(self.reached_from[edge])
 
 
@@ -156,7 +137,7 @@ class Arguments:
 
     @property
     def opaque(self) -> str | None:
-        """Type of a leaf that may hide tensors, or None."""
+        """The type of a leaf that may hide tensors."""
         if len(self.tensors) == len(self.leaves):
             return None
         return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
@@ -245,7 +226,9 @@ def learn(
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
     inputs = {id(leaf) for leaf in arguments.leaves}
     new_tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in inputs}.values())
-    graph = survey([tensor for tensor in new_tensors if tensor.requires_grad], arguments.differentiable)
+    differentiable = [tensor for tensor in new_tensors if tensor.requires_grad]
+    graph = survey(differentiable, arguments.differentiable)
+    memory = {place for tensor in differentiable if (place := memory_of(tensor))}
     obstacles = (
         _changes(watch.setting),
         hides_tensors("returns", hidden) if hidden is not None else None,
@@ -256,6 +239,8 @@ def learn(
         _foreign(graph, module),
         _SHARES if parted & graph.leaves.keys() else None,
         _SPARSE if any(tensor.layout != torch.strided for tensor in new_tensors) else None,
+        _VIEWS if memory & set(map(memory_of, arguments.tensors)) else None,
+        _RECASTS if graph.recasts and arguments.state.autocast and arguments.state.autocast_cache else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,
         sets_context(context, copy_context()),
         belongs_to_thread(module),
@@ -271,7 +256,6 @@ def learn(
         drawing=None if has_unknown else tuple(part for part in parts if part is not None),
         obstacle=next((reason for reason in obstacles if reason is not None), None),
         alone=_alone(graph, arguments.state),
-        recasts=graph.recasts and arguments.state.autocast and arguments.state.autocast_cache,
         writes_buffers=buffer_versions != versions_of(buffers),
     )
     return result, new_tensors, signature
@@ -376,7 +360,6 @@ def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) ->
         leaves=tuple(order[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves),
         edges=tuple(use.input for use in uses),
         reached_from=tuple(frozenset(pick for pick, own in reached.items() if use in own) for use in uses),
-        views_input=any(memory_of(tensor) in memory for tensor in tensors_in(arguments.leaves)),
     )
 
 

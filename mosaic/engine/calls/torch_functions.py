@@ -78,24 +78,15 @@ _MOVES = _words("to type type_as")
 class TorchFunction:
     """The effects of a torch function on its tensors."""
 
-    name: str
-    """Its name; of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's."""
-    reads: bool
-    """It reads what belongs to the tensor object, and no value."""
-    sets: bool
-    """It sets what belongs to the tensor object."""
-    value: bool
-    """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
-    listed: bool
-    """It is among the functions that follow a host lane."""
-    writes: bool
-    """It writes into its first argument."""
-    writes_any: bool
-    """It is an operator whose schema says that it writes into some argument."""
-    statistics: bool
-    """It may write into running statistics."""
-    inplace: int | None
-    """Position of a parameter called ``inplace``; None if it has none."""
+    name: str  # of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's
+    reads: bool  # the tensor object, and no value
+    sets: bool  # the tensor object
+    value: bool  # needs values or memory of a tensor that a stream is computing, or changes what memory that has
+    listed: bool  # follows a host lane
+    writes: bool  # into its first argument
+    writes_any: bool  # its schema has it write into some argument
+    statistics: bool  # may write into running statistics
+    inplace: int | None  # the position of a parameter called ``inplace``
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         targets = [] if "out" not in kwargs else tensors_in(kwargs["out"])

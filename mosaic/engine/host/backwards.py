@@ -6,17 +6,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from mosaic.engine.host.lane_tensor import to_plain
+from mosaic.backends.base import Ticket
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
 from mosaic.timeline import Span
-
-if TYPE_CHECKING:
-    from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.lane_tensor import LaneTensor
 
 T = TypeVar("T")
 _MAX_SPANS = 20_000
@@ -26,7 +23,7 @@ class Backwards:
     """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included."""
 
     def __init__(self, executor: Any) -> None:  # see ``Executor``
-        self.num_failed = self.num_ended = 0
+        self.num_ended = 0
         self._executor = executor
         self._begun: list[weakref.ref[RunningBackward]] = []
         self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -46,12 +43,8 @@ class Backwards:
         return running
 
     def forget_failed(self, _: object = None) -> None:
-        """Cleans up after a backward that an error cut short; the lanes come to rest first.
-
-        Autograd lets go of such a backward before its error reaches the loop.
-        """
+        """Cleans up after a backward that an error cut short; autograd drops it before the error reaches the loop."""
         if self._begun and all(ref() is None for ref in self._begun):
-            self.num_failed += 1
             self._executor.drain()
             self._begun.clear()
             self._settle()
@@ -83,10 +76,7 @@ class Backwards:
                 self.set_aside(parameter)
 
     def set_aside(self, leaf: torch.Tensor) -> None:
-        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
-
-        Doing it again during the same backward does nothing.
-        """
+        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended."""
         if id(leaf) not in self._aside:
             self._aside[id(leaf)] = (leaf, leaf.grad)
             leaf.grad = None
@@ -102,7 +92,7 @@ class Backwards:
             leaf.grad = earlier
 
     def follow_in_place(self, site: PlacedModule, outputs: Iterable[torch.Tensor]) -> None:
-        """Follows the results of a module's call that ran in place; until its backward later calls run in place, too.
+        """Follows the results of a call that ran in place; until its backward later calls of the module do so, too.
 
         Else both would add to the same gradients at once.
         """
@@ -117,7 +107,7 @@ class Backwards:
 
 
 class RunningBackward:
-    """Called by autograd at the end of one backward; autograd lets go of it when that backward fails."""
+    """Called by autograd at the end of one backward, and dropped when that backward fails."""
 
     def __init__(self, backwards: Backwards, task: int) -> None:
         self._backwards = backwards

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from mosaic.backends.base import Ticket
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments, Signature, layout_of
 from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -23,15 +25,8 @@ from mosaic.find.random_numbers import drawing_from
 from mosaic.find.restore import same
 from mosaic.find.structure import flatten, versions_of
 
-if TYPE_CHECKING:
-    from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.placed_module import PlacedModule
-
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
-_NO_MEMORY = "there was no memory for it beside the others"
-_HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
-"""The words of ``c10::alloc_cpu``, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 @dataclass(eq=False)
@@ -42,21 +37,15 @@ class Call:
     cycle through that graph is never collected.
     """
 
-    executor: Any
-    """The ``Executor``."""
-    site: PlacedModule
-    """The module, or the branch of a function."""
+    executor: Any  # see ``Executor``
+    site: PlacedModule  # the module, or the branch of a function
     run: Callable[..., Any] | None
     arguments: Arguments | None
     signature: Signature
-    generator: tuple[torch.Generator, torch.Tensor] | None
-    """The generator that it draws from, and the state in which that must end; None if it draws nothing."""
-    origin: str
-    """The caller's line."""
-    state: ModuleState | None = None
-    """The module at the time of the call; None of a function."""
-    is_glue: bool = False
-    """True for a function between modules."""
+    generator: tuple[torch.Generator, torch.Tensor] | None  # and the state in which it must end
+    origin: str  # the caller's line
+    state: ModuleState | None = None  # of the module at the time of the call
+    is_glue: bool = False  # a function between modules
 
     def __post_init__(self) -> None:
         arguments, state = self.arguments, self.state
@@ -76,7 +65,7 @@ class Call:
     # Forward.
 
     def forward(self) -> list[torch.Tensor | None]:
-        """Runs on the lane: calls the module on aliases of its inputs and returns its tensors, cut from its graph."""
+        """Runs on the lane: calls the module on aliases of its inputs; returns its tensors, cut from its graph."""
         run, arguments = self.run, self.arguments
         self.run = self.arguments = None
         assert run is not None
@@ -87,13 +76,9 @@ class Call:
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
-            if _is_out_of_memory(error) and not self.is_glue:
-                raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
             add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
-        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if len(outputs) > 1:
-            outputs = list({id(tensor): tensor for tensor in outputs}.values())
+        outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         if not self.is_glue:
             self._check(inputs, leaves, spec, outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
@@ -101,7 +86,7 @@ class Call:
         return [tensor.detach() for tensor in self._roots]
 
     def pending(self, ticket: Ticket[list[torch.Tensor | None]]) -> list[LaneTensor]:
-        """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
+        """Returns stand-ins for the tensors that its forward, ``ticket``, will make."""
         lane, name = self.site.lane, self.site.name
         return [
             LaneTensor(info.like, self.executor, lane, ticket, pick, name, is_shared=info.shares_memory)
@@ -111,7 +96,7 @@ class Call:
     def _run_module(
         self, run: Callable[..., Any], arguments: Arguments
     ) -> tuple[list[Any], list[Any], pytree.TreeSpec]:
-        """Returns the leaves that it passes in and those that come out, and how these nest."""
+        """Returns the leaves of the arguments, those of the result, and how these nest."""
         with arguments.state.applied():
             inputs = self._alias(arguments)
             args, kwargs = arguments.nesting.unflatten(inputs)
@@ -121,7 +106,6 @@ class Call:
                 return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:
-        """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
         values: dict[int, torch.Tensor] = {}
         wanted = {id(tensor) for tensor in arguments.differentiable}
         aliased = []
@@ -171,7 +155,7 @@ class Call:
         values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         if (
             spec != expected.spec
-            or [came.get(id(tensor)) for tensor in outputs] != expected.inputs
+            or [came.get(id(tensor)) for tensor in outputs] != [output.same_input for output in expected.outputs]
             or not same(values, expected.values)
         ):
             raise self._unforeseen(
@@ -185,7 +169,7 @@ class Call:
             )
 
     def _keep_uses_apart(self) -> None:
-        """Keeps the gradients of an input's uses apart where it is used several times, or not at all."""
+        """Keeps the gradients of an input's uses apart where it has several, or none."""
         expected = self.signature.edges
         if len(expected) == len(self._aliases) and len(set(expected)) == len(expected):
             return
@@ -198,7 +182,6 @@ class Call:
         capture(uses, self._captured)
 
     def _check_hidden(self, arguments: Arguments) -> None:
-        """Raises if what the module reads was changed before its lane had finished with it."""
         name, state = self.site.name, self.state
         written = "an input" if self._versions != versions_of(arguments.tensors) else None
         if state is not None:
@@ -213,15 +196,15 @@ class Call:
                 f"{self.origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
             )
 
-    def _unforeseen(self, what: str, todo: str, *, apart: bool = False) -> UnforeseenError:
-        return refuse(self.site, what, todo, apart=apart, origin=self.origin, way_out=self.executor.way_out)
+    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
+        return refuse(self.site, what, todo, origin=self.origin, way_out=self.executor.way_out)
 
     # Backward.
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients.
+        """Runs in the caller's backward: submits the module's backward to its lane and returns pending gradients.
 
-        Where a leaf's gradient is among them, or somebody hangs on a parameter's, they are waited for.
+        Where a leaf's gradient is among them, or a parameter has hooks, they are waited for.
         """
         executor, site, edges = self.executor, self.site, self.signature.edges
         if torch.is_grad_enabled():
@@ -245,14 +228,12 @@ class Call:
             return computed + [None] * (len(edges) + len(self.parameters) - len(computed))
         running.launched.append(ticket)
         picks = frozenset([pick for pick, grad in enumerate(grads) if grad is not None])
-        pending = [
-            self._gradient(edge, ticket) if self.signature.reaches(edge, picks) else None for edge in range(len(edges))
-        ]
-        return [*pending, *[None] * len(self.parameters)]
-
-    def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
-        size, dtype = self._likes[self.signature.edges[edge]]
-        return LaneTensor(_blank(size, dtype), self.executor, self.site.lane, ticket, edge, self.site.name)
+        pending: list[torch.Tensor | None] = [None] * (len(edges) + len(self.parameters))
+        for edge, index in enumerate(edges):
+            if self.signature.reaches(edge, picks):
+                blank = _blank(*self._likes[index])
+                pending[edge] = LaneTensor(blank, executor, site.lane, ticket, edge, site.name)
+        return pending
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
@@ -310,23 +291,14 @@ def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR)
-
-
 def add_place(error: BaseException, where: str, call: Call) -> None:
-    """Adds to an error where it comes from, since it surfaces where the result is needed."""
     if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
         error.add_note(f"raised {where} {call.site.name!r}, called at {call.origin}")
 
 
-def refuse(
-    site: PlacedModule, what: str, todo: str, *, origin: str, way_out: str, apart: bool = False
-) -> UnforeseenError:
+def refuse(site: PlacedModule, what: str, todo: str, *, origin: str, way_out: str) -> UnforeseenError:
     """Keeps a module off its lane from now on; returns what to raise for the present call."""
-    site.obstacle = Obstacle(what, todo=todo, apart=apart)
+    site.obstacle = Obstacle(what, todo=todo)
     return UnforeseenError(f"{site.name!r}, called at {origin}: {what}; {todo}, or {way_out.format(site.name)}")
 
 
@@ -338,7 +310,7 @@ class CallFunction(torch.autograd.Function):
         """Returns the call's lane tensors.
 
         ``edges`` are the site's anchor, the differentiable inputs, once for each use, and the parameters. Those get
-        no gradient through here (the lane adds to their ``grad``) unless somebody asks for it by name or hangs on it.
+        no gradient through here (the lane adds to their ``grad``) unless it is requested by name or has hooks.
         """
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -349,5 +321,4 @@ class CallFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Hands the module's backward to its lane."""
         return None, None, None, *ctx.call.launch_backward(grads)

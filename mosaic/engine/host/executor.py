@@ -19,19 +19,21 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange, are_seen
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
-from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
+from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SpanLog, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
@@ -40,16 +42,12 @@ from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import advance, draw_here
 from mosaic.find.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.find.trace import caller
-
-if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Lanes, Ticket
-    from mosaic.timeline import Span
+from mosaic.timeline import Span
 
 T = TypeVar("T")
 _MAX_FUNCTIONS = 10_000
 _MAX_UNSEEN = 256
-_MANY = 16
-"""Kinds of calls of a module from which the user is told."""
+_MANY_KINDS = 16
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
@@ -76,11 +74,8 @@ class Executor:
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
-        self._began: dict[str, tuple[int, ProfilerRange]] = {}
-        self._taken: list[tuple[nn.Module, Callable[..., Any]]] = []  # attached parts, and by which function
-        self._in_autocast = False  # the model's own call is inside of an autocast
+        self._began: dict[str, tuple[int, ExitStack]] = {}
         self._settings: Settings | None = None  # torch's, when the model's call or a block began
-        self._paused = False
         self._process = os.getpid()
         self._compiled: str | None = None  # a function between modules that is compiled
         self._has_looked = False
@@ -94,7 +89,6 @@ class Executor:
             self._has_looked = True
             self._look_at(run)
         self.begin()
-        self._in_autocast = is_in_autocast()
         try:
             result = run(*args, **kwargs)
             if not self.num_launched:
@@ -111,22 +105,23 @@ class Executor:
                 raise unforeseen from error
             raise
         finally:
-            self._in_autocast = False
             self.end()
 
     def _look_at(self, run: Any) -> None:
-        """Finds code between modules that needs values, from the model's own bound call: it gets plain tensors."""
+        """Finds code between modules that needs plain tensors, from the model's own bound call."""
         model: nn.Module = (run.args[0] if isinstance(run, partial) else run).__self__
         placed = [module for module in model.modules() if module is not model and is_attached(module)]
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
-        self._take((part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part)), _call_plainly)
+        for part in between:
+            if (isinstance(part, _FAST_PATHS) or _is_compiled(part)) and not is_attached(part):
+                attach(part, _call_plainly)
         named = [(place.name, place.value) for place in places_of(between)]
         named += [item for part in between for item in vars(part).items()]
         self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
 
     def begin(self) -> None:
-        """A call of the model, or a block, begins: notes torch's settings, and forgets what an error cut short."""
+        """Begins a call of the model, or a block."""
         self._settings = read_settings()
         self.unseen.clear()
         if torch._C._current_graph_task_id() == -1:
@@ -150,42 +145,28 @@ class Executor:
                 signature = site.signatures.get(_kind(arguments, state)) if reason is None else None
                 if signature is not None:
                     reason = self._obstacle(site, signature, arguments)
-                if signature is not None and reason is None:
-                    return self._send(site, run, arguments, signature, state)
+                    if reason is None:
+                        awaited = self.awaits(site, state)
+                        generator = _lane_generator(signature.draws) if signature.may_draw else None
+                        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
+                        result = self.launch(site, call, arguments)
+                        if awaited:
+                            self.reach(site)
+                        is_plain = self._settings is None or self._compiled is not None
+                        return map_tensors(joined, result) if is_plain else result
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         return self._learn(site, run, args, kwargs)
 
-    def _send(
-        self,
-        site: PlacedModule,
-        run: Callable[..., Any],
-        arguments: Arguments,
-        signature: Signature,
-        state: ModuleState,
-    ) -> Any:
-        """Sends a call to its lane, and waits for it where it has to."""
-        awaited = self.awaits(site, state)
-        generator = _lane_generator(signature.draws) if signature.may_draw else None
-        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
-        result = self.launch(site, call, arguments)
-        if awaited:
-            self.reach(site)
-        plain = self._settings is None or self._compiled is not None
-        return map_tensors(joined, result) if plain else result
-
     def run_alone(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes.
-
-        No other module may run beside it, so that handing it to a lane would cost time and gain nothing.
-        """
+        """Calls a module that has the whole device to itself: in the caller's thread, behind all lanes."""
         if self.num_launched:
             args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
             self.drain()
         start = time.perf_counter_ns()
-        with ProfilerRange(site.name, "forward"):
+        with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
         self.log.note(site.name, "forward", site.lane.slots, self.num_backwards, start)
         if torch.is_grad_enabled():
@@ -207,7 +188,7 @@ class Executor:
             self.backwards.current()  # counts this backward
             self.drain()  # its slots are those of the lanes
             if sees_end and site.name not in self._began:
-                self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
+                self._began[site.name] = time.perf_counter_ns(), profiler_range(site.name, "backward")
             return to_plain(grad)
 
         for tensor in tensors_in(result):
@@ -220,18 +201,12 @@ class Executor:
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
             return signature.obstacle or site.obstacle
-        if signature.views_input:
-            return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
-        if grad and site.in_place:
-            return "an earlier call of the same backward ran in place"
-        if signature.recasts and not self._in_autocast:
-            return "it uses a weight several times, in an autocast that may end before its lane does"
-        return None
+        return "an earlier call of the same backward ran in place" if grad and site.in_place else None
 
     def awaits(self, site: PlacedModule, state: ModuleState) -> bool:
-        """Returns whether a call's forward is waited for where it is made, since what it reads may change right after.
+        """Returns whether a call's forward is waited for where it is made.
 
-        A loop that calls a module outside of the model may refill its inputs or replace its weights at once.
+        A loop that calls a module outside of the model may refill its inputs or replace its weights right after.
         """
         if self._settings is None:
             return True
@@ -252,7 +227,7 @@ class Executor:
         return result
 
     def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Makes the first call of a kind where it is made, and learns what the next ones will return."""
+        """Runs the first call of a kind in place, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self.drain()  # nothing is known of it
         self._learned[site.name] += 1
@@ -261,18 +236,14 @@ class Executor:
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(arguments, site.state())
         site.learned(kind, signature, None if before is None else before.changed())
-        self._take(signature.drawing or (), draw_here)
+        for part in signature.drawing or ():
+            if not is_attached(part):
+                attach(part, draw_here)
         self.backwards.follow_in_place(site, results)
         return result
 
-    def _take(self, parts: Iterable[nn.Module], function: Callable[..., Any]) -> None:
-        for part in parts:
-            if not is_attached(part):
-                attach(part, function)
-                self._taken.append((part, function))
-
     def reach(self, site: PlacedModule) -> None:
-        """Waits for a module's forward before its caller reads or writes what it holds, or it runs in place."""
+        """Waits for a module's forward before its caller reads or writes what it holds."""
         last = site.last_forward
         if last is not None and not on_lane() and os.getpid() == self._process:
             site.last_forward = None
@@ -285,7 +256,7 @@ class Executor:
     # 3. Its lane waits for the call's inputs and runs the forward; the caller goes on with what stands for its results.
 
     def launch(self, site: PlacedModule, call: Call, arguments: Arguments) -> Any:
-        """Hands a call of a known kind to its module's lane; returns what it will return."""
+        """Submits a call of a kind that was learned to its module's lane; returns its pending results."""
         signature, inputs = call.signature, arguments.differentiable
         for tensor in inputs:
             waits_for_plain(tensor)
@@ -297,7 +268,7 @@ class Executor:
             site.last_forward = ticket
             self._called[site.name] = site
         results = call.pending(ticket)
-        if signature.is_differentiable:
+        if any(output.differentiable for output in signature.new_outputs):
             site.in_flight.add(call)
             edges = [inputs[index] for index in signature.edges]
             results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
@@ -311,7 +282,7 @@ class Executor:
         return unflatten(leaves, signature.spec)
 
     def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
-        """Hands a piece of work to a module's lane; once the lanes are closed, does it right away."""
+        """Submits work to a module's lane; once the lanes are closed, runs it at once."""
         if self.closed:
             for ticket in after:
                 self.wait(ticket)
@@ -321,32 +292,24 @@ class Executor:
         def run() -> T:
             start = time.perf_counter_ns()
             try:
-                with as_lane():
-                    if not are_seen():
-                        return work()
-                    with ProfilerRange(site.name, phase if slots else f"{phase} routing"):
-                        return work()
+                with as_lane(), profiler_range(site.name, phase if slots else f"{phase} routing"):
+                    return work()
             finally:
                 self.log.note(site.name, phase, slots, step, start)
 
         return site.lane.submit(run, after=after)
 
     def inputs_of(self, tensors: Iterable[Any], site: PlacedModule) -> list[Ticket[Any]]:
-        """Returns what work on a module's lane must wait for to read lane tensors among ``tensors``.
+        """Returns what work on a module's lane must wait for to read ``tensors``.
 
-        Its own lane is ordered anyway. Lanes of another executor cannot be waited for on a lane; their tensors are
-        waited for here.
+        A lane cannot wait for another executor's, such as another model's; its tensors are waited for here.
         """
         after = []
         for tensor in tensors:
-            if type(tensor) is not LaneTensor or (
-                tensor._lane is site.lane and type(tensor._ticket) is not SumTicket and tensor._executor is self
-            ):
-                continue
-            if tensor._executor is self:
-                after.append(tensor._ticket)
-            else:
+            if type(tensor) is LaneTensor and tensor._executor is not self:
                 tensor.value()
+            elif type(tensor) is LaneTensor and (tensor._lane is not site.lane or type(tensor._ticket) is SumTicket):
+                after.append(tensor._ticket)  # its own lane is ordered anyway
         return after
 
     def wait(self, ticket: Ticket[T]) -> T:
@@ -360,7 +323,7 @@ class Executor:
             raise
 
     def _note_unseen(self, ticket: Ticket[Any]) -> None:
-        """Adds work whose result nobody may ever use, and looks at what has ended."""
+        """Adds work whose result may never be used, and raises the errors of what has ended."""
         unseen = self.unseen
         unseen.append(ticket)
         while unseen and ((self.looks_early and unseen[0].done) or len(unseen) > _MAX_UNSEEN):
@@ -373,7 +336,7 @@ class Executor:
     # 4. Listed functions between modules follow their branch: each is a call on the lane, forward and backward.
 
     def follow(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a function on the lane of its arguments; returns NotImplemented if it has to run where it is called."""
+        """Runs a function on the lane of its arguments; returns NotImplemented where it has to run in place."""
         if self.closed or os.getpid() != self._process or interception() is not None:
             return NotImplemented
         arguments = Arguments.take(args, kwargs)
@@ -399,24 +362,20 @@ class Executor:
         return result
 
     def refuse_write(self, tensor: LaneTensor) -> Exception:
-        """Keeps the module behind a tensor in place from now on; returns the error for the present call."""
         site, reason = self._called[tensor._module], SHARED_IS_WRITTEN
         return refuse(site, reason, reason.todo, origin=caller(), way_out=self.way_out)
 
     def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:
-        """Adds two gradients of calls, either of which may be missing; the work that needs the sum computes it."""
         for term in (first, second):
             if term._executor is not self:  # no lane of these may wait for another executor's
                 term.value()
         return LaneTensor(second, self, second._lane, SumTicket(first, second), 0, second._module)
 
-    # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
-    #    backward (``Backwards.end``) the lanes are awaited, and the gradients of parameters become whole.
+    # 5. Autograd reaches a call: ``Call.launch_backward``. Its end is ``Backwards.end``.
 
     # 6. Between steps.
 
     def drain(self) -> None:
-        """Waits until the lanes are at rest; a lane itself does not wait."""
         if os.getpid() == self._process and not on_lane():
             self.lanes.drain()
             forget_cast_weights()
@@ -424,41 +383,19 @@ class Executor:
     def settle(self) -> None:
         self.drain()
 
-    def pause(self) -> None:
-        """Comes to rest and takes everything off the model, so that another executor can run it meanwhile."""
-        self.drain()
-        self._paused = True
-        self._ends.close()
-        for part, _ in self._taken:
-            detach(part)
-
-    def resume(self) -> None:
-        self._paused = False
-        for part, function in self._taken:
-            attach(part, function)
-
     def close(self) -> None:
-        """Gives the lanes back; later work runs in the caller's thread."""
+        """Ends the lanes; later work runs in the caller's thread."""
         self.closed = True
         self.lanes.close()
         self._ends.close()
-        if not self._paused:  # or they are another executor's by now
-            for part, _ in self._taken:
-                detach(part)
-        self._taken.clear()
 
     @property
     def is_in_flight(self) -> bool:
         return any(site.in_flight for site in self._glue.values())
 
     def forget_calls(self) -> None:
-        """Forgets functions whose results are lost, though a traceback may keep them alive."""
         for site in self._glue.values():
             site.forget_calls()
-
-    @property
-    def num_failed(self) -> int:
-        return self.backwards.num_failed
 
     @property
     def num_backwards(self) -> int:
@@ -476,19 +413,18 @@ class Executor:
             f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
             "call to call, such as a number, as a tensor"
             for module, count in self._learned.items()
-            if count > _MANY
+            if count > _MANY_KINDS
         )
         waits = f"results are waited for where modules are called: {self._compiled!r} is compiled by torch"
         return (*([waits] if self._compiled else []), *learned)
 
     @property
     def num_learned(self) -> int:
-        """Number of first calls of their kind, which run where they are made."""
         return self._learned.total()
 
 
 def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
-    """Returns a generator for the lane and the state it must end in; moves the process's generator there."""
+    """Returns a lane's generator and the state that it must end in; moves the process's generator there."""
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
     advance(torch.default_generator, draws)
@@ -496,22 +432,15 @@ def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
 
 
 def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
-    """Returns why a call with such arguments runs where it is made, whatever its module does; or None."""
     if arguments.opaque is not None:
         return f"it takes a {arguments.opaque}, which may hide tensors"
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
         return "it takes a sparse tensor that wants a gradient"
     shapes, planned = shapes_of(arguments.tensors), site.shapes
-    if site.adopts_shapes:
-        site.shapes, site.adopts_shapes = shapes, False
-    if planned is None or planned == shapes or site.shapes == shapes:
+    if planned is None or planned == shapes:
         return None
-    if [shape for shape, _ in planned] != [shape for shape, _ in shapes]:
-        return "its inputs have other shapes than the plan was made for"
-    return (
-        "its inputs have another dtype than the plan was made for; let the sample run as the loop's batches do, under "
-        "the same autocast"
-    )
+    kind = "shapes" if [shape for shape, _ in planned] != [shape for shape, _ in shapes] else "dtypes"
+    return f"its inputs have other {kind} than the plan was made for; let the sample run as the loop's batches do"
 
 
 def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
@@ -535,21 +464,19 @@ def _is_compiled(part: nn.Module) -> bool:
 def _may_follow(arguments: Arguments) -> bool:
     """Returns whether a function may run on a lane with such arguments.
 
-    Autocast keeps its cast of a leaf for all uses in the calling thread; an index of tensors may select any number of
-    elements; and what is not strided, or stands for other numbers than its memory holds, is not foreseen.
+    Autocast keeps its cast of a leaf for all uses in the calling thread, and a slice of tensors selects any number of
+    elements.
     """
     casts = arguments.grad and arguments.state.autocast
     for leaf in arguments.leaves:
         if isinstance(leaf, torch.Tensor):
-            if casts and leaf.is_leaf and leaf.requires_grad:
-                return False
-            if leaf.layout is not torch.strided or leaf.dtype.is_complex:
-                return False
-            if type(leaf) is LaneTensor:
-                continue
-            if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.device.type != "cpu":
-                return False
-            if leaf.is_quantized or leaf.is_neg():
+            is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.device.type == "cpu"
+            if (
+                (casts and leaf.is_leaf and leaf.requires_grad)
+                or leaf.layout is not torch.strided
+                or leaf.dtype.is_complex
+                or (type(leaf) is not LaneTensor and (not is_plain or leaf.is_quantized or leaf.is_neg()))
+            ):
                 return False
         elif isinstance(leaf, slice) and any(isinstance(end, torch.Tensor) for end in (leaf.start, leaf.stop)):
             return False
@@ -558,3 +485,10 @@ def _may_follow(arguments: Arguments) -> bool:
 
 def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
+
+
+def detach_parts(model: nn.Module) -> None:
+    """Restores the plain classes of the parts that executors have attached; they do not, since all attach the same."""
+    for part in model.modules():
+        if getattr(type(part), "_mosaic_intercept", None) in (draw_here, _call_plainly):
+            detach(part)

@@ -15,19 +15,16 @@ part of that argument.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from mosaic.backends.base import Lane, Ticket
 from mosaic.engine.calls.thread_state import is_transformed, on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in
-
-if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Ticket
-
 
 _CPU = torch.device("cpu")
 
@@ -56,7 +53,7 @@ class LaneTensor(torch.Tensor):
         *,
         is_shared: bool = False,
     ) -> LaneTensor:
-        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
+        """Makes a tensor with the metadata of ``like`` and the value ``ticket.wait()[pick]``."""
         tensor: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=_CPU
         )
@@ -70,18 +67,14 @@ class LaneTensor(torch.Tensor):
         return tensor
 
     def value(self) -> Any:
-        """Waits for the lane and returns the plain tensor, cut from the autograd graph; None for a missing gradient.
-
-        Raises:
-            BaseException: What the lane's work raised, after all lanes have come to rest.
-        """
+        """Waits for the lane and returns the plain tensor, cut from the autograd graph; None for a missing gradient."""
         return self._executor.wait(self._ticket)[self._pick]
 
     def join(self) -> torch.Tensor:
         """Returns the plain tensor that stands for this one in the caller's autograd graph.
 
-        It is always the same one, unless this tensor got another place in the graph since: by an autograd function that
-        says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
+        It is the same one until this tensor gets another place in the graph: by an autograd function that wrote into it
+        (``mark_dirty``), or as a leaf that now requires a gradient.
         """
         with torch._C.DisableTorchFunctionSubclass():
             place = self.grad_fn, self.requires_grad
@@ -170,11 +163,7 @@ class _Join(torch.autograd.Function):
 
 
 def to_plain(grad: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient that a lane computes; any other as it is.
-
-    Raises:
-        ModuleContractError: The lane computed none.
-    """
+    """Returns the gradient that a lane computes; any other as it is."""
     if not isinstance(grad, LaneTensor):
         return grad
     plain = grad.value()

@@ -6,17 +6,21 @@ at the end of a backward it makes the caller's stream wait for the streams on wh
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.clock import StreamClock, StreamMark
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor, note_in_place
@@ -29,14 +33,12 @@ from mosaic.engine.streams.tensor import (
     on_user_stream,
     tagged,
 )
-from mosaic.engine.streams.timeline import StreamTimeline
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, version_of
+from mosaic.timeline import Span
 
-if TYPE_CHECKING:
-    from mosaic.backends.streams.lanes import StreamLanes
-    from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.timeline import Span
+_MAX_SPANS = 20_000
+_MAX_PENDING = 512
 
 
 class StreamExecutor(Executor):
@@ -72,9 +74,7 @@ class StreamExecutor(Executor):
         """Calls a placed module on its lane's stream; what it raises comes out here."""
         if on_lane():
             return run(*args, **kwargs)
-        reason = site.obstacle or _obstacle()
-        if reason is None and self.closed:
-            reason = "its lanes are closed"
+        reason = site.obstacle or self._obstacle()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         if not on_user_stream():
@@ -123,7 +123,7 @@ class StreamExecutor(Executor):
         results: list[Any] = []
 
         def work() -> None:
-            with as_lane(), ProfilerRange(site.name, "forward"):
+            with as_lane(), profiler_range(site.name, "forward"):
                 results.append(run(*args, **kwargs))
 
         try:
@@ -149,12 +149,9 @@ class StreamExecutor(Executor):
         return tagged_result
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.closed or not on_user_stream() or _obstacle() is not None:
+        if not on_user_stream() or self._obstacle() is not None:
             return run(*args, **kwargs)
         api, before = self.lanes.api, self.orders.call
-        is_captured = before is None and api.is_capturing()  # by the user, in a graph of theirs
-        if is_captured:
-            self._forget_events()
         try:
             with api.use_stream(api.current_stream()):  # an interrupt inside may leave a lane's stream current
                 self.orders.call = ModelCall(api, tensors_in((args, kwargs)))
@@ -173,16 +170,7 @@ class StreamExecutor(Executor):
                 held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
         if self._num_launched:
             self.orders.join()
-        if is_captured:
-            self._forget_events()
         return result
-
-    def _forget_events(self) -> None:
-        """Forgets what lanes waited for so far: work inside of a capture can wait for none outside, and vice versa."""
-        self.orders.forget()
-        self._alone = None
-        for lane in self.lanes:
-            lane.last = None
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
@@ -193,7 +181,7 @@ class StreamExecutor(Executor):
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
         start = self.timeline.mark()
-        with ProfilerRange(site.name, "forward"):
+        with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
         self._alone = self.timeline.mark().event
         self.timeline.note(site, "forward", start, self._alone)
@@ -207,7 +195,7 @@ class StreamExecutor(Executor):
         What the user's stream is given from now on comes behind the module's lane, and the module's next call behind
         the user's stream.
         """
-        if self.closed or not on_user_stream():
+        if self.closed or not on_user_stream() or self.lanes.api.is_capturing():
             return
         self.orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
         self._held_by(site).is_reached = True
@@ -217,6 +205,16 @@ class StreamExecutor(Executor):
         if held is None:
             held = self.held[site] = HeldState(site.module)
         return held
+
+    def _obstacle(self) -> str | None:
+        """Returns why a call made now cannot be launched on a lane, or None."""
+        if is_traced():
+            return "it is being traced or compiled; compile the placed modules instead"
+        if self.closed:
+            return "its lanes are closed"
+        if self.lanes.api.is_capturing():
+            return "the loop captures a CUDA graph, in which lanes cannot wait for what is outside"
+        return TRANSFORMED if is_transformed() else None
 
     def _run_with_less(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
@@ -253,7 +251,7 @@ class StreamExecutor(Executor):
     # The rest of what a handle asks for.
 
     def settle(self) -> None:
-        if not self.closed and on_user_stream():
+        if not self.closed and on_user_stream() and not self.lanes.api.is_capturing():
             self.orders.join()
             self.lanes.join()
 
@@ -361,7 +359,135 @@ def _lane_of(site: PlacedModule) -> StreamLane:
     return site.lane
 
 
-def _obstacle() -> str | None:
-    if is_traced():
-        return "it is being traced or compiled; compile the placed modules instead"
-    return TRANSFORMED if is_transformed() else None
+class StreamTimeline:
+    """Forwards and backwards of placed modules, by timed events that are read later, so that no step waits for them.
+
+    A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
+    it trains none, to that of an input.
+    """
+
+    def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object]) -> None:
+        self.num_backwards = 0  # that came through placed modules
+        self._clock = clock
+        self._begins = begins  # called when one begins
+        self._api = api
+        self._task = -1
+        self._in_step: set[tuple[str, str]] = set()
+        self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self._pending: deque[tuple[PlacedModule, str, int, StreamMark, Any]] = deque()
+        self._reading = threading.Lock()
+        self._running: dict[str, _Backward] = {}
+        self._ends = LastGradients()
+
+    def mark(self) -> StreamMark:
+        """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
+        return self._clock.mark(self._api.current_stream())
+
+    def note(self, site: PlacedModule, phase: str, start: StreamMark, end: Any, *, step: int | None = None) -> None:
+        """Notes a piece of a module's work between a mark and an event; of the present step by default.
+
+        A new step begins for the clock when work of the present one comes again.
+        """
+        if (site.name, phase) in self._in_step:
+            self._in_step.clear()
+            self._clock.start_step()
+        self._in_step.add((site.name, phase))
+        self._pending.append((site, phase, self.num_backwards if step is None else step, start, end))
+        if len(self._pending) > _MAX_PENDING:
+            self._read(wait=False)
+
+    def watch_backward(self, site: PlacedModule, result: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Prepares to see the backward of a call, if it will have one."""
+        if not torch.is_grad_enabled():
+            return
+        results = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
+        if not results:
+            return
+        backward = _Backward(self, site)
+        for tensor in results:
+            tensor.register_hook(backward.begin)
+        if not self._ends.watch(site, partial(self._end, site.name)):
+            for tensor in inputs:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: backward.end())
+
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran since the lanes were opened; waits for it."""
+        self._read(wait=True)
+        return tuple(sorted(self._known, key=lambda span: span.start_ms))
+
+    def clear(self) -> None:
+        self._read(wait=False)  # so that the clock forgets the events of the steps
+        self._known.clear()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Reads what is left, and takes the hooks off the parameters."""
+        self._read(wait=True)
+        self._ends.close()
+
+    def began(self, backward: _Backward) -> None:
+        """Called by the first gradient of a module's results."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.num_backwards += 1
+            self._begins()
+        self._running[backward.site.name] = backward
+
+    def _end(self, module: str) -> None:
+        if module in self._running:
+            self._running.pop(module).end()
+
+    def _read(self, *, wait: bool) -> None:
+        with self._reading:
+            while self._pending and (wait or self._pending[0][-1].query()):
+                site, phase, step, start, end = self._pending.popleft()
+                assert isinstance(site.lane, StreamLane)
+                end.synchronize()
+                start_ms = site.lane.origin.ms_until(start)
+                end_ms = start_ms + max(0.0, start.event.elapsed_time(end))
+                self._known.append(
+                    Span(
+                        module=site.name,
+                        phase=phase,  # type: ignore[arg-type]
+                        slots=site.lane.slots,
+                        step=step,
+                        start_ms=start_ms,
+                        end_ms=end_ms,
+                    )
+                )
+
+
+class _Backward:
+    """One backward of one call; refers to no tensor, since tensors' hooks refer to it."""
+
+    def __init__(self, timeline: StreamTimeline, site: PlacedModule) -> None:
+        self.site = site
+        self._step = timeline.num_backwards
+        self._timeline = timeline
+        self._task = -1
+        self._start: StreamMark | None = None
+        self._target: ExitStack | None = None
+        self._shown: ExitStack | None = None
+
+    def begin(self, _: torch.Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if self._start is None or self._task != task:  # an earlier backward may have come to no end
+            self._task, self._start = task, self._timeline.mark()
+            self._timeline.began(self)
+            self._shown = profiler_range(self.site.name, "backward")
+            lane = self.site.lane
+            if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
+                with lane.api.use_stream(lane.stream):  # whose workspace of cuBLAS there is
+                    self._target = lane.libraries.begin_backward(lane.num_sms)
+
+    def end(self) -> None:
+        if self._start is not None:
+            if self._shown is not None:
+                self._shown.close()
+            end = self._timeline.mark().event
+            self._timeline.note(self.site, "backward", self._start, end, step=self._step)
+            self._start = None
+        if self._target is not None:
+            self._target.close()

@@ -22,23 +22,21 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.hidden import HeldTensors, parts_of
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import memory_of, version_of, versions_of
 from mosaic.find.trace import caller
 
-if TYPE_CHECKING:
-    from mosaic.backends.streams.api import StreamApi
-    from mosaic.backends.streams.lanes import StreamLane, StreamLanes
-
 
 class Point:
-    """All that a lane was given up to some moment; its event is recorded when somebody first waits for it."""
+    """All that a lane was given up to some moment; its event is recorded at the first wait for it."""
 
     __slots__ = ("event", "index", "order")
 
@@ -101,11 +99,10 @@ class LaneOrder:
             self.wait_for(self.home.api.current_stream())
 
     def lend(self) -> None:
-        """Notes that the user's stream may read memory of the lane that the allocator does not know it to use."""
+        """Notes that the user's stream may read memory of the lane without the allocator's knowledge."""
         self._lent = self.home.call.began if self.home.call is not None else None
 
     def wait_for(self, stream: Any) -> None:
-        """Makes the lane wait for all that a stream was given so far."""
         self.home.order(stream, before=self.stream)
         self._readers.discard(stream)
 
@@ -138,7 +135,6 @@ class LaneOrder:
         return self._last
 
     def seal(self) -> None:
-        """Ends the present point: what comes now is behind it."""
         point, self._open = self._open, None
         if point is not None:
             self._record(point)
@@ -150,10 +146,7 @@ class LaneOrder:
     def hold(self, stream: Any, point: Point, *, reads: bool = True) -> None:
         """Makes a stream wait for a point of this lane, and for writes into the lane's tensors.
 
-        Args:
-            stream: The stream.
-            point: The point.
-            reads: Whether work on the stream will use tensors of the lane.
+        ``reads`` says whether work on the stream will use tensors of the lane.
         """
         if stream == self.stream or self.lane.closed:
             return
@@ -194,7 +187,7 @@ class LaneOrder:
             self.check_reads(stream)
 
     def note_joined(self, stream: Any) -> None:
-        """Notes that a stream waits for all lanes: who waits for it waits for all readers."""
+        """Notes that a stream waits for all lanes, hence for all readers."""
         if self._readers:
             self._readers = {stream}
 
@@ -262,10 +255,6 @@ class Orders:
             fence = self.api.new_event()  # of its own, since autograd's thread and the loop's may be here at once
             fence.record(stream)
             fence.wait(before)
-
-    def forget(self) -> None:
-        """Begins anew: lanes are waited for only from here on."""
-        self._lanes.clear()
 
     def lend(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""

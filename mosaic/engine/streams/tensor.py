@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -25,13 +25,10 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.calls.torch_functions import TorchFunction, look_up
+from mosaic.engine.streams.order import LaneOrder, Point
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, version_of
-
-if TYPE_CHECKING:
-    from mosaic.engine.calls.torch_functions import TorchFunction
-    from mosaic.engine.streams.order import LaneOrder, Point
 
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -52,7 +49,7 @@ class StreamTensor(torch.Tensor):
         return self._point.order
 
     def plain(self) -> torch.Tensor:
-        """Returns the plain tensor, for work that is ordered already."""
+        """Returns the plain tensor, for work that is ordered."""
         if self._loose:
             with torch._C.DisableTorchFunctionSubclass():
                 if _has_history(self):
@@ -62,7 +59,6 @@ class StreamTensor(torch.Tensor):
         return self._plain
 
     def plain_for(self, stream: Any) -> torch.Tensor:
-        """Orders a stream behind this tensor and returns it plain, to be used there."""
         self.order_before(stream)
         return self.plain()
 
@@ -122,7 +118,6 @@ class _Operation:
         self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
 
     def _take(self, value: Any) -> Any:
-        """Notes the tensors in an argument and returns it with plain ones in their place."""
         if type(value) is StreamTensor:
             plain = value.plain()
             self.shells.append(value)
@@ -149,7 +144,6 @@ class _Operation:
         return self._followed(order, writes=bool(written))
 
     def _joined(self, written: Sequence[torch.Tensor]) -> Any:
-        """Runs it on the current stream, behind the tensors' lanes."""
         here = self.shells[0].order.home.api.current_stream()
         for shell in self.shells:
             shell.join()

@@ -42,7 +42,7 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.placing import note_in_place
 from mosaic.engine.streams.executor import StreamExecutor
@@ -88,7 +88,7 @@ class StreamRankExecutor(RankExecutor):
         settings = self.lanes.lane(routed.slots).under_settings()
         with as_lane(), settings, self.progress.computing(name, phase), marked(name):
             start = timeline.mark()
-            with ProfilerRange(name, phase):
+            with profiler_range(name, phase):
                 result = work()
         timeline.note(site, phase, start, timeline.mark().event, step=self.progress.step)
         return result

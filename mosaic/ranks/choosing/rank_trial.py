@@ -17,8 +17,8 @@ import logging
 from collections.abc import Sequence
 
 from mosaic.engine.attachment import Attachment
-from mosaic.engine.candidates import clock_of, sample_step
 from mosaic.engine.finding.find import runner_of
+from mosaic.engine.trial import clock_of, sample_step
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan

@@ -317,14 +317,10 @@ class Explicit(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor, how: str, *quotas: Any, **options: Any) -> torch.Tensor:
         if how == "plain":
             left, right = self.left(x).relu(), self.encode(y, scale=0.5)
-        elif how == "run":
+        else:
             with mosaic.parallel(*quotas, **options) as p:
                 left = p.run("left", self.left, x).relu()
                 right = p.run("right", self.encode, y, scale=0.5)
-        else:
-            with mosaic.parallel(*quotas, **options) as p:
-                found = p.run_all({"left": (self.left, (x,)), "right": (self.encode, (y,), {"scale": 0.5})})
-                left, right = found["left"].relu(), found["right"]
         return self.head(left * right["hidden"])
 
 

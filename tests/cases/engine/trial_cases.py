@@ -16,7 +16,7 @@ import mosaic
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, TrialSettings, find_modules
-from mosaic.engine.candidates import name_of
+from mosaic.engine.session import name_of
 from mosaic.profile import Profile
 from mosaic.profiler import environment_of
 

@@ -81,22 +81,12 @@ def backend() -> Iterator[FakeBackend]:
     _pool.cache_clear()
 
 
-def pool_of(backend: Any, cuda_graphs: bool) -> Any:
-    return mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=cuda_graphs)._pool
-
-
-@pytest.mark.parametrize("how", ["run", "run_all"])
-@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBackend, how: str, graphs: bool):
+def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBackend):
     model = Explicit()
     twin = copy.deepcopy(model)
     expected = explicit_steps(twin)
-    assert_same(expected, explicit_steps(model, how, QUOTAS, backend=backend, cuda_graphs=graphs))
-    pool = pool_of(backend, graphs)
-    if graphs:
-        assert pool.graphs.refused == {}
-        assert pool.graphs.num_replays == 5  # the other piece is a method
-        assert pool.graphs.num_captures == 1
+    assert_same(expected, explicit_steps(model, "run", QUOTAS, backend=backend))
+    assert not mosaic.parallel(QUOTAS, backend=backend)._pool.executor.in_place
 
 
 def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
@@ -123,24 +113,21 @@ class Normed(nn.Module):
         return self.encoder(x)  # type: ignore[no-any-return]
 
 
-def trained_with(backend: FakeBackend, pieces: Any, *, graphs: bool) -> list[torch.Tensor]:
+def trained_with(backend: FakeBackend, pieces: Any) -> list[torch.Tensor]:
     """Trains two steps under autocast with the pieces ``left`` and ``right``; returns their results."""
     found: list[torch.Tensor] = []
     for step in range(2):
         x, y = pair_batch(step)
         with torch.autocast("cpu", torch.bfloat16):
-            with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
+            with mosaic.parallel(QUOTAS, backend=backend) as p:
                 left, right = p.run("left", pieces[0], x), p.run("right", pieces[1], y)
             found += [left.detach() + 0, right.detach() + 0]
             (left + right).float().sum().backward()
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "graphs"),
-    [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
-)
-def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, graphs: bool, kind: str):
+@pytest.mark.parametrize("kind", ["module", "method", "function"])
+def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, kind: str):
     model = Normed()
     twin = copy.deepcopy(model)
     pieces = {
@@ -148,7 +135,7 @@ def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, graphs: boo
         "method": (model.encoder, model.encode),
         "function": (lambda x: model.encoder(x), model.encode),
     }
-    found = trained_with(backend, pieces[kind], graphs=graphs)
+    found = trained_with(backend, pieces[kind])
     for step in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             for index, given in enumerate(pair_batch(step)):
@@ -182,7 +169,7 @@ def test_what_a_piece_uses_may_be_used_between_pieces(backend: FakeBackend, betw
         for step in range(2):
             x, y = pair_batch(step)
             with torch.autocast("cpu", torch.bfloat16):
-                with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
+                with mosaic.parallel(QUOTAS, backend=backend) as p:
                     left = p.run("left", pieces[kind], x)
                     other = BETWEEN[between](model.encoder, y)
                 found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))

@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import mosaic
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -48,7 +50,7 @@ class Many(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor], *, scale: float = 0.5, flip: bool = True) -> Any:
         hidden = self.layers(inputs["x"]) * scale
         shown = {"hidden": hidden, "again": hidden, "pooled": self.pooler(hidden), "none": None}
-        return shown, (inputs["y"], hidden.argmax(-1), "flipped" if flip else "plain")
+        return shown, (inputs["y"] + 1, hidden.argmax(-1), "flipped" if flip else "plain")
 
 
 @pytest.mark.parametrize("used", [("pooled",), ()])
@@ -68,42 +70,6 @@ class Named:
 
     def __init__(self, modules: Any) -> None:
         self.__dict__.update(modules.items())
-
-
-class Table(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4))
-        self.register_buffer("steps", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.weight, self.steps, (x * self.weight).T
-
-
-def test_a_parameter_or_buffer_that_is_returned_is_the_module_s_own():
-    table = Table()
-    with bench() as ours:
-        for _ in range(2):
-            weight, steps, product = ours.call("table", table, torch.ones(4, 4))
-            assert weight is table.weight
-            assert steps is table.steps
-            (product * weight).sum().backward()
-        assert ours.graphs.num_replays == 2
-
-
-def test_a_captured_recurrent_module_reads_its_own_weights_where_they_are(monkeypatch: pytest.MonkeyPatch):
-    """On a GPU ``flatten_parameters`` moves weights: the graph would read memory that no optimizer writes."""
-    model, x = nn.GRU(8, 16, batch_first=True), torch.randn(2, 5, 8)
-    sum(result.sum() for result in model(x)).backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    monkeypatch.setattr(model, "flatten_parameters", lambda: pytest.fail("weights are moved"))
-    with bench() as ours:
-        for _ in range(2):
-            model.zero_grad()
-            sum(result.sum() for result in ours.call("gru", model, x)).backward()
-        assert ours.graphs.refused == {}
-        assert ours.graphs.num_replays == 2
-    assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
 
 
 def test_a_module_that_sets_the_seed_in_its_call_runs_eagerly():
@@ -178,19 +144,13 @@ def test_a_change_between_calls_is_seen(change: str):
         assert ours.graphs.num_captures == (1 if change == "hook" else 2)
 
 
-def test_gradients_of_gradients_are_right_and_the_module_is_left_alone_from_then_on():
-    model, x = tower(), pair_batch()[0]
-    penalties = []
+def test_gradients_of_gradients_are_refused_by_name():
+    x = pair_batch()[0].requires_grad_()
     with bench() as ours:
-        for run in (lambda x: ours.call("tower", model, x), model, lambda x: ours.call("tower", model, x)):
-            given_x = x.clone().requires_grad_()
-            (grad,) = torch.autograd.grad(run(given_x).sum(), given_x, create_graph=True)
-            model.zero_grad()
-            grad.square().sum().backward()
-            penalties.append(model[0].weight.grad.clone())
-        assert "create_graph" in ours.graphs.refused["tower"]
-    assert torch.allclose(penalties[0], penalties[1])
-    assert torch.equal(penalties[2], penalties[1])
+        for _ in range(2):
+            result = ours.call("tower", tower(), x).sum()
+            with pytest.raises(mosaic.errors.UnsupportedModelError, match="create_graph=True through 'tower'"):
+                torch.autograd.grad(result, x, create_graph=True)
 
 
 def test_a_second_backward_through_one_forward_needs_retain_graph():
@@ -231,7 +191,8 @@ REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "another leaf": (lambda _, h: h * nn.Parameter(torch.ones(16)), "neither an argument nor"),
     "an object": (lambda _, h: (h, object()), "may hide tensors"),
     "views of each other": (lambda _, h: (h, h[:, :8]), "share memory"),
-    "a view of a weight": (lambda m, h: (h, m.layer.weight.T), "a view of its input or weight"),
+    "a view of a weight": (lambda m, h: (h, m.layer.weight.T), "returns its input or weight"),
+    "a weight": (lambda m, h: (h, m.layer.weight), "returns its input or weight"),
     "a checkpoint": (lambda _, h: checkpoint(torch.sin, h, use_reentrant=False), "checkpointing"),
     "a count": (counts, "in the call itself"),
     "an error": (lambda _, h: h @ torch.ones(3, 3), "trying it failed: RuntimeError"),
@@ -272,7 +233,7 @@ def test_modules_inputs_and_modes_of_other_kinds_run_eagerly(kind: str):
     if kind == "hook":
         model[0].register_forward_hook(lambda *_: None)
     if kind == "rnn":
-        model, x = nn.LSTM(8, 8, num_layers=2, dropout=0.5), torch.randn(3, 2, 8)
+        model, x = nn.GRU(8, 8), torch.randn(3, 2, 8)
     with bench() as ours, FlopCounterMode(display=False) if kind == "mode" else nullcontext():
         ours.call("model", model, x.as_subclass(Other) if kind == "subclass" else x)
         assert ours.graphs.num_captures == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mosaic.backends.streams.clock import StreamClock
-from mosaic.engine.candidates import EventClock
+from mosaic.engine.trial import EventClock
 
 
 class Event:
