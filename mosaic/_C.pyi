@@ -9,24 +9,18 @@ Importing the module touches no driver; the first call looks for it. Attributes 
 from collections.abc import Sequence
 
 class DriverFunction:
-    """A function of the CUDA driver that Mosaic calls."""
-
     name: str
     since: int
     """1000 * major + 10 * minor of the CUDA that brought it."""
     use: str
     """'base', 'slots', 'streams' or 'placement': what is lost without it."""
 
-def driver_version() -> int:
-    """CUDA version of the driver, 1000 * major + 10 * minor."""
-
-def missing_functions() -> list[DriverFunction]:
-    """Functions that Mosaic calls and this driver does not have."""
-
+def driver_version() -> int: ...
+def missing_functions() -> list[DriverFunction]: ...
 def device_count() -> int: ...
 
 class Device:
-    """One CUDA device, as the driver describes it. ValueError for an ordinal that is not there."""
+    """ValueError for an ordinal that is not there."""
 
     def __init__(self, ordinal: int) -> None: ...
     ordinal: int
@@ -54,41 +48,29 @@ class SlotSplit:
     remainder_sms: int
 
 class PartitionInfo:
-    """A partition as the driver created it; plain values that outlive the pool."""
-
     slots: list[int]
     """Sorted."""
     requested_sms: int
-    """Sum over the split's slots."""
     granted_sms: int
-    """Read back from the green context."""
     sm_ids: list[int] | None
     """Ids that the probe saw at the last ``verify``, sorted; None before."""
     creation_ms: float
-    """Time that the context and its stream took."""
 
 class LayoutCost:
-    """Cost of adding a layout; zeros if every partition existed."""
-
     num_contexts: int
     creation_ms: float
     driver_bytes: int
     """Growth of the memory in use on the device, other processes' included."""
 
 class PoolStats:
-    """Content of a pool (nothing after ``close``), and the sums of its layouts' costs."""
-
     num_contexts: int
     num_lent: int
     creation_ms: float
     driver_bytes: int
     layouts: list[LayoutCost]
-    """One cost a layout, in the order of adding."""
 
 class StreamPool:
-    """Streams made beforehand for the partitions of layouts, one for each, and lent by table look-up.
-
-    Safe from any thread. In a forked child every method raises ``BackendUnavailableError``; after ``close`` those
+    """Safe from any thread. In a forked child every method raises ``BackendUnavailableError``; after ``close`` those
     that lend, add or verify raise ValueError.
 
     Args:
@@ -113,25 +95,19 @@ class StreamPool:
         Raises ValueError for a slot in two partitions. A failure leaves the pool as it was.
         """
     def lend(self, layout: int, partition: int) -> int:
-        """Returns the partition's CUstream; no driver call. Every caller gets the same one."""
+        """Returns the partition's CUstream, the same for each caller; no driver call."""
     def give_back(self, stream: int) -> None:
         """Ends one loan, without waiting for the stream; ValueError for a stream that is not lent."""
     def partitions(self, layout: int) -> list[PartitionInfo]: ...
     def verify(self, image: bytes) -> None:
-        """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen.
-
-        Each partition is probed on a stream made for that. ``mosaic.backends.cuda.overlap`` judges the ids.
-        """
+        """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen."""
     def stats(self) -> PoolStats: ...
     device: Device
     split: SlotSplit
     placement: str
     closed: bool
     def close(self) -> None:
-        """Waits for the streams, then ends streams, contexts and the hold on the primary context.
-
-        A failure does not keep the rest from ending; the first one is raised. A second call does nothing.
-        """
+        """Waits for the streams, and ends all that it holds, even after a failure, of which the first is raised."""
 
 PROBE_SOURCE: str
 """CUDA C++ of the probe's kernel, ``mosaic_smid``."""

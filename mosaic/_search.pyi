@@ -1,7 +1,6 @@
-"""Planning's hot loops.
+"""Planning's hot loops, in C++ without the GIL; the same input and seed give the same answer unless the clock ends it.
 
-Plain C++, no CUDA, the GIL released; the same input and seed give the same answer while no wall-clock limit ends the
-search. Times are nanoseconds, sets of modules are bitmasks. ``ValueError`` for input that no search accepts.
+Times are nanoseconds, sets of modules are bitmasks. ``ValueError`` for input that no search accepts.
 """
 
 import math
@@ -14,10 +13,7 @@ import numpy.typing as npt
 _Matrix = Sequence[tuple[int, int, Sequence[Sequence[float]]]]
 
 class Module:
-    """Options (degree, quota, forward_ns, backward_ns, memory_bytes), and the modules of earlier stages.
-
-    ``bandwidths`` are each option's shares of the device's memory bandwidth, forward and backward.
-    """
+    """Options (degree, quota, forward_ns, backward_ns, memory_bytes) with their bandwidths, and earlier modules."""
 
     def __init__(
         self,
@@ -43,8 +39,6 @@ class Stage:
     """(module, option, devices, starts) of each: many values at once."""
 
 class Plan:
-    """The best plan of the search, and a bound that no plan can be below."""
-
     status: str
     """'optimal' or 'feasible'."""
     cost_ns: int
@@ -62,13 +56,10 @@ def plan(
     forbidden: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
-    """Searches until its effort, the clock's seconds or ``should_stop`` end it; no stage is one of ``forbidden``.
-
-    Effort is counted work, in about seconds of a core.
-    """
+    """Searches until its effort (in about seconds of a core), the clock or ``should_stop`` ends it."""
 
 def spend(effort: float = 0.0) -> float:
-    """Adds effort, in about seconds of a core, to that of the searches on this thread; returns the sum."""
+    """Adds effort to that of the searches on this thread; returns the sum."""
 
 class Tasks:
     """Tasks of a step in columns: row, kind, microbatch, group, time, takes, frees; waits: source, target, lag."""
@@ -83,8 +74,6 @@ class Tasks:
     ) -> None: ...
 
 class Deadlock:
-    """Rows that wait for ever."""
-
     waiting: list[int]
     at_ns: int
     short_bytes: list[int]
@@ -109,9 +98,7 @@ class FoundOrders:
 
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed: ...
 def roll_out(tasks: Tasks) -> tuple[list[list[int]], Replayed]: ...
-def lower_bound(tasks: Tasks) -> int:
-    """Returns a time that no orders are below."""
-
+def lower_bound(tasks: Tasks) -> int: ...
 def find_orders(
     tasks: Tasks,
     method: str,
@@ -125,20 +112,13 @@ def find_orders(
 ) -> FoundOrders: ...
 
 class MaskRuns:
-    """A mask in runs of tokens with one word in one document."""
-
     def __init__(self, words: npt.NDArray[np.int64], documents: npt.NDArray[np.int32]) -> None: ...
-    def work(self, block: int) -> npt.NDArray[np.int64]:
-        """Visible pairs of each block of queries."""
+    def work(self, block: int) -> npt.NDArray[np.int64]: ...
     def tiles(
         self, rows: npt.NDArray[np.int64], block: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full."""
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]: ...
 
-def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]:
-    """Returns the rank of each piece of work, the largest first."""
-
+def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]: ...
 def traded(
     work: npt.NDArray[np.int64], rank_of: npt.NDArray[np.int32], *, ranks: int, fineness: int
-) -> npt.NDArray[np.int32]:
-    """Returns the rank of each piece after the heaviest ranks have traded pieces."""
+) -> npt.NDArray[np.int32]: ...

@@ -493,6 +493,7 @@ class _Reader:
         manifest = Manifest.read(path)
         self._stored = {tensor.name: tensor for tensor in manifest.tensors}
         self._open: dict[str, Any] = {}
+        self._copies: list[tuple[torch.Tensor, str]] = []
         self._restores: list[Callable[[], object]] = []
         self.saved: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
         modules = state.modules()
@@ -522,6 +523,8 @@ class _Reader:
 
     def restore(self, random_ranks: tuple[int, ...]) -> None:
         """Changes the objects, and the random state to that of the first of ``random_ranks`` that has one."""
+        for tensor, name in self._copies:
+            tensor.copy_(self._tensor(name))
         for restore in self._restores:
             restore()
         names = [name for rank in random_ranks if (name := f"{RANDOM}{rank}") in self._stored]
@@ -537,9 +540,6 @@ class _Reader:
         tensor: torch.Tensor = self._open[file].get_tensor(name)
         return tensor
 
-    def _copy_into(self, tensor: torch.Tensor, name: str) -> None:
-        tensor.copy_(self._tensor(name))
-
     def _copy_of(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         """Returns a copy of a stored tensor of an optimizer, beside its parameter if it has the same shape."""
         entry = self._stored[name]
@@ -552,7 +552,7 @@ class _Reader:
         overlap = Overlap.of(module, {name: (entry.dtype, entry.shape) for name, entry in saved.items()})
         overlap.check(self._path)
         for name, tensor in module.here.items():
-            self._restores.append(bind(self._copy_into, tensor, saved[overlap.sources[name]].name))
+            self._copies.append((tensor, saved[overlap.sources[name]].name))
 
     def _check_names(self, argument: str, objects: Collection[str], saved: Collection[str]) -> None:
         """Raises InvalidCheckpointError if objects are passed and others, or none, were saved."""

@@ -84,6 +84,7 @@ class Manifest:
     digest: str = ""
     """Fingerprint of all of the above."""
 
+    @property
     def computed_digest(self) -> str:
         return fingerprint(replace(self, digest=""))
 
@@ -92,7 +93,7 @@ class Manifest:
         return sum(file.num_bytes for file in self.files)
 
     def write(self, folder: Path) -> None:
-        write_flushed(folder / MANIFEST, to_json(replace(self, digest=self.computed_digest())).encode())
+        write_flushed(folder / MANIFEST, to_json(replace(self, digest=self.computed_digest)).encode())
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -105,7 +106,7 @@ class Manifest:
             manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if manifest.digest != (digest := manifest.computed_digest()):
+        if manifest.digest != (digest := manifest.computed_digest):
             raise InvalidCheckpointError(
                 f"{folder / MANIFEST} was changed: digest={manifest.digest!r}, and its content has {digest!r}; load an "
                 "earlier checkpoint"

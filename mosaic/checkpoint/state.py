@@ -1,8 +1,8 @@
 """The state of a training run: the objects that hold it, and their state as JSON with tensors apart.
 
-JSON has no tuples, counters, number keys or tensors; these become objects with a ``$`` key, and reading returns equal
-values. Reading constructs these types only and never looks up a class by name. The state of an optimizer goes by the
-names of parameters, because their numbers differ between ranks and plans.
+Tuples (Adam's ``betas``), counters (``MultiStepLR``), number keys and tensors become objects with a ``$`` key; reading
+constructs these types only. The state of an optimizer goes by the names of parameters, because their numbers differ
+between ranks and plans.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from mosaic.find import random_numbers
 T = TypeVar("T")
 OneOrSeveral: TypeAlias = T | Sequence[T] | Mapping[str, T] | None
 """One, or several in a fixed order or by name, or none."""
-
-MAX_TENSOR_BYTES = 1 << 20
-"""Size limit of a tensor inside JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +108,16 @@ class Part:
 
 def state_file(state: SavedState, parts: Sequence[Part], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all state except tensors as JSON data, with the optimizers of all ranks."""
-    optimizers = {
-        label: asdict(OptimizerState.merged([part.optimizers[label] for part in parts]))
-        for label in parts[0].optimizers
-    }
+    optimizers = {label: [part.optimizers[label] for part in parts] for label in parts[0].optimizers}
+    merged = {label: asdict(OptimizerState.merged(by_rank)) for label, by_rank in optimizers.items()}
     schedulers = {
         label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
     }
-    several = {"optimizer": optimizers, "scheduler": schedulers}
     return {
-        **{kind: states.get("") for kind, states in several.items()},
-        **{f"{kind}s": {label: each for label, each in states.items() if label} for kind, states in several.items()},
+        "optimizer": merged.pop("", None),
+        "optimizers": merged,
+        "scheduler": schedulers.pop("", None),
+        "schedulers": schedulers,
         "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
         "companions": parts[0].labels[1],
         "generators": parts[0].labels[2],
@@ -138,10 +134,7 @@ def by_label(saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | None = None) -> Any:
     """Returns nested dicts, lists and tuples of numbers, strings, None and tensors as JSON data.
 
-    Args:
-        value: The value.
-        where: Its name, for errors.
-        keep: Stores a tensor elsewhere under its name and returns the key; by default it becomes part of the JSON.
+    ``where`` names the value; ``keep`` stores a tensor elsewhere and returns its key. By default it is in the JSON.
 
     Raises:
         TypeError: The value contains another type; names it.
@@ -149,9 +142,14 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
+        return int(value) if isinstance(value, int) else float(value)  # NumPy's float64 is a float
     if isinstance(value, torch.Tensor):
-        return {"$": "kept", "key": keep(value, where)} if keep is not None else _inline(value, where)
+        if keep is not None:
+            return {"$": "kept", "key": keep(value, where)}
+        if value.is_meta:
+            raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
+        entry, content = describe(where, value), base64.b64encode(bytes_of(value)).decode()
+        return {"$": "tensor", "dtype": entry.dtype, "shape": list(entry.shape), "base64": content}
     if isinstance(value, list | tuple):
         items = [to_plain(item, f"{where}[{index}]", keep) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"$": "tuple", "items": items}
@@ -165,19 +163,6 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; give "
         "numbers, strings, None, tensors, and lists, tuples and dicts of these (of an object, its state_dict())"
     )
-
-
-def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
-    entry = describe(where, tensor)
-    if tensor.is_meta:
-        raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
-    if tensor.nbytes > MAX_TENSOR_BYTES:
-        raise TypeError(
-            f"{where} is a tensor of {tensor.nbytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
-            "checkpoint; make it a buffer of the model"
-        )
-    content = base64.b64encode(bytes_of(tensor)).decode()
-    return {"$": "tensor", "dtype": entry.dtype, "shape": list(entry.shape), "base64": content}
 
 
 def from_plain(value: Any, stored: Callable[[str], torch.Tensor] | None = None) -> Any:
@@ -222,11 +207,7 @@ class OptimizerState:
     def of(
         optimizer: Optimizer, model: ModelTensors, label: str = ""
     ) -> tuple[OptimizerState, dict[str, torch.Tensor]]:
-        """Reads the state of this rank's parameters; returns also its tensors by key, without a copy.
-
-        Raises:
-            ValueError: A parameter of the optimizer is not the model's.
-        """
+        """Reads the state of this rank's parameters; returns also its tensors by key, without a copy."""
         prefix = f"{OPTIMIZER}{label}/" if label else OPTIMIZER
         by_id = {id(tensor): name for name, tensor in model.tensors.items()}
         for index, group in enumerate(optimizer.param_groups):
@@ -303,14 +284,10 @@ class OptimizerState:
         *,
         with_settings: bool,
     ) -> None:
-        """Loads this saved state into an optimizer with the same parameters.
+        """Loads this saved state into an optimizer of a model, whose current state is ``own``.
 
-        Args:
-            optimizer: The optimizer.
-            own: Its current state.
-            model: The model whose parameters it has.
-            stored: Returns a tensor of a parameter's state by its key.
-            with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
+        ``stored`` returns a tensor of a parameter's state by its key. ``with_settings`` loads the settings of the
+        groups, such as learning rates, too.
         """
         state_dict = optimizer.state_dict()
         state_dict["state"] = {

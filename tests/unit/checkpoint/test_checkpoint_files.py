@@ -173,7 +173,6 @@ def test_small_tensors_and_odd_numbers_are_equal_after_json():
     [
         ({"a": [1, object()]}, r"extra\['a'\]\[1\] is a builtins.object"),
         ({"a": np.zeros(2)}, r"extra\['a'\] is a numpy.ndarray"),
-        ({"a": torch.zeros(1 << 19)}, "2097152 bytes"),
         ({"a": torch.zeros(2, device="meta")}, "without content"),
         ({frozenset([1]): 1}, "a key of extra is a builtins.frozenset"),
     ],
