@@ -329,8 +329,6 @@ def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph,
     """
     built = []
     for quotas in stages:
-        for name, quota in quotas.items():
-            device.check_quota(quota, of=f"module {name!r}")
         if sum(quotas.values()) > device.num_slots:
             raise InvalidPlanError(
                 f"stage {dict(quotas)} asks for {sum(quotas.values())} slots; {device.name} has {device.num_slots}"

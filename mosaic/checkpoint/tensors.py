@@ -79,9 +79,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
-        if (code := re.search(r"os error (\d+)", str(error))) is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))  # the library's only word on a full disk
+        raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from error
     path.chmod(0o644)  # the library makes a file that only its owner can read
     return flushed(path)
 
