@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +23,6 @@ class RunRecord(StrictFile):
     command: str
     created: str
     commit: str
-    """Commit of the code; empty outside of a clone."""
     mosaic_version: str
     torch_version: str
     python_version: str
@@ -36,7 +34,7 @@ class RunRecord(StrictFile):
     max_abs_difference: float
     """Largest difference between their losses or parameters; relative for values above 1."""
     equality_tolerance: float = 0.0
-    """Largest such difference that counts as equal: 0 on the host."""
+    """Largest such difference that counts as equal."""
     equality_steps: int
     equality_overlap: float
     """Overlap of the colocated run in that comparison; above 0, or the comparison would prove nothing."""
@@ -49,8 +47,7 @@ class RunRecord(StrictFile):
     chance: float
     train_steps: int
     step_ms_plain: float
-    """Median step of the plain loop at its best: on the host in a process of its own, with all cores and torch's own
-    threads, which wait in the faster way."""
+    """Median step of the plain loop at its best: on the host in a process of its own, with all cores."""
     plain_waiting: str = ""
     """Way of waiting of its threads; empty on a GPU."""
     step_ms_colocated: float
@@ -60,7 +57,6 @@ class RunRecord(StrictFile):
     step_times_ms_plain: tuple[float, ...]
     step_times_ms_colocated: tuple[float, ...]
     predicted_ms_plain: float | None = None
-    """Predicted: the modules one after the other, each at its best, then by the plan; no loss and optimizer."""
     predicted_ms_colocated: float | None = None
     predicted_speedup: float
     colocated: bool
@@ -81,25 +77,28 @@ def summary_table(record: RunRecord) -> Table:
     return table
 
 
-def summary_rows(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yields rows of a name, a prediction, and a measurement."""
+def summary_rows(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Returns rows of a name, a prediction, and a measurement."""
     equal = agreement(record.max_abs_difference, record.equality_tolerance)
     by = {None: "", True: " by the same plan", False: " by a plan of one slot a module"}[record.equality_of_timed_plan]
-    rounds = sorted(record.round_speedups)
-    yield f"losses and parameters after {record.equality_steps} steps{by}", "", equal
-    yield "step of the plain loop at its best", _ms(record.predicted_ms_plain), _ms(record.step_ms_plain)
-    yield "step of the colocated loop", _ms(record.predicted_ms_colocated), _ms(record.step_ms_colocated)
-    measured = f"{record.speedup:.2f}×, median of rounds ({rounds[0]:.2f} to {rounds[-1]:.2f})"
-    yield "speed-up", f"{record.predicted_speedup:.2f}×", measured
-    yield "lane time with another lane busy", "", f"{record.overlap:.0%}"
+    rounds = record.round_speedups
+    speedup = f"{record.speedup:.2f}×, median of rounds ({min(rounds):.2f} to {max(rounds):.2f})"
     recall = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
-    yield f"R@1 after {record.train_steps} steps (chance {record.chance:.3f})", "", recall
+    rows = [
+        (f"losses and parameters after {record.equality_steps} steps{by}", "", equal),
+        ("step of the plain loop at its best", _ms(record.predicted_ms_plain), _ms(record.step_ms_plain)),
+        ("step of the colocated loop", _ms(record.predicted_ms_colocated), _ms(record.step_ms_colocated)),
+        ("speed-up", f"{record.predicted_speedup:.2f}×", speedup),
+        ("lane time with another lane busy", "", f"{record.overlap:.0%}"),
+        (f"R@1 after {record.train_steps} steps (chance {record.chance:.3f})", "", recall),
+    ]
     if record.foreign_cpu_share is not None:
-        yield "CPU taken by other processes meanwhile", "", f"{record.foreign_cpu_share:.0%}"
+        rows.append(("CPU taken by other processes meanwhile", "", f"{record.foreign_cpu_share:.0%}"))
+    return rows
 
 
 def agreement(max_abs_difference: float, tolerance: float) -> str:
-    """Returns the outcome of the comparison of two trainings."""
+    """Describes the outcome of the comparison of two trainings."""
     if max_abs_difference == 0:
         return "equal bit for bit"
     if max_abs_difference <= tolerance:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,9 +22,9 @@ from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.child import plain_loops
 from mosaic.demo.data import DigitTriples, load
-from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, Recorder, train_step
+from mosaic.demo.loop import WARM_STEPS, DemoSettings, Loop, train_step
 from mosaic.demo.model import TriModal
-from mosaic.demo.record import RunRecord, agreement
+from mosaic.demo.record import RunRecord
 from mosaic.device import Device
 from mosaic.engine import Handle
 from mosaic.graph import ModuleGraph
@@ -50,12 +51,7 @@ _MAX_ROUNDS_S = 90.0
 
 
 def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: Progress, console: Console) -> RunRecord:
-    """Runs the demo and writes its files to ``output``.
-
-    Raises:
-        MosaicError: An extra is missing, or the folder cannot be written.
-        UnstableMeasurementError: Other processes used the CPU, and ``settings.strict``.
-    """
+    """Runs the demo and writes its files to ``output``."""
     provenance = Provenance.here()
     check_writable(output / "run.json")
     data = load(settings.seed)
@@ -81,13 +77,6 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
 
     progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
     equality = compare(settings, data, handle, backend, progress.advance)
-    outcome = agreement(equality["max_abs_difference"], equality["equality_tolerance"])
-    plan = "the plan above" if equality["equality_of_timed_plan"] else "a plan of one slot a module"
-    console.print(
-        f"plain and colocated training are {outcome} after {settings.equality_steps} steps by {plan}, with "
-        f"{equality['equality_overlap']:.0%} of lane time overlapping"
-    )
-
     measured, timelines = _train_in_turn(model, handle, data, settings, backend, progress)
     record = RunRecord(
         command=provenance.command,
@@ -123,20 +112,19 @@ def compare(
     nothing: then each module gets one slot. On the host every lane has one thread, because other thread counts add
     the same sums in another order.
     """
-    plan = handle.plan
-    is_of_timed_plan = handle.active and plan.is_colocated
+    plan, is_of_timed_plan = handle.plan, handle.active and handle.plan.is_colocated
     if backend.device.kind == "host":
         num_slots = plan.device.num_slots
         backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
     if not is_of_timed_plan:
         plan = one_slot_plan(handle.graph, backend.device)
+    device = backend.torch_device
 
-    def train(plan: Plan | None) -> tuple[list[Tensor], float]:
-        model = settings.make_model(backend.torch_device)
-        stream = settings.draw(data, settings.equality_steps, backend.torch_device)
+    def train(*, colocated: bool) -> tuple[list[Tensor], float]:
+        model, stream = settings.make_model(device), settings.draw(data, settings.equality_steps, device)
         # Keys of attention have biases whose gradients are rounding alone; a large eps keeps AdamW from following it.
         optimizer = torch.optim.AdamW(model.parameters(), settings.size.learning_rate, eps=1e-4)
-        ours = None if plan is None else mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend)
+        ours = mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend) if colocated else None
         torch.manual_seed(settings.seed)
         losses, overlap = [], 0.0
         for batch in stream:
@@ -147,9 +135,11 @@ def compare(
             ours.remove()
         return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in model.parameters())], overlap
 
-    with _reproducible():
-        expected, _ = train(None)
-        actual, overlap = train(plan)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        (expected, _), (actual, overlap) = train(colocated=False), train(colocated=True)
+    torch.set_num_threads(num_threads)
     differences = [
         ((ours - plain).abs() / plain.abs().clamp(min=1)).max().double().cpu()
         for ours, plain in zip(actual, expected, strict=True)
@@ -179,61 +169,37 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
     return plan_from_quotas(stages, graph=graph, device=device)
 
 
-@contextmanager
-def _reproducible() -> Iterator[None]:
-    """One thread, and cuDNN in full float32 by algorithms that add up in one order."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 def _train_in_turn(
-    model: TriModal,
-    handle: Handle,
-    data: DigitTriples,
-    settings: DemoSettings,
-    backend: Backend,
-    progress: Progress,
+    model: TriModal, handle: Handle, data: DigitTriples, settings: DemoSettings, backend: Backend, progress: Progress
 ) -> tuple[dict[str, Any], tuple[Timeline, Timeline]]:
     """Trains plain and colocated, a round each in turn, on the same batches; returns measured fields and timelines.
 
     On the host the plain loop runs in two processes, which differ in how threads wait, and the faster one counts. On a
     GPU one process runs both.
     """
-    num_slots = backend.device.num_slots
-    twin = settings.make_model(backend.torch_device)
+    num_slots, twin = backend.device.num_slots, settings.make_model(backend.torch_device)
     model.load_state_dict(twin.state_dict())
     progress.phase("training plain and colocated in turn", total=settings.rounds)
     with ExitStack() as stack:
         plains: dict[str, Callable[..., Any]]
-        if backend.api is None:
+        if backend.device.kind == "host":
             plains = stack.enter_context(plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)))
         else:
-            twin_loop = Loop(twin, data, settings, Recorder(twin, num_slots, api=backend.api))
+            twin_loop = Loop(twin, data, settings, num_slots)
             plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
-        recorder = None
-        if not handle.active:
-            recorder = Recorder(model, num_slots, title="left as it was", api=backend.api)
-            stack.callback(recorder.remove)
-        ours = Loop(model, data, settings, recorder)
+        ours = Loop(model, data, settings, 0 if handle.active else num_slots)
         ours.warm_up()
         for call in plains.values():
             call("warm_up")
-        if recorder is None:
+        if handle.active:
             handle.clear_timeline()
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
-        num_rounds = 0
+        begun = itertools.count(1)
 
         def more() -> bool:
-            nonlocal num_rounds
-            num_rounds += 1
-            if num_rounds > 1:
+            if (number := next(begun)) > 1:
                 progress.advance()
-            return num_rounds <= _FEWEST_ROUNDS or time.monotonic() < ends_s  # a busy machine gets a result, too
+            return number <= _FEWEST_ROUNDS or time.monotonic() < ends_s  # a busy machine gets a result, too
 
         steps = settings.steps_per_round
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}
@@ -242,13 +208,13 @@ def _train_in_turn(
         waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
         plain = plains[waiting]
         timelines = (
-            parse(Timeline, plain("timeline_json"), source="the plain loop"),
-            handle.timeline() if recorder is None else recorder.timeline(),
+            parse(Timeline, plain("timeline_json", "plain"), source="the plain loop"),
+            handle.timeline() if handle.active else ours.timeline("left as it was"),
         )
         with handle.disabled():
             retrieval_plain, retrieval = plain("retrieval"), ours.retrieval()
     pairs = zip(samples[waiting], samples["colocated"], strict=True)
-    ratios = [statistics.median(plain_times) / statistics.median(times) for plain_times, times in pairs]
+    ratios = tuple(statistics.median(plain_times) / statistics.median(times) for plain_times, times in pairs)
     note = note_of_others(foreign_share, handle.plan.device, strict=settings.strict)
     notes = [f"while steps were timed, {note}"] if note else []
     if len(ratios) < settings.rounds:
@@ -257,15 +223,15 @@ def _train_in_turn(
         notes.append("the predicted gain was too small: the loop ran as it was, and the two are the same loop")
     plain_ms, colocated_ms = tuple(chain(*samples[waiting])), tuple(chain(*samples["colocated"]))
     return {
-        "chance": retrieval.pop("chance"),
+        "chance": 1 / len(data.test.strings),
         "retrieval": retrieval,
-        "retrieval_plain": {name: share for name, share in retrieval_plain.items() if name != "chance"},
+        "retrieval_plain": retrieval_plain,
         "train_steps": WARM_STEPS + len(colocated_ms),
         "step_ms_plain": statistics.median(plain_ms),
         "plain_waiting": waiting,
         "step_ms_colocated": statistics.median(colocated_ms),
         "speedup": statistics.median(ratios),
-        "round_speedups": tuple(ratios),
+        "round_speedups": ratios,
         "step_times_ms_plain": plain_ms,
         "step_times_ms_colocated": colocated_ms,
         "overlap": timelines[1].overlap if handle.active else 0.0,

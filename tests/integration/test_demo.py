@@ -58,7 +58,7 @@ def test_the_demo_leaves_every_file_whole(folder: Path):
 
 def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side():
     stages: Stages = [{"image": 1}, {"audio": 1}, {"text": 1}]
-    triples, settings = load(), DemoSettings(kind="host", batch_size=8, equality_steps=2)
+    triples, settings = load(), DemoSettings(kind="host", equality_steps=2)
     (sample,) = batches(triples.train, 8, 0, 1)
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
         equality = demo.compare(settings, triples, handle, HostBackend(3), lambda: None)

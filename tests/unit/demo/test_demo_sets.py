@@ -13,9 +13,8 @@ import torch
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
-from mosaic.demo.data import ALPHABET, DigitTriples, batches, load, whole
+from mosaic.demo.data import ALPHABET, WORDS, DigitTriples, batches, load, whole
 from mosaic.demo.days.digits import DayKind, write_day, write_starter
-from mosaic.demo.speech import WORDS
 from mosaic.errors import MosaicError
 
 DAY = date(2026, 11, 22)

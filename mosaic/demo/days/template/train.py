@@ -6,6 +6,7 @@ drawn in the air with a sensor on the wrist. A row may lack any of them. Nothing
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +22,20 @@ WIDTH = 64
 EMA_DECAY = 0.98
 
 
-class ImageTower(nn.Sequential):
-    """Convolutions over a scan of 8 x 8 points: (batch, 1, 8, 8) to (batch, WIDTH)."""
+class Tower(nn.Sequential):
+    """Two convolutions over a modality of some shape (channels, sides), and its features: (batch, WIDTH)."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        convolution = nn.Conv2d if len(shape) == 3 else nn.Conv1d
         super().__init__(
-            nn.Conv2d(1, 32, 3, padding=1),
+            convolution(shape[0], 32, 3, padding=1),
             nn.GELU(),
-            nn.Conv2d(32, 64, 3, stride=2, padding=1),
+            convolution(32, 64, 3, stride=2, padding=1),
             nn.GELU(),
+            nn.Dropout(0.1),
             nn.Flatten(),
-            nn.Linear(64 * 16, WIDTH),
+            nn.Linear(64 * math.prod(side // 2 for side in shape[1:]), WIDTH),
         )
-
-
-class AudioTower(nn.Module):
-    """A convolution over a word's log-mel spectrum, then a recurrent layer in both directions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv1d(40, 64, 5, stride=2, padding=2), nn.GELU(), nn.Dropout(0.1))
-        self.recurrent = nn.GRU(64, 64, batch_first=True, bidirectional=True)
-        self.out = nn.Linear(2 * 2 * 64, WIDTH)
-
-    def forward(self, audio: Tensor) -> Tensor:
-        """Turns (batch, 40, 32) into (batch, WIDTH)."""
-        x, _ = self.recurrent(self.stem(audio).transpose(1, 2))
-        return self.out(x.unflatten(1, (2, -1)).mean(2).flatten(1))
-
-
-class MotionTower(nn.Sequential):
-    """Convolutions over acceleration and rotation about three axes: (batch, 6, 48) to (batch, WIDTH)."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv1d(6, 32, 5, stride=2, padding=2),
-            nn.GELU(),
-            nn.Conv1d(32, 32, 5, stride=2, padding=2),
-            nn.GELU(),
-            nn.Flatten(),
-            nn.Linear(32 * 12, WIDTH),
-        )
-
-
-TOWERS: dict[str, type[nn.Module]] = {"image": ImageTower, "audio": AudioTower, "imu": MotionTower}
 
 
 class DigitReader(nn.Module):
@@ -72,7 +43,7 @@ class DigitReader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.towers = nn.ModuleDict({name: TOWERS[name]() for name in MODALITIES})
+        self.towers = nn.ModuleDict({name: Tower(SHAPES[name]) for name in MODALITIES})
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10))
 
     def forward(self, inputs: dict[str, Tensor], has: dict[str, Tensor]) -> Tensor:
@@ -95,7 +66,7 @@ class Rows(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def cluster(self, place: int) -> str:
-        """Names a row's cluster: rows of one writer or speaker are trained on, or held out, together."""
+        """Returns a row's cluster: rows of one writer or speaker are trained on, or held out, together."""
         return self.rows[place]["cluster"]
 
     def __getitem__(self, place: int) -> dict[str, Any]:
