@@ -24,7 +24,6 @@ NUM_TEST_STRINGS, NUM_TEST_SCANS, NUM_TEST_VOICES, NUM_VOICES = 200, 397, 4, 24
 NUM_MELS = 40
 MAX_FRAMES = 32
 """Most frames of a word."""
-SPEEDS = (0.85, 1.0, 1.2)
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = ("{} {} {}", "the digits {} {} {}", "{}, {} and then {}", "someone wrote {} {} {}")
 MAX_LETTERS = max(len(template.format("three", "three", "three")) for template in TEMPLATES)
@@ -44,7 +43,7 @@ class Split:
     scans: Sequence[_Floats]
     """For each digit its scans (num_scans, 8, 8), of zero mean and unit variance over the whole set."""
     speech: Sequence[Sequence[_Floats]]
-    """For each pair of a voice and a speed the spectra of the ten words, (frames, 40), -0.5 (silence) to 4.6."""
+    """For each voice the spectra of the ten words, (frames, 40), -0.5 (silence) to 4.6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +68,14 @@ def load_scans() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return digits.images / 16, digits.target.astype(np.int64)
 
 
-def speak(digit: int, voice: int, *, speed: float = 1.0) -> Levels:
+def speak(digit: int, voice: int) -> Levels:
     """Returns the spectrum of a synthetic word, 0 (silence) to 255, (frames, NUM_MELS); its last frame is silence.
 
     A word is three bands of sound that rise and fall on their way through five points. A voice has its own pitch, pace
     and accent.
     """
     word, own = np.random.default_rng((3, digit)), np.random.default_rng((11, voice))
-    pitch, pace, accents = own.uniform(-4, 4), speed * own.uniform(0.9, 1.15), own.normal(0, 1.5, (10, 3, 5))
+    pitch, pace, accents = own.uniform(-4, 4), own.uniform(0.8, 1.2), own.normal(0, 1.5, (10, 3, 5))
     frames = np.linspace(0, 4, int(word.uniform(14, 23) / pace))
     spectrum = np.zeros((len(frames) + 1, NUM_MELS))
     for accent in accents[digit]:
@@ -96,11 +95,11 @@ def load(seed: int = 0) -> DigitTriples:
 
     def split(numbers: NDArray[np.int64], part: slice, own_voices: NDArray[np.int64]) -> Split:
         own, digits = scans[part].astype(np.float32), scan_digits[part]
-        spoken = [[speak(digit, voice, speed=speed) for digit in range(10)] for voice in own_voices for speed in SPEEDS]
+        spoken = ([speak(digit, voice) for digit in range(10)] for voice in own_voices)
         return Split(
             strings=np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1),
             scans=[own[digits == digit] for digit in range(10)],
-            speech=[[word.astype(np.float32) / 50 - 0.5 for word in ten] for ten in spoken],
+            speech=[[(word / 50 - 0.5).astype(np.float32) for word in words] for words in spoken],
         )
 
     return DigitTriples(
@@ -110,7 +109,7 @@ def load(seed: int = 0) -> DigitTriples:
 
 
 def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Batch]:
-    """Returns batches of one shape; in each, all digit strings differ, and scans, voices, speeds, captions are random.
+    """Returns batches of one shape; in each, all digit strings differ, and scans, voices and captions are random.
 
     Raises:
         ValueError: The split has fewer strings than a batch has rows.
@@ -127,7 +126,7 @@ def whole(split: Split, seed: int = 0) -> Batch:
 
 
 def _draw(split: Split, strings: NDArray[np.int64], random: np.random.Generator) -> Batch:
-    """Draws for each string three scans, three words in one voice and at one speed, then silence, and a caption."""
+    """Draws for each string three scans, three words in one voice, then silence, and a caption."""
     image = np.zeros((len(strings), 1, 8, 24), dtype=np.float32)
     audio = np.zeros((len(strings), 3 * MAX_FRAMES, NUM_MELS), dtype=np.float32)
     text = np.zeros((len(strings), MAX_LETTERS), dtype=np.int64)

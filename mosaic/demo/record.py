@@ -30,11 +30,9 @@ class RunRecord(StrictFile):
     machine: Device
     seed: int
     bitwise_equal: bool
-    """True if plain and colocated training had bitwise equal losses and parameters; on the host at one thread each."""
     max_abs_difference: float
     """Largest difference between their losses or parameters; relative for values above 1."""
     equality_tolerance: float = 0.0
-    """Largest such difference that counts as equal."""
     equality_steps: int
     equality_overlap: float
     """Overlap of the colocated run in that comparison; above 0, or the comparison would prove nothing."""
@@ -43,7 +41,6 @@ class RunRecord(StrictFile):
     retrieval: dict[str, float]
     """R@1 by direction on held-out strings, voices and handwriting, after training colocated."""
     retrieval_plain: dict[str, float]
-    """The same for the plain loop, with equal steps and batches and other thread counts."""
     chance: float
     train_steps: int
     step_ms_plain: float
@@ -62,7 +59,6 @@ class RunRecord(StrictFile):
     colocated: bool
     """True if the solved plan ran on lanes; False if its predicted gain was too small and the plain loop ran."""
     overlap: float
-    """Share of lane time with another lane busy, while training."""
     foreign_cpu_share: float | None
     """Share of the CPU time of other processes during timed steps; None if unknown."""
     notes: tuple[str, ...]

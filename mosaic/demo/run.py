@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -79,12 +80,9 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     equality = compare(settings, data, handle, backend, progress.advance)
     measured, timelines = _train_in_turn(model, handle, data, settings, backend, progress)
     record = RunRecord(
-        command=provenance.command,
-        created=provenance.created,
-        commit=provenance.commit,
+        **asdict(provenance),
         mosaic_version=mosaic.__version__,
         torch_version=torch.__version__,
-        python_version=provenance.python_version,
         driver=handle.profile.environment.driver,
         machine=handle.plan.device,
         seed=settings.seed,
@@ -96,7 +94,7 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
         **measured,
     )
     save(record, output / "run.json")
-    subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes))
+    subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes[:1]))
     draw_timelines(timelines, output / "timeline.png", plan=handle.plan, subtitle=subtitle)
     write_trace(timelines, output / "trace.json")
     handle.remove()

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from engine_cases import Stages, colocated
 
 from mosaic import artifact
@@ -15,7 +16,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.demo import loop
 from mosaic.demo import run as demo
-from mosaic.demo.data import batches, load
+from mosaic.demo.data import load
 from mosaic.demo.loop import DemoSettings
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord
@@ -59,7 +60,7 @@ def test_the_demo_leaves_every_file_whole(folder: Path):
 def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side():
     stages: Stages = [{"image": 1}, {"audio": 1}, {"text": 1}]
     triples, settings = load(), DemoSettings(kind="host", equality_steps=2)
-    (sample,) = batches(triples.train, 8, 0, 1)
+    (sample,) = settings.draw(triples, 1, torch.device("cpu"))
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
         equality = demo.compare(settings, triples, handle, HostBackend(3), lambda: None)
     assert equality["max_abs_difference"] == equality["equality_tolerance"] == 0.0

@@ -115,7 +115,7 @@ def _row(
     if "image" in modality:
         levels["image"] = _write_digit(ink, kind.slant, 0.12 + 0.15 * noise, random)
     if "audio" in modality:
-        voice = kind.voices[random.integers(len(kind.voices))]
+        voice = kind.voices[int(random.integers(len(kind.voices)))]
         levels["audio"] = _in_room(speak(digit, voice), 90 + 70 * noise, random)
         cluster = cluster if "image" in modality else f"voice {voice}"
     if "imu" in modality:

@@ -174,9 +174,13 @@ class Run:
 def three_kills(node: Node) -> Iterator[Check]:
     """Kills the worker, then the launcher, then both; compares with an undisturbed copy; approves the model."""
     undisturbed, run = node.copy("undisturbed"), Run(node)
-    for quarter, launcher, workers in ((1, False, True), (2, True, False), (3, True, True)):
-        run.wait_for_step(node.steps * quarter // 4)
-        node.say(f"kill -9 of {'the launcher' * launcher}{' and ' * (launcher and workers)}{'the worker' * workers}")
+    for step, name, launcher, workers in (
+        (node.steps // 4, "the process that trains", False, True),
+        (node.steps // 2, "the process that was started", True, False),
+        (node.steps * 3 // 4, "all at once", True, True),
+    ):
+        run.wait_for_step(step)
+        node.say(f"kill -9 of {name}")
         run.kill(launcher=launcher, workers=workers)
         run = Run(node) if launcher else run
     yield node.ended("promoted", run.wait())
@@ -342,8 +346,8 @@ def play(
         try:
             for check in day.act(node):
                 checks.append(check)  # those before an error count, too
-        except MosaicError as error:
-            checks.append(Check("it FAILED", False, str(error)))
+        except Exception as error:  # of any kind: the day has not what the story says
+            checks.append(Check("it FAILED", False, f"{type(error).__name__}: {error}"))
         played.append(Played(number, day, tuple(checks)))
         for check in checks:
             detail = f" ({check.detail})" if check.detail else ""
