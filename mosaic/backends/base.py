@@ -1,8 +1,8 @@
 """The protocols of a backend: a device, and lanes that run work on partitions of it.
 
-A *lane* is ordered work on one partition: a pinned thread on the host, a green-context stream on CUDA. Work is
-submitted and represented by a *ticket*. ``tests/contract`` holds every backend of the table to these promises. What
-only some backends can do is refused here: a new backend derives from the protocols and overrides what it can do.
+A *lane* is ordered work on one partition: a pinned thread on the host, a green-context stream on CUDA. Submitted work
+is represented by a *ticket*. ``tests/contract`` holds every backend of the table to these promises. A new backend
+derives from the protocols and overrides what it can do.
 """
 
 from __future__ import annotations

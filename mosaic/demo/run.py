@@ -36,8 +36,7 @@ from mosaic.provenance import Provenance
 from mosaic.report.plan_view import plan_table
 from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
-from mosaic.report.timeline import draw_timelines
-from mosaic.report.trace import write_trace
+from mosaic.report.timeline import draw_timelines, write_trace
 from mosaic.take_turns import take_turns
 from mosaic.timeline import Timeline
 

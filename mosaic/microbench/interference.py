@@ -11,8 +11,7 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 from mosaic.microbench.kernels import Kernel, kernel_set
-from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Question, Result, Row, Setup, absent
+from mosaic.microbench.result import Question, Result, Row, Setup, absent, bars_figure
 from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
 

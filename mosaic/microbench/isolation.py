@@ -11,13 +11,12 @@ import torch
 from mosaic.backends.base import Backend, Lane
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import Kernel, elementwise, gemm, half_type
-from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Question, Result, Row, Setup, absent
+from mosaic.microbench.result import Question, Result, Row, Setup, absent, bars_figure
 from mosaic.microbench.settings import Spread, measure_beside
 from mosaic.microbench.variants import UNAVAILABLE, open_variant, parts_of
 from mosaic.report.plan_view import slots_text
 
-DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
+DELAYED = ("partitions", "plain", "prioritised")
 """Variants that time a short kernel beside a long one."""
 
 

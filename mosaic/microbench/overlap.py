@@ -12,8 +12,7 @@ from typing import Any
 
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
-from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import ABSENT, Question, Result, Row, Setup, absent
+from mosaic.microbench.result import ABSENT, Question, Result, Row, Setup, absent, bars_figure
 from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, Variant, open_variant
 from mosaic.profiler import Subject
@@ -56,7 +55,7 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
     if not splits:
         yield absent("partitions", "the device has one slot, and two partitions need two")
     partitions = [("partitions", split) for split in splits]
-    kinds = [("sequential", half), ("plain", half), *partitions, ("prioritised", half), ("torch_contexts", half)]
+    kinds = [("sequential", half), ("plain", half), *partitions, ("prioritised", half)]
     running: dict[str, tuple[Variant, EagerSteps | CapturedSteps]] = {}
     samples: dict[str, list[float]] = {}
     failures: list[Row] = []

@@ -15,8 +15,7 @@ from typing import Any
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.pool import Slots
-from mosaic.microbench.pictures import bars_figure
-from mosaic.microbench.result import Question, Result, Row, Setup, absent
+from mosaic.microbench.result import Question, Result, Row, Setup, absent, bars_figure
 from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import UNAVAILABLE
 

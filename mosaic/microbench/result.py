@@ -22,7 +22,7 @@ from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, Subject
 from mosaic.provenance import Provenance
-from mosaic.report.figure import save_figure
+from mosaic.report.figure import INK, colors_of, new_figure, save_figure, shorten
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
@@ -197,3 +197,17 @@ def _machine(result: Result) -> str:
     driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
     machine = f"{result.device.name}, torch {result.torch_version}{driver}, {result.provenance.created[:10]}"
     return "; ".join(filter(None, (machine, note_of_others(result.foreign_cpu_share, result.device))))
+
+
+def bars_figure(title: str, subtitle: str, x_axis: str, bars: Sequence[tuple[str, str, Spread | float, str]]) -> Any:
+    """Draws a bar with quartiles for each name, group with a common colour, length, and text behind the bar."""
+    axes = new_figure([0.34 * max(1, len(bars)) + 0.3], title=title, subtitle=subtitle, width=9.0).axes[0]
+    colors = colors_of(group for _, group, _, _ in bars)
+    axes.set(ylim=(max(1, len(bars)) - 0.5, -0.5), xlabel=x_axis)
+    axes.set_yticks(range(len(bars)), [shorten(name, 4.0) for name, *_ in bars])
+    for row, (_, group, value, text) in enumerate(bars):
+        spread = value if isinstance(value, Spread) else Spread.of([value])
+        axes.barh(row, spread.median, height=0.6, color=colors[group])
+        axes.plot((spread.first_quartile, spread.third_quartile), (row, row), color=INK, linewidth=1.2)
+        axes.text(1.01, row, shorten(text, 6.0), va="center", transform=axes.get_yaxis_transform())
+    return axes.figure

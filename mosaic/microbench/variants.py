@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from mosaic.backends.base import Backend, Lane, Lanes, Mark, Ticket
-from mosaic.backends.streams.api import StreamApi
-from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.profiler import Subject
 
@@ -44,7 +43,7 @@ def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
     """Opens two lanes that share the device in one way, with the slots ``split`` if the kind confines them.
 
     Args:
-        kind: One of ``sequential``, ``plain``, ``prioritised``, ``partitions`` and ``torch_contexts``.
+        kind: One of ``sequential``, ``plain``, ``prioritised`` and ``partitions``.
 
     Raises:
         BackendUnavailableError: It is unavailable here.
@@ -56,53 +55,14 @@ def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
         except BackendUnavailableError:
             lanes, note = backend.open_lanes([whole]), "one lane with every slot"
         return Variant("one after the other", kind, lanes, (lanes.lane(whole), lanes.lane(whole)), note=note)
-    name, quotas, note = f"{kind.replace('_', ' ')} {split[0]}+{split[1]}", split, ""
+    quotas, name, note = None, f"{kind} streams", "two streams, every SM for both"
     if kind == "partitions":
-        lanes = backend.open_lanes(parts)
-    elif kind == "torch_contexts":
-        lanes, note = _open_torch_contexts(backend, split)
+        lanes, quotas, name, note = backend.open_lanes(parts), split, f"partitions {split[0]}+{split[1]}", ""
     elif kind == "plain":
-        lanes, name, note = backend.open_plain_lanes(parts), "plain streams", "two streams, every SM for both"
+        lanes = backend.open_plain_lanes(parts)
     else:
-        lanes, name = backend.open_plain_lanes(parts, priorities=(-1, 0)), "prioritised streams"
-        note = "the first module's stream goes first, every SM for both"
-    both = (lanes.lane(parts[0]), lanes.lane(parts[1]))
-    return Variant(name, kind, lanes, both, quotas if kind in ("partitions", "torch_contexts") else None, note)
-
-
-def _open_torch_contexts(backend: Backend, split: QuotaPair) -> tuple[Lanes, str]:
-    """``torch.cuda.green_contexts``: disjoint if torch can split (2.15), else overlapping."""
-    if backend.torch_device.type != "cuda":
-        raise BackendUnavailableError(
-            "torch.cuda.green_contexts cannot be had", found=f"the {backend.name} backend", needed="a GPU"
-        )
-    ordinal = backend.torch_device.index or 0
-    sms = tuple(quota * backend.device.sms_per_slot for quota in split)
-    contexts, note = _torch_contexts(sms, ordinal)
-    streams = {
-        part: (context.Stream(), count) for part, context, count in zip(parts_of(split), contexts, sms, strict=True)
-    }
-    return StreamLanes(StreamApi(ordinal), streams, lambda: None), note
-
-
-@cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
-def _torch_contexts(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], str]:
-    """Returns a context of each size, and a note on their overlap."""
-    from torch.cuda import green_contexts
-
-    make: Any = green_contexts.GreenContext
-    try:
-        if partition := getattr(green_contexts, "SMPartition", None):
-            parts, _ = partition.from_device(ordinal).split(num_sms=list(sms))
-            return tuple(make(sm_partition=part) for part in parts), "disjoint, by torch's SMPartition.split"
-        contexts = tuple(make.create(num_sms=count, device_id=ordinal) for count in sms)
-    except (RuntimeError, AttributeError) as error:
-        raise BackendUnavailableError(
-            "torch could not make two green contexts with streams",
-            found=f"torch {torch.__version__}: {error}",
-            needed="torch 2.11 with CUDA 12.8 or newer",
-        ) from error
-    return contexts, "two contexts made apart, whose SMs OVERLAP, both from the lowest SM on"
+        lanes, note = backend.open_plain_lanes(parts, priorities=(-1, 0)), f"{note}, the first one goes first"
+    return Variant(name, kind, lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), quotas, note)
 
 
 UNAVAILABLE = (BackendUnavailableError, CudaError)

@@ -67,14 +67,9 @@ def ink_on(color: str) -> str:
 def new_figure(
     heights: Sequence[float], *, title: str, subtitle: str = "", width: float = WIDTH, legend: Mapping[str, str] = {}
 ) -> Any:
-    """Returns a ``matplotlib.figure.Figure`` with a panel for each of ``heights`` inches, under a title.
+    """Returns a ``matplotlib.figure.Figure`` with a panel for each of ``heights`` inches, from the top.
 
-    Args:
-        heights: Heights of the panels, from the top.
-        title: First line, in bold.
-        subtitle: Second line.
-        width: Width of the page in inches.
-        legend: Meanings at the bottom of the page with their colours; an empty colour has no swatch.
+    ``legend`` has meanings at the bottom of the page with their colours; an empty colour has no swatch.
     """
     texts = [shorten(meaning, 5.0) for meaning in legend]
     columns = max(1, min(len(texts), int(width / (max(map(len, texts), default=1) * _LETTER + 0.5))))
@@ -125,10 +120,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Lanes below each other over time, under a line with a name and a fact."""
+    """Lanes below each other over time, under a title."""
 
-    name: str
-    fact: str
+    title: str
     lanes: Sequence[str]
     """Names of the lanes, each 1.0 high."""
     spans: Sequence[tuple[float, float, Sequence[str]]]
@@ -150,8 +144,8 @@ def lane_figure(
         every = -(-count // 16)
         axes.set_yticks([lane + 0.5 for lane in range(0, len(panel.lanes), every)], panel.lanes[::every])
         axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
-        head = shorten(f"{shorten(panel.name, 4.0)}:  {panel.fact}", WIDTH - 1)
-        axes.set_title(head, loc="left", fontsize=10.5, pad=18 if any(texts for *_, texts in panel.spans) else 6)
+        pad = 18 if any(texts for *_, texts in panel.spans) else 6
+        axes.set_title(shorten(panel.title, WIDTH - 1), loc="left", fontsize=10.5, pad=pad)
         axes.hlines(range(1, count), 0, end_ms * 1.01, color=GRID, linewidth=0.6, zorder=0.3)
         for start, end, texts in panel.spans:
             axes.axvspan(start, end, facecolor="white", edgecolor=GRID, zorder=0.2)

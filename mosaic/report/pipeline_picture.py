@@ -51,14 +51,7 @@ class PipelineRun:
 
 
 def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED) -> None:
-    """Draws steps one above the other on one time axis, such as a baseline and ours.
-
-    A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
-
-    Args:
-        runs: Steps to draw, the first on top; the title of each other step compares it with the first.
-        path: A ``.png`` or ``.svg`` file; written whole or not at all.
-        title: Written at the top.
+    """Writes ``pipelines_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
@@ -68,15 +61,17 @@ def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMU
 
 
 def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED) -> Any:
-    """Returns the figure of ``draw_pipelines``, with axes per run."""
+    """Returns the figure of steps one above the other on one time axis, each compared with the first.
+
+    A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
+    """
     tasks = [task for run in runs for task in run.graph.tasks]
     colors = colors_of(part.module for task in tasks for part in task.parts)
     weights = ", lightest: for weights" if any(task.kind == ActionKind.WEIGHTS for task in tasks) else ""
     most_rows = max((run.graph.rank_of.count(rank) for run in runs for rank in run.graph.rank_of), default=1)
     panels = [
         Panel(
-            name=run.title,
-            fact=_fact(run, runs[0]),
+            title=f"{run.title}: {_fact(run, runs[0])}",
             lanes=[f"rank {rank}" for rank in range(run.graph.num_ranks)],
             spans=[(0.0, run.makespan_ns / 1e6, ())],
             bars=[*_bars(run, colors)],

@@ -49,12 +49,7 @@ def _device_text(plan: Plan) -> str:
 
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
-    """Returns a table of a plan's placements with predicted times, stage by stage.
-
-    Args:
-        plan: The plan.
-        graph: Adds each module's predecessors.
-    """
+    """Returns a table of placements with predicted times, stage by stage; ``graph`` adds predecessors."""
     has_communication = plan.communication_ms > 0
     columns = [">stage", "module", ">devices", ">slots", ">quota", ">forward\nms", ">backward\nms"]
     columns += [">route\nms", ">sum\nms"] if has_communication else []
@@ -100,24 +95,21 @@ def _caption(plan: Plan) -> str:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draws a plan's predicted step: one lane of height 1.0 per device, white for unused parts.
-
-    Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades. A stage
-    is as long as its slowest module. Without predicted times each module has length 1.
-
-    Args:
-        plan: The plan.
-        path: A ``.png`` or ``.svg`` file; written whole or not at all.
+    """Writes ``plan_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: The suffix is neither ``.png`` nor ``.svg``.
+        ValueError: The suffix is neither.
     """
     save_figure(plan_figure(plan), path)
 
 
 def plan_figure(plan: Plan) -> Any:
-    """Returns the figure of ``draw_plan``."""
+    """Returns the figure of a plan's predicted step: one lane per device, white for unused parts.
+
+    Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades. A stage
+    is as long as its slowest module. Without predicted times each module has length 1.
+    """
     note = note_of_others(plan.foreign_cpu_share, plan.device)
     colors = colors_of(placement.module for placement in plan.placements)
     is_predicted = plan.predicted_ms > 0
@@ -152,8 +144,7 @@ def _panel(plan: Plan, colors: Mapping[str, str]) -> Panel:
         if plan.is_colocated and plan.sequential_ms > 0:
             fact += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return Panel(
-        name="colocated" if plan.is_colocated else "one module at a time",
-        fact=fact,
+        title=f"{'colocated' if plan.is_colocated else 'one module at a time'}: {fact}",
         lanes=[f"{kind} {device}" for device in range(plan.num_devices)],
         spans=spans,
         bars=bars,

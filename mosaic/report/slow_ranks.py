@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 MIN_RATIO = 1.25
 """Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
-MIN_STEP_SHARE = 0.75
-"""Least share of steps with that ratio: a machine that is sometimes busy is not slow."""
 MIN_LOST_SHARE = 0.03
 """Least lost share of a step's time to report."""
 _Times = Mapping[tuple[str, str], Mapping[int, tuple[float, float]]]
@@ -138,7 +136,7 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
         others = [table[work] for rank, table in times.items() if rank != trace.rank and work in table]
         beside = {step: [_pace(*other[step]) for other in others if step in other] for step in own}
         ratios = sorted(_pace(*own[step]) / median(paces) for step, paces in beside.items() if paces)
-        if ratios and ratios[int(len(ratios) * (1 - MIN_STEP_SHARE))] >= MIN_RATIO:
+        if ratios and ratios[len(ratios) // 4] >= MIN_RATIO:  # in three of four steps: a machine may be busy at times
             here_ms = median(time_ms for time_ms, _ in own.values())
             elsewhere_ms = here_ms / median(ratios)
             slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))

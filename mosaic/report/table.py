@@ -106,22 +106,21 @@ def _profile_caption(profile: Profile) -> str:
 
 def graph_table(graph: ModuleGraph) -> Table:
     """Returns the modules in call order: size, inputs, and modules that may run beside them."""
-    count, rows = len(graph.modules), []
+    rows = []
     for node in graph.modules:
         beside = [other for other in graph.names if graph.independent(node.name, other)]
-        is_free = count > 2 and len(beside) == count - 1
         rows.append(
             (
                 node.name,
                 f"{node.num_parameters:,}",
                 "yes" if node.trainable else "frozen" if node.num_parameters else "no parameters",
                 ", ".join(graph.predecessors(node.name)) or "the batch",
-                "all others" if is_free else ", ".join(beside) or "-",
+                ", ".join(beside) or "-",
             )
         )
     columns = ("module", ">parameters", "trainable", "inputs from", "may run beside")
     caption = f"{len(graph.edges)} edges; graph {graph.fingerprint}"
-    return make_table(f"Modules: {count}", columns, rows, caption=caption)
+    return make_table(f"Modules: {len(rows)}", columns, rows, caption=caption)
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:

@@ -1,7 +1,8 @@
-"""A picture of measured timelines under one time axis, a lane per slot."""
+"""A picture of measured timelines under one time axis, a lane per slot; and a Chrome trace for ui.perfetto.dev."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mosaic.artifact import write_text
+from mosaic.chrome_trace import Event, Lanes, chrome_events
 from mosaic.plan import Plan
 from mosaic.report.figure import GLUE, OUTSIDE, SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
-from mosaic.report.plan_view import ms_text, slot_runs
+from mosaic.report.plan_view import ms_text, slot_runs, slots_text
 from mosaic.timeline import Span, Timeline
 
 _Steps = Mapping[int, Sequence[Span]]
@@ -91,7 +94,7 @@ def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Pane
     if (num_whole := len(whole_steps(timeline))) > len(steps):
         fact += f"; drawn: {len(steps)} of {num_whole} steps, nearest to their median"
     fact = fact if timeline.spans else "nothing was recorded"
-    return Panel(name=timeline.title, fact=fact, lanes=lanes, spans=brackets, bars=bars)
+    return Panel(title=f"{timeline.title}: {fact}", lanes=lanes, spans=brackets, bars=bars)
 
 
 def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
@@ -125,3 +128,30 @@ def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
 def _length_ms(spans: Sequence[Span]) -> float:
     """Returns the time from the first start to the last end."""
     return max((span.end_ms for span in spans), default=0.0) - min((span.start_ms for span in spans), default=0.0)
+
+
+def chrome_trace(timelines: Sequence[Timeline]) -> str:
+    """Returns a process per timeline, each from 0 on: a thread with its steps, and a thread per lane."""
+    processes = [(index, timeline.title, _lanes(timeline)) for index, timeline in enumerate(timelines, start=1)]
+    content = {"displayTimeUnit": "ms", "traceEvents": chrome_events(processes)}
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes ``chrome_trace(timelines)`` whole or not at all."""
+    write_text(chrome_trace(timelines), path)
+
+
+def _lanes(timeline: Timeline) -> Lanes:
+    """Returns the steps, then the spans of each set of slots."""
+    origin = min((span.start_ms for span in timeline.spans), default=0.0)
+    steps: dict[int, list[float]] = {}
+    lanes: dict[tuple[int, ...], list[Event]] = {}
+    for span in timeline.spans:
+        times = (1e3 * (span.start_ms - origin), 1e3 * (span.end_ms - origin))
+        steps.setdefault(span.step, []).extend(times)
+        args = {"module": span.module, "phase": span.phase, "slots": list(span.slots), "step": span.step}
+        lanes.setdefault(span.slots, []).append(Event(f"{span.module} {span.phase}", span.phase, *times, args))
+    whole = [Event(f"step {step}", "step", min(ts), max(ts), {"step": step}) for step, ts in sorted(steps.items())]
+    names = {slots: f"slot{'s' * (len(slots) > 1)} {slots_text(slots)}" if slots else "no slot" for slots in lanes}
+    return [("steps", whole), *((names[slots], lanes[slots]) for slots in sorted(lanes))]

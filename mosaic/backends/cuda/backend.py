@@ -39,7 +39,6 @@ class CudaBackend(Backend):
     Args:
         ordinal: The driver's number of the device, which is torch's, too.
         fine: Use the driver's smallest slots (2 SMs on Hopper), which give up large clusters.
-        verify: Look with a probe on which SMs each partition runs, once after it was made.
         sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
         cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
@@ -55,7 +54,6 @@ class CudaBackend(Backend):
         ordinal: int = 0,
         *,
         fine: bool = False,
-        verify: bool = True,
         sm_target: bool = False,
         cudnn: bool = True,
         api: StreamApi | None = None,
@@ -70,8 +68,7 @@ class CudaBackend(Backend):
         self._api: StreamApi = api
         has_settings = sm_target or not cudnn
         self._libraries = LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if has_settings else None
-        self._fine, self._verify = fine, verify
-        self._sm_target, self._cudnn = sm_target, cudnn
+        self._fine, self._sm_target, self._cudnn = fine, sm_target, cudnn
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
         self._max_streams = 0
@@ -117,8 +114,6 @@ class CudaBackend(Backend):
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
         """Opens one lane for each distinct partition; streams that exist already are lent again.
 
-        Partitions may overlap, as those of different stages do: work on lanes with a slot in common takes turns.
-
         Raises:
             InvalidPlanError: A partition is empty or names a slot that the device does not have.
             BackendUnavailableError: The driver cannot do what was asked for.
@@ -152,20 +147,10 @@ class CudaBackend(Backend):
     ) -> StreamLanes:
         """Opens plain streams on the whole device under the names of partitions, for comparisons.
 
-        Nothing confines them, and ``num_sms`` of each is None. Lanes with a slot in common take turns.
-
-        Args:
-            partitions: Names of the lanes.
-            priorities: Of each stream, as CUDA counts: lower goes first; all 0 by default.
-
-        Raises:
-            InvalidPlanError: As for ``open_lanes``.
-            ValueError: There are not as many priorities as distinct partitions.
+        ``num_sms`` of each is None. Of ``priorities``, 0 by default, the lower goes first.
         """
         wanted = checked_partitions(self._device, partitions)
         priorities = (0,) * len(wanted) if priorities is None else priorities
-        if len(priorities) != len(wanted):
-            raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
         api = self.api
         streams: dict[tuple[int, ...], tuple[Any, int | None]] = {}
 
@@ -192,7 +177,6 @@ class CudaBackend(Backend):
         return CudaBackend(
             self._info.ordinal,
             fine=fine,
-            verify=self._verify,
             sm_target=target,
             cudnn=self._cudnn,
             api=self._api,
@@ -209,8 +193,6 @@ class CudaBackend(Backend):
         return self._driver.probe_stream(int(self.api.current_stream().cuda_stream))
 
     def _image(self) -> bytes | None:
-        if not self._verify:
-            return None
         try:
             return self._driver.probe_image()
         except BackendUnavailableError as problem:
@@ -231,11 +213,7 @@ class CudaBackend(Backend):
 
 
 def check_torch(device: CudaDevice) -> None:
-    """Checks that torch has CUDA and that its device of this number is the driver's.
-
-    Raises:
-        BackendUnavailableError: It has not, or is not.
-    """
+    """Raises BackendUnavailableError unless torch has CUDA and its device of this number is the driver's."""
     if not torch.cuda.is_available():
         built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
         raise BackendUnavailableError(

@@ -65,11 +65,7 @@ class SlotDescription:
 
 
 def require_extension() -> Any:
-    """Loads and returns ``mosaic._C``.
-
-    Raises:
-        BackendUnavailableError: It is not built, or does not load.
-    """
+    """Loads and returns ``mosaic._C``."""
     try:
         return importlib.import_module("mosaic._C")
     except ImportError as error:
@@ -81,10 +77,7 @@ def require_extension() -> Any:
 
 
 def is_available() -> bool:
-    """Returns True if there is a GPU whose SMs can be split and given green-context streams.
-
-    A driver that fails counts as not available; ``mosaic doctor`` explains it.
-    """
+    """Returns True if there is a GPU whose SMs can be split and given streams; ``mosaic doctor`` explains why not."""
     try:
         driver = describe_driver()
         return not lost_uses(driver) and len(describe_devices()) > 0
@@ -150,11 +143,7 @@ def probe_source() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CudaDriver:
-    """One device through the installed driver: all that a backend needs of it besides torch. Equal ones share a pool.
-
-    Attributes:
-        ordinal: The driver's number of the device.
-    """
+    """One device, by its number, through the installed driver. Equal ones share a pool."""
 
     ordinal: int
 
@@ -196,10 +185,6 @@ class CudaDriver:
         Args:
             stream: The handle of any stream; 0 is the default stream.
             image: The compiled probe; by default that of the device.
-
-        Raises:
-            BackendUnavailableError: NVRTC is not there to compile the probe.
-            CudaError: The probe could not be loaded or run.
         """
         return tuple(require_extension().probe_stream(self._device(), stream, image or self.probe_image()))
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from mosaic.errors import BackendUnavailableError
 
-DEFAULT_CONNECTIONS = 8
-"""Hardware queues of a process when ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set; it takes 1 to 32."""
-MAX_CONNECTIONS = 32
+DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
+"""Hardware queues of a process without ``CUDA_DEVICE_MAX_CONNECTIONS``, and the most that it takes."""
 
 
 class EnvironmentFinding(NamedTuple):
@@ -94,11 +93,7 @@ def mps_control(environ: Mapping[str, str]) -> str:
 
 @contextmanager
 def _open_nvml() -> Iterator[Any]:
-    """Opens NVIDIA's management library, which comes with the driver, through ``nvidia-ml-py``.
-
-    Raises:
-        BackendUnavailableError: The Python package, the library or the right to use it is missing.
-    """
+    """Opens NVIDIA's management library, which comes with the driver; raises BackendUnavailableError without it."""
     try:
         import pynvml
     except ImportError as error:

@@ -110,9 +110,7 @@ class GreenPool:
         self._indices: dict[SlotLayout, int] = {}
 
     def borrow(self, layouts: Sequence[SlotLayout], *, image: Callable[[], bytes | None]) -> StreamLoan:
-        """Lends a stream for each partition, and makes what is not there yet.
-
-        A partition that is lent already is lent again, by the same stream: what two borrowers give to it runs in turn.
+        """Lends a stream for each partition, the same one to each borrower, and makes what is not there yet.
 
         Args:
             layouts: Partitions, none of them twice.

@@ -77,10 +77,8 @@ class _Arbiter:
 
     A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
     want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
-    so the ticket with the lowest order can always run: deadlock is impossible.
-
-    Each lane's thread sleeps on a condition of its own and is woken only when its next ticket may run: a thread
-    woken in vain takes the interpreter lock from one that works.
+    so the ticket with the lowest order can always run: deadlock is impossible. A lane's thread is woken only when
+    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works.
     """
 
     def __init__(self) -> None:

@@ -19,8 +19,7 @@ from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
-from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure
-from mosaic.report.trace import chrome_trace
+from mosaic.report.timeline import choose_steps, chrome_trace, draw_timelines, timeline_figure
 from mosaic.timeline import Span, Timeline
 
 
