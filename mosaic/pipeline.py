@@ -90,7 +90,7 @@ def pipeline(
         memory_bytes=memory_bytes,
         backend=backend,
     )
-    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
+    world = World.join(device_of(model), ranks)
     with world.opening():
         microbatches = [sample] if isinstance(sample, Mapping) else list(sample)
         step = microbatches * -(-2 * world.size // len(microbatches))

@@ -134,9 +134,9 @@ class Plan(StrictFile):
             stage share a slot of one device.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 3
+    SCHEMA_VERSION: ClassVar[int] = 4
 
-    schema_version: int = 3
+    schema_version: int = 4
     device: Device
     """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
@@ -152,10 +152,6 @@ class Plan(StrictFile):
     """The search that found it."""
     foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
     """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
-    communication_slots: Annotated[int, Ge(0)] = 0
-    """The last slots of each device that no module has, left to communication."""
-    communication_sms: Annotated[int, Ge(0)] = 0
-    """SMs that a collective is held to: of those slots and of the device's remainder; 0: it takes what it likes."""
 
     def __post_init__(self) -> None:
         parts: dict[str, list[tuple[int, Part]]] = {}
@@ -186,19 +182,14 @@ class Plan(StrictFile):
                 f"{of} has slots_by_device {by_device} on devices {devices}; give one entry for each device, the first "
                 "of them equal to slots"
             )
-        last = self.device.num_slots - self.communication_slots - 1
         for slots in (placement.slots, *by_device):
             if len(slots) != placement.quota or list(slots) != sorted(set(slots)):
                 raise InvalidPlanError(
                     f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
                 )
-            if slots[0] < 0 or slots[-1] > last:
-                reserved = (
-                    f": the last {self.communication_slots} of {self.device.num_slots} are reserved for communication"
-                )
+            if slots[0] < 0 or slots[-1] >= self.device.num_slots:
                 raise InvalidPlanError(
-                    f"{of} has slots {slots}; use slots 0 to {last} of {self.device.name}"
-                    + (reserved if self.communication_slots else "")
+                    f"{of} has slots {slots}; use slots 0 to {self.device.num_slots - 1} of {self.device.name}"
                 )
 
     @property

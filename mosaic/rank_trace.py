@@ -1,18 +1,12 @@
-"""The computing and waiting of one of several ranks, as a file: a Chrome trace with the data to compare ranks.
-
-The file opens in ui.perfetto.dev like any trace; its ``mosaic`` member holds the rank, its run, its clock's offset from
-rank 0's, and the spans.
-"""
+"""The computing and waiting of one of several ranks, as a file for ``mosaic doctor --trace``."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from mosaic.artifact import load, to_json, write_text
-from mosaic.chrome_trace import Event, chrome_events
 from mosaic.device import StrictFile
 
 
@@ -28,9 +22,8 @@ class RankSpan(StrictFile):
     step: int
     """Index of the training step, from 0."""
     start_us: float
-    """Microseconds on rank 0's clock."""
+    """Microseconds on a clock of the rank; work and waits may have different ones."""
     end_us: float
-    """Microseconds on rank 0's clock."""
     expected_ms: float = 0.0
     """Planned time; 0 without a plan. In a pipeline each rank has layers of its own to compute."""
 
@@ -48,9 +41,9 @@ class RankSpan(StrictFile):
 class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
 
-    schema_version: int = 2
+    schema_version: int = 3
     run: str
     """Equal for all ranks of one start."""
     rank: int
@@ -58,12 +51,7 @@ class RankTrace(StrictFile):
     """Number of ranks of the run."""
     host: str
     """Name of the rank's machine."""
-    clock_offset_us: float
-    """Difference between rank 0's clock and its own, which the times contain."""
-    clock_error_us: float
-    """Bound on the offset's error: half the time of the fastest message there and back."""
     spans: tuple[RankSpan, ...]
-    """By start."""
 
     def write(self, path: Path) -> None:
         """Writes the file, whole or not at all.
@@ -71,23 +59,7 @@ class RankTrace(StrictFile):
         Raises:
             MosaicError: The folder cannot be written or the disk is full.
         """
-        lanes = [
-            (
-                name,
-                [
-                    Event(
-                        *(f"{span.module} {span.phase}", kind, span.start_us, span.end_us),
-                        args={"step": span.step, "expected_ms": span.expected_ms},
-                    )
-                    for span in self.spans
-                    if span.kind == kind
-                ],
-            )
-            for kind, name in (("compute", "computes"), ("wait", "waits"))
-        ]
-        events = chrome_events([(self.rank, f"rank {self.rank} ({self.host})", lanes)])
-        content = {"displayTimeUnit": "ms", "mosaic": json.loads(to_json(self)), "traceEvents": events}
-        write_text(json.dumps(content) + "\n", path)
+        write_text(to_json(self), path)
 
     @staticmethod
     def read(path: Path) -> RankTrace:
@@ -96,4 +68,4 @@ class RankTrace(StrictFile):
         Raises:
             InvalidFileError: The file is missing, cut short, or not a trace of a rank; names the file and the reason.
         """
-        return load(RankTrace, path, member="mosaic")
+        return load(RankTrace, path)

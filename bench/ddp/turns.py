@@ -24,7 +24,7 @@ from bench.record import Figure
 from mosaic.engine.finding.find import runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
-from mosaic.ranks.choosing.plans import data_parallel_plan
+from mosaic.ranks.plans import data_parallel_plan
 from mosaic.ranks.world.world import World
 from mosaic.take_turns import take_turns
 

@@ -61,8 +61,6 @@ class PlanCommand:
     """Seconds of an idle core after which exact, gahc and auto return the best plan so far; exact and auto with a bound
     on the optimum. Search steps are counted, so the load does not change the plan. Ten times as many seconds of the
     clock end every search, and the first Ctrl-C ends it at once, with exit code 130."""
-    communication_slots: int = 0
-    """Slots of each GPU reserved for collectives, beside the SMs outside slots (4 of 132)."""
     check: Annotated[Path | None, arg(metavar="PLAN")] = None
     """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
     explain_gain: bool = False
@@ -99,7 +97,6 @@ class PlanCommand:
                 basis.device,
                 num_devices=basis.num_devices,
                 search=search,
-                communication_slots=self.communication_slots,
             )
             plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
             save(plan, self.output)
@@ -126,10 +123,8 @@ class PlanCommand:
             return
         if self.compare:
             from mosaic.solver.compare import compare
-            from mosaic.solver.runnable import without_reserved
 
-            device = without_reserved(basis.device, self.communication_slots)
-            rows = compare(basis.graph, basis.cost, device, num_devices=basis.num_devices, search=search)
+            rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
             console.print(basis.titled(comparison_table(rows)))
         if self.picture is not None:
             draw_plan(plan, self.picture)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.optim import Optimizer
 
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine.attachment import Attachment
@@ -213,7 +212,6 @@ class Handle(Checkpointer):
         plan: Plan | str | Path | None = None,
         modules: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
-        optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
         """Plans anew for the model as it is now: modules were added, removed or replaced, or its batches changed.
 
@@ -228,7 +226,6 @@ class Handle(Checkpointer):
             plan: A plan to run instead of solving for one.
             modules: Names or patterns of the modules to place; by default as before.
             exclude: Names or patterns of modules to leave where they are; by default as before.
-            optimizer: Those of the model's parameters, on several ranks: states move with their parameters.
 
         Raises:
             ValueError: There is no reason, or a plan and a method were given.
@@ -246,10 +243,10 @@ class Handle(Checkpointer):
             exclude=before.exclude if exclude is None else names_of(exclude) or (),
             options=replace(before.options, profile=None),  # which was of the model before
         )
-        self._replan(request, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ()))
+        self._replan(request)
         self._reasons.append(reason)
 
-    def _replan(self, request: Request, optimizers: Sequence[Optimizer]) -> None:
+    def _replan(self, request: Request) -> None:
         self._check_between_steps()
         self._settle()
         self._attachment.end()

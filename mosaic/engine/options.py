@@ -28,9 +28,6 @@ class RankSettings:
     """Time between two reports of a rank's position, in seconds."""
     grace_s: float = 10.0
     """Time after which a rank with an error is ended, in seconds."""
-    communication_slots: int = 0
-    """If Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
-    many CTAs as they have SMs; a plan that is given has its own number."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -38,11 +35,6 @@ class RankSettings:
         ]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: a time has to be above 0 s")
-        if not isinstance(self.communication_slots, int):
-            raise ValueError(
-                f"communication_slots={self.communication_slots!r} is no number of slots; use 1, with the SMs left "
-                "over by the split into slots, too"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,7 @@ class Options:
     cache: ProfileCache | str | Path | None = "user"
     """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
     ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
-    cache. Several ranks measure afresh and take no other cache than the default."""
+    cache. On several ranks it is rank 0's."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
@@ -140,11 +132,6 @@ class Options:
             raise ValueError(
                 "cuda_graphs=True cannot be had on several ranks, whose calls exchange rows in the middle; leave "
                 "cuda_graphs out"
-            )
-        if self.cache not in ("user", None):
-            raise ValueError(
-                f"cache={str(self.cache)!r} cannot be had on several ranks, whose times depend on the links between "
-                "them; leave cache out, or pass a profile"
             )
 
 

@@ -61,7 +61,7 @@ class Executor(Protocol):
         """Number of finished backwards."""
 
     def spans(self) -> tuple[Span, ...]:
-        """Returns what ran, by start, in milliseconds of one clock; on several ranks of ``time.perf_counter_ns``."""
+        """Returns what ran, by start, in milliseconds of one clock."""
 
     def clear_spans(self) -> None: ...
 

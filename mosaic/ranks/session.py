@@ -1,10 +1,12 @@
-"""A session on one of several ranks, and the plan that it ends with; all ranks take the same steps."""
+"""A session on one of several ranks: what is found, and a plan's modules put on their ranks; all ranks do the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress
 
 import torch
 import torch.distributed as dist
@@ -14,17 +16,21 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.session import Session, refuse_graphs_of_compiler
+from mosaic.engine.session import Session, refuse, refuse_graphs_of_compiler, warm_up
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.find.structure import flatten, map_tensors
-from mosaic.profiler import ProfileCache, Subject
+from mosaic.plan import Placement, Plan
+from mosaic.profiler import Subject
 from mosaic.ranks.calls.executor import RankExecutor
-from mosaic.ranks.calls.routed import Template
-from mosaic.ranks.parameters.tied import Holdings
+from mosaic.ranks.calls.host import HostRankExecutor
+from mosaic.ranks.calls.routed import RoutedModule, Template
+from mosaic.ranks.calls.streams import StreamRankExecutor
+from mosaic.ranks.parameters.elsewhere import Home, give_up
+from mosaic.ranks.parameters.gradients import GradientReducer, refuse_sparse
+from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of
 from mosaic.ranks.rows.batched import rows_of
 from mosaic.ranks.rows.sampler import Feed
-from mosaic.ranks.world.groups import GroupLoan, check_place
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
@@ -36,18 +42,14 @@ RANK_TRIAL = TrialSettings(
 
 
 class RankPlan(PlacedPlan):
-    """A plan that is ready to run on all ranks.
+    """A plan that is ready to run on all ranks."""
 
-    Attributes:
-        holdings: The ranks that hold each tensor of the model.
-        feeds: Bytes of modules' rows.
-        notes: Lines for ``describe()``.
-    """
-
+    executor: RankExecutor
     holdings: Holdings
     feeds: tuple[Feed, ...]
+    """Bytes of modules' rows."""
     notes: tuple[str, ...]
-    executor: RankExecutor
+    """Lines for ``describe()``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +57,6 @@ class RankSession(Session):
     """A session on one of several ranks."""
 
     world: World
-    cache: ProfileCache = field(default_factory=ProfileCache)
-    """Measurements of this process."""
     batched: Mapping[str, tuple[bool, ...]] = field(init=False)
     """For each module, which of its arguments have a row for each sample."""
     learned: Mapping[str, tuple[Template, Signature]] = field(init=False)
@@ -64,15 +64,9 @@ class RankSession(Session):
     placed: RankPlan = field(init=False)
     report: TrialReport = field(init=False)
     """Of the plans that were tried."""
-    loan: GroupLoan = field(init=False)
-    """The plan's communicators."""
 
     def find(self) -> None:
-        """Finds the modules and examines their calls, and gives all ranks rank 0's weights.
-
-        Raises:
-            MosaicError: A rank cannot run the model, or ranks are not alike; on all ranks.
-        """
+        """Finds the modules and examines their calls, and gives all ranks rank 0's weights."""
         world, model = self.world, self.model
         world.run_on_all(self._find_here)
         world.check_alike(facts_of(self.request.backend.device, self.finding.graph))
@@ -82,7 +76,8 @@ class RankSession(Session):
 
     def _find_here(self) -> None:
         request, backend = self.request, self.request.backend
-        check_place(self.model, backend.torch_device)
+        refuse(self.model, backend)
+        refuse_sparse(self.model)
         self.finding, self.batched = find_with_rows(self.model, request.sample, request.modules, request.exclude)
         refuse_graphs_of_compiler(self.finding, backend)
         self.learned = {subject.name: self._learn(subject) for subject in self.finding.subjects}
@@ -107,30 +102,21 @@ class RankSession(Session):
 def find_with_rows(
     model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
-    """Returns the modules, and for each which of its arguments have a row for each sample.
-
-    Modules that share something with others are no obstacle here.
+    """Returns the modules, which may share something, and for each which of its arguments have a row for each sample.
 
     Raises:
         UnsupportedModelError: A module cannot be split over ranks.
     """
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     subjects, batched = [], {}
-    for subject in map(_cut, finding.subjects):
+    for subject in finding.subjects:
         _refuse(subject, finding.local.get(subject.name))
+        # Without the graph of the sample's step, which holds on to the parameters of others.
+        args, kwargs = map_tensors(lambda t: t.detach().requires_grad_(t.requires_grad), (subject.args, subject.kwargs))
+        subject = replace(subject, args=args, kwargs=kwargs)
         rows = batched[subject.name] = rows_of(subject)
-        leaves = flatten((subject.args, subject.kwargs))[0]
-        subjects.append(replace(subject, batch=len(leaves[rows.index(True)])))
+        subjects.append(replace(subject, batch=len(flatten((args, kwargs))[0][rows.index(True)])))
     return replace(finding, subjects=tuple(subjects)), batched
-
-
-def _cut(subject: Subject) -> Subject:
-    """Cuts a module's inputs from the graph of the sample's step, which holds on to the parameters of others."""
-
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
 
 
 def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
@@ -146,3 +132,147 @@ def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
                 "of another batch than without Mosaic; use GroupNorm or LayerNorm, or leave the module where it is "
                 f"called: colocate(..., exclude=[{subject.name!r}])"
             )
+
+
+def open_executor(session: RankSession, plan: Plan, *, is_warm: bool = False) -> RankExecutor:
+    """Opens this rank's lanes, which may fail on one rank alone; exchanges nothing with other ranks."""
+    finding, progress = session.finding, session.world.progress
+    torch.clear_autocast_cache()  # it refers to the parameters that are given up
+    slots = [_slots_here(placed, session.world.rank) for placed in plan.placements]
+    lanes = session.request.backend.open_lanes([*slots, *(placed.slots for placed in plan.placements)])
+    try:
+        if lanes.streams is None:
+            return HostRankExecutor(lanes, progress)
+        if not is_warm:
+            here = {placed.module for placed in plan.placements if session.world.rank in placed.devices}
+            warm_up(session.model, [s for s in finding.subjects if s.name in here], lanes.streams.api)
+        return StreamRankExecutor(lanes.streams, progress, in_order=finding.in_order)
+    except BaseException:
+        lanes.close()
+        raise
+
+
+def place(session: RankSession, plan: Plan, executor: RankExecutor, *, gives_up: bool = True) -> RankPlan:
+    """Gives the modules to their ranks; all ranks call it alike."""
+    finding, world = session.finding, session.world
+    members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
+    placed = RankPlan(plan, finding, executor)
+    placed.holdings = holdings_of(session.model, finding.subjects, members, finding.users, world.size)
+    notes = []
+    if executor.lanes.streams is not None:
+        notes.append(
+            "GPUs over several ranks were tested on a stand-in for CUDA, with gloo for NCCL; this has not run on "
+            "several GPUs"
+        )
+    if placed.holdings.names_of_tied:
+        notes.append(
+            f"{', '.join(placed.holdings.names_of_tied)}: used by more than one module, or between modules too; on "
+            "every rank that runs a user, and reduced at the end of each backward"
+        )
+    if is_data_parallel(plan):
+        notes.append("all modules run on all ranks: nothing is routed")
+        placed.feeds = ()
+        _begin_alike(session, executor)
+    else:
+        placed.feeds = _begin_routed(session, plan, executor, placed.holdings, members, gives_up=gives_up)
+    placed.notes = tuple(notes)
+    return placed
+
+
+def is_data_parallel(plan: Plan) -> bool:
+    """Returns whether all modules run on all devices, each with these to itself: then no rows have to move."""
+    return all(
+        len(placed.devices) == plan.num_devices and plan.is_alone(placed.module, num_slots=plan.device.num_slots)
+        for placed in plan.placements
+    )
+
+
+def _slots_here(placed: Placement, rank: int) -> tuple[int, ...]:
+    """Returns the slots of a module on a rank; where it does not run, those on the ranks where it does."""
+    return placed.slots_on(rank) if rank in placed.devices else placed.slots
+
+
+def _begin_alike(session: RankSession, executor: RankExecutor) -> None:
+    """Has every rank run all modules on its own rows, and sums up the gradients of the whole model.
+
+    DistributedDataParallel would sum them once a forward: where a loop calls the model twice and then runs two
+    backwards, the second one's gradients stay this rank's own. This reducer sums after each backward.
+    """
+    world, model = session.world, session.model
+    waiting = partial(executor.progress.waiting, THE_LOOP)
+    reducer = GradientReducer(model.parameters(), world.group(range(world.size)), waiting=waiting)
+    unrouted_bytes = {
+        subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
+        for subject in session.finding.subjects
+    }
+    executor.begin({}, [reducer], unrouted_bytes=unrouted_bytes)
+
+
+def _begin_routed(
+    session: RankSession,
+    plan: Plan,
+    executor: RankExecutor,
+    holdings: Holdings,
+    members: Mapping[str, Members],
+    *,
+    gives_up: bool,
+) -> tuple[Feed, ...]:
+    """Makes the modules with their communicators and reducers, and gives up what this rank does not run."""
+    world, finding = session.world, session.finding
+    rank, everyone = world.rank, range(world.size)
+    slots = {placed.module: _slots_here(placed, rank) for placed in plan.placements}
+    held = {key for key, holders in holdings.by_id.items() if rank in holders}
+    tied = {id(parameter) for parameters in holdings.tied.values() for parameter in parameters}
+    routed: dict[str, RoutedModule] = {}
+    for subject in finding.subjects:
+        name, ranks = subject.name, members[subject.name]
+        group, own = world.group(everyone), world.group(ranks)
+        template, learned = session.learned[name]
+        if learned.obstacle is None and any(id(p) in tied for p in subject.module.parameters()):
+            obstacle = Obstacle("it has parameters in common with others, which add to one gradient")
+            learned = replace(learned, obstacle=obstacle)
+        trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
+        reducer = None
+        if rank in ranks and trained:
+            waiting = partial(executor.progress.waiting, name)
+            reducer = GradientReducer(trained, own, waiting=waiting, place=executor.place(slots[name]))
+        routed[name] = RoutedModule(
+            subject=subject,
+            members=ranks,
+            slots=slots[name],
+            progress=executor.progress,
+            traffic=executor.traffic,
+            group=group,
+            control=world.agreements if executor.lanes.streams is not None else group,
+            batched=session.batched[name],
+            template=template,
+            learned=learned,
+            awaited=finding.in_order.get(name),
+            reducer=reducer,
+        )
+        if rank not in ranks and gives_up:
+            give_up(subject.module, Home(name, ranks), keep=held)
+    hooks = [
+        even_out(parameter, holders, members)
+        for holders, parameters in holdings.tied.items()
+        if rank in holders
+        for parameter in parameters
+    ]
+    reduce = partial(GradientReducer, overlaps=False, waiting=partial(executor.progress.waiting, THE_LOOP))
+    reducers = [reduce(holdings.loose, world.group(everyone))] if holdings.loose else []
+    for holders, parameters in holdings.tied.items():  # in the same order on all ranks
+        group = world.group(holders)
+        if rank in holders:
+            # A part of a gradient is there when the first of its users is through; all are at the end.
+            reducers.append(reduce(parameters, group))
+    executor.begin(routed, reducers, hooks)
+    return tuple(_feed(subject, routed[subject.name]) for subject in finding.subjects)
+
+
+def _feed(subject: Subject, routed: RoutedModule) -> Feed:
+    """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
+    leaves = flatten((subject.args, subject.kwargs))[0]
+    argument_bytes = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
+    results = zip(routed.template.leaves, routed.template.differentiable, strict=True)
+    result_bytes = sum(leaf.nbytes * (1 + trains) for leaf, trains in results if isinstance(leaf, torch.Tensor))
+    return Feed(members=routed.members, step_bytes=float(argument_bytes + result_bytes))

@@ -69,9 +69,8 @@ def plan_to_run(
     *,
     num_devices: int = 1,
     search: SearchOptions | None = None,
-    communication_slots: int = 0,
 ) -> Plan:
-    """Plans by one method, with slots left to communication and its times in the plan.
+    """Plans by one method, with the times of communication in the plan.
 
     Modules stay whole unless ``search.layers`` is above 1; such a plan cannot run.
 
@@ -83,40 +82,15 @@ def plan_to_run(
         device: What one of the devices is.
         num_devices: How many of them.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
-        communication_slots: Slots of each device that no module gets.
 
     Raises:
         InfeasibleError: A module fits on no device, or there is no plan that devices hold.
-        ValueError: There is no such method, no device, nothing left beside what is reserved, or the method cannot
-            search this problem.
+        ValueError: There is no such method, no device, or the method cannot search this problem.
     """
-    left = without_reserved(device, communication_slots)
     if method == "auto" and num_devices > 1 and isinstance(cost, RankedCost):
-        plan = _plan_by_simulation(graph, cost, left, num_devices, search or SearchOptions())
-    else:
-        plan = solve(graph, cost, left, num_devices=num_devices, method=method, search=search)
-        plan = with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
-    return with_reserved(plan, device, communication_slots)
-
-
-def without_reserved(device: Device, slots: int) -> Device:
-    """Returns the device that modules are planned for: without its last ``slots`` slots.
-
-    Raises:
-        ValueError: No slot is left for modules.
-    """
-    if not 0 <= slots < device.num_slots:
-        raise ValueError(
-            f"communication_slots={slots} of {device.num_slots} slots of {device.name}; modules need at least one of "
-            "them, and none may be negative"
-        )
-    return replace(device, num_slots=device.num_slots - slots) if slots else device
-
-
-def with_reserved(plan: Plan, device: Device, slots: int) -> Plan:
-    """Returns a plan for the device without reserved slots as one for the whole device that reserves them."""
-    sms = slots * device.sms_per_slot + device.remainder_sms if slots else 0
-    return replace(plan, device=device, communication_slots=slots, communication_sms=sms)
+        return _plan_by_simulation(graph, cost, device, num_devices, search or SearchOptions())
+    plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
+    return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
 
 
 class _Shared(RetimedCost):

@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.record import Figure, median_figure, missing_figure
-from mosaic.engine.options import RankSettings
 from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
@@ -98,7 +97,7 @@ class Sizes:
 
 def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
     """Returns the model on these ranks, counted, with times fitted to its first step."""
-    world = World.join(torch.device("cpu"), watch=RankSettings())
+    world = World.join(torch.device("cpu"))
     whole, step = model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches)
     return fit_modules(make_setup(whole, step, world, PipelineOptions(data=1)), step)
 

@@ -9,14 +9,12 @@ from itertools import compress
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.host.lane_tensor import to_plain
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import flatten, unflatten
-from mosaic.ranks.calls.exchange import exchange, move
 from mosaic.ranks.calls.routed import Facts, RoutedModule
 from mosaic.ranks.rows.routing import RowRouting
 
@@ -29,14 +27,10 @@ class RoutedCall:
     a node of the caller's graph does (``forward``).
 
     Attributes:
-        executor: The ``RankExecutor``.
         is_there: True if this rank calls the module, rather than taking part without rows.
         waits: True to wait for its forward, so that its errors are raised here.
         obstacle: The reason why it has to run where it is made, or None.
         run: Makes the module's own call; None once it was made.
-        mode: The module's, as in ``RoutedModule.read_mode``.
-        attributes: The attributes that were set in the module since it was colocated.
-        added: Describes keyword arguments that the sample's step had not; the same text on all ranks.
         error: The reason why it cannot be routed: all ranks raise.
         inputs: The leaves of its arguments that take a gradient on any rank.
         wanted: The leaves of its result that take a gradient.
@@ -60,10 +54,9 @@ class RoutedCall:
         self.is_there, self.waits, self.obstacle = is_there, waits, obstacle
         self.attributes, self.mode = routed.set_since(), routed.read_mode()
         added = {key: value for key, value in kwargs.items() if key not in routed.keywords and _holds_no_rows(value)}
-        self.added = ""
-        if added:  # shape and type of tensors: reading a value would make the host wait for a GPU
-            values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]
-            self.added = f"{sorted(added)} {values}"
+        # Shape and type of tensors: reading a value would make the host wait for a GPU.
+        values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]
+        self._added = f"{sorted(added)} {values}" if added else ""  # which the sample's step had not
         self.run: Callable[..., Any] | None = partial(run, **added) if added else run
         self.args, self.kwargs = args, {key: value for key, value in kwargs.items() if key not in added}
         self.error: ModuleContractError | None = None
@@ -101,10 +94,7 @@ class RoutedCall:
     # Forward.
 
     def forward(self, leaves: list[Any], anchor: torch.Tensor | None = None) -> list[Any]:
-        """Makes the call as one node of the caller's graph; returns the leaves of its result.
-
-        A backward reaches ``anchor``, an empty tensor, after the call.
-        """
+        """Makes the call as one node of the caller's graph, from which a backward goes on to ``anchor``."""
         home = self.compute(leaves)
         if self.wanted:
             anchor = self.routed.anchor if anchor is None else anchor
@@ -132,7 +122,7 @@ class RoutedCall:
                 self._check(outputs, rows)
         if rows:
             self._roots = [outputs[index] for index in self.wanted]
-        tensors = iter(move(routed, self._routing, list(filter(_is_tensor, outputs)), "forward", is_back=True))
+        tensors = iter(routed.move(self._routing, list(filter(_is_tensor, outputs)), "forward", is_back=True))
         return [next(tensors).detach() if _is_tensor(leaf) else leaf for leaf in outputs]
 
     def nested(self, leaves: Sequence[Any]) -> Any:
@@ -145,10 +135,8 @@ class RoutedCall:
         if self._own_spec is not None:
             return list(leaves), wants, 1
         if self._routes:
-            agreed, own = exchange(routed, self._facts(leaves, wants), leaves, self.error)
+            agreed, own = routed.exchange(self._facts(leaves, wants), leaves, self.error)
             self._routing, rows, wants = agreed.routing, agreed.routing.parts[routed.rank], list(agreed.wants)
-            if agreed.source is not None:
-                self._share(own, leaves, agreed.source)
         else:
             own, rows = list(leaves), routed.rows_of(leaves)
         # What wanted one in the sample's step counts as wanting one: the results' kind was learned there.
@@ -156,24 +144,11 @@ class RoutedCall:
 
     def _facts(self, leaves: Sequence[Any], wants: Sequence[bool]) -> Facts:
         if self.error is not None:
-            return Facts(0, False, str(self.error), "", "", "", "", ())
+            return Facts(error=str(self.error))
         cut = list(compress(leaves, self.routed.batched))
         values = repr([leaf for leaf in leaves if not _is_tensor(leaf)])
         shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
-        return Facts(len(cut[0]), self.is_there, "", self.added, values, shapes, self.attributes, tuple(wants))
-
-    def _share(self, own: list[Any], leaves: list[Any], source: int) -> None:
-        """Broadcasts the arguments that are not part of the batch to ranks that do not call the module."""
-        routed = self.routed
-        for index, (leaf, cut) in enumerate(zip(leaves, routed.batched, strict=True)):
-            if isinstance(leaf, torch.Tensor) and not cut:
-                value = leaf.detach().clone()
-                with routed.waiting("forward"):
-                    group = routed.carrier_of(value)
-                    source_rank = dist.get_global_rank(group, source)
-                    dist.broadcast(value, src=source_rank, group=group, async_op=True).wait()
-                if routed.rank != source and not leaf.requires_grad:
-                    own[index] = value
+        return Facts(len(cut[0]), self.is_there, "", self._added, values, shapes, self.attributes, tuple(wants))
 
     def _run_module(self, run: Callable[..., Any], own: list[Any]) -> list[Any]:
         routed, spec = self.routed, self._own_spec or self.routed.spec
@@ -211,11 +186,7 @@ class RoutedCall:
     # Backward.
 
     def backward(self, grads: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
-        """Returns the gradients of ``inputs``, from those of the ``wanted`` results.
-
-        Raises:
-            RuntimeError: A backward went through the call before, and did not keep the graph.
-        """
+        """Returns the gradients of ``inputs``, from those of the ``wanted`` results."""
         routed = self.routed
         if self._is_over:
             raise RuntimeError(
@@ -223,7 +194,7 @@ class RoutedCall:
                 "Specify retain_graph=True in the first backward."
             )
         self._is_over = not keep
-        grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
+        grads = [_scaled(grad, routed.scale) for grad in routed.move(self._routing, grads, "backward")]
         if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
             routed.reduce()
         if self._roots is not None:
@@ -239,7 +210,7 @@ class RoutedCall:
         if self._own_spec is not None:
             return input_grads
         travels = [routed.batched[index] for index in self.inputs]
-        home = move(routed, self._routing, list(compress(input_grads, travels)), "backward", is_back=True)
+        home = routed.move(self._routing, list(compress(input_grads, travels)), "backward", is_back=True)
         moved = iter(home)
         return [next(moved) if there else grad for grad, there in zip(input_grads, travels, strict=True)]
 

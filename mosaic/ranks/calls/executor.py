@@ -42,24 +42,18 @@ class RankExecutor(Executor):
     """The placed calls of one rank; a subclass runs them on host lanes or on streams.
 
     Attributes:
-        lanes: Of this rank; a module computes on the one of its quota.
         engine: The executor of one rank.
-        traffic: The bytes that this rank sent to others.
-        progress: The place of this rank.
         routed: The modules by name, in the order of the sample's step; none where nothing is routed.
-        calls_again: A call of the whole model is never made again, which would take all ranks.
     """
 
     def __init__(self, lanes: Lanes, engine: HostExecutor | StreamExecutor, progress: RankProgress) -> None:
-        self.lanes = lanes
-        self.engine = engine
+        self.lanes, self.engine, self.progress = lanes, engine, progress
         self.in_place, self.places, self.in_order = engine.in_place, engine.places, engine.in_order
         self.closed = False
+        self.calls_again = False  # which would take all ranks
         self.traffic = Traffic()
-        self.progress = progress
         self.routed: dict[str, RoutedModule] = {}
         self._sites: dict[str, PlacedModule] = {}  # of routed modules
-        self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()  # of what modules share
         self._hooks: list[RemovableHandle] = []
         self._called: set[str] | None = None
@@ -79,17 +73,12 @@ class RankExecutor(Executor):
         *,
         unrouted_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes the modules in the order of the sample's step.
+        """Takes the routed modules in the order of the sample's step, and the reducers of what modules share.
 
-        Args:
-            routed: The modules; none where each runs on all ranks, in turn: then nothing is routed.
-            shared: The reducers of what modules share.
-            hooks: Hooks to remove at the end.
-            unrouted_bytes: For each module that is not routed, the bytes of its gradients.
+        ``unrouted_bytes`` are those of the gradients of modules that are not routed; ``hooks`` are removed at the end.
         """
         self._hooks.extend(hooks)
         self.routed, self._unrouted_bytes = dict(routed), dict(unrouted_bytes or {})
-        self._order = {name: index for index, name in enumerate(routed)}
         self._shared = tuple(shared)
         for reducer in self._shared:
             reducer.watch(self._arrived)
@@ -115,7 +104,7 @@ class RankExecutor(Executor):
 
     @abstractmethod
     def _prepare(self, routed: RoutedModule) -> None:
-        """Readies a module's routes before the first step."""
+        """Prepares a module's routes before the first step."""
 
     @abstractmethod
     def _launch(self, call: RoutedCall) -> Any:
@@ -134,14 +123,14 @@ class RankExecutor(Executor):
     def _end_backward(self) -> None:  # optional
         """Called when a backward has ended, before shared gradients are reduced."""
 
+    @abstractmethod
+    def reach(self, site: PlacedModule) -> None:
+        """Orders what the caller does next behind a module's forward."""
+
     # Calls.
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a placed module on this rank's rows, wherever it runs.
-
-        Raises:
-            ModuleContractError: This rank calls modules in another order than the sample's step.
-        """
+        """Calls a placed module on this rank's rows, wherever it runs."""
         if on_lane():
             return run(*args, **kwargs)
         if not self.routed:
@@ -152,7 +141,7 @@ class RankExecutor(Executor):
                 f"{site.name!r} is called after a module that the sample's step called later, and the other ranks were "
                 "told that this one has no rows for it; call the modules in one order on all ranks and in all steps"
             )
-        self._take_part(self._order[site.name])
+        self._take_part([*self.routed].index(site.name))
         # Outside of the model's own call there is no end of it at which errors are raised.
         waits = self._called is None
         if self._called is not None:
@@ -174,18 +163,17 @@ class RankExecutor(Executor):
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
-        self._take_part(len(self._order))
+        self._take_part(len(self.routed))
         return result
 
     def _take_part(self, until: int) -> None:
         """Takes part in calls before one, if this rank has left them out."""
         if self._called is None:
             return
-        for name, index in self._order.items():
-            if index < until and name not in self._called:
+        for name, routed in [*self.routed.items()][:until]:
+            if name not in self._called:
                 self._called.add(name)
                 self._passed_over.add(name)
-                routed = self.routed[name]
                 self._made(RoutedCall(self, routed, routed.plain, *routed.without_rows, is_there=False))
 
     def _made(self, call: RoutedCall) -> Any:
@@ -208,13 +196,7 @@ class RankExecutor(Executor):
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """A block that exchanges messages: once it has failed, none follows, and other ranks learn of it.
-
-        Messages of a rank that has failed would meet those of another call.
-
-        Raises:
-            BaseException: The first failure.
-        """
+        """A block that exchanges messages; once one has failed, all raise, or messages would meet another call's."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -229,7 +211,7 @@ class RankExecutor(Executor):
     # Backwards.
 
     def backward_begins(self) -> None:
-        """Called within a backward; shared gradients are reduced at its end, when lanes have come to rest."""
+        """Called within a backward; shared gradients are reduced at its end."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -249,15 +231,9 @@ class RankExecutor(Executor):
         self.progress.step += 1
 
     def route_all(self) -> None:
-        """Evens out the rows of modules on all ranks, too: ranks load different numbers of rows from now on."""
+        """Evens out the rows of modules on all ranks, too."""
         for routed in self.routed.values():
             routed.routes = True
-
-    # The rest of what a handle requests.
-
-    @abstractmethod
-    def reach(self, site: PlacedModule) -> None:
-        """Orders what the caller does next behind a module's forward."""
 
     def settle(self) -> None:
         self.engine.settle()
@@ -274,7 +250,6 @@ class RankExecutor(Executor):
 
     @property
     def is_in_flight(self) -> bool:
-        """True if something that it alone can do has yet to be done for a backward."""
         return bool(self._pending) or self.engine.is_in_flight
 
     @property
@@ -285,7 +260,6 @@ class RankExecutor(Executor):
         return self.engine.spans()
 
     def clear_spans(self) -> None:
-        """Forgets what ran, what was waited for and what was sent so far."""
         self.engine.clear_spans()
         self.progress.waits.clear()
         self.traffic.clear()

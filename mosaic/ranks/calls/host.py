@@ -1,7 +1,6 @@
 """Routed calls on the host: each module's on a lane of its own, so that the loop and other modules go on meanwhile.
 
-Such a lane holds no slots. Waits for messages run there; the module's own work runs on the lane of its slots. A call's
-kind is known beforehand from its template and its rows, so no shapes have to be learned.
+Such a lane holds no slots. Waits for messages run there; the module's own work runs on the lane of its slots.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ from mosaic.timeline import Span
 
 
 class HostRankExecutor(RankExecutor):
-    """Runs routed calls on the host's lanes.
-
-    Attributes:
-        engine: The executor of one rank.
-    """
+    """Runs routed calls on the host's lanes."""
 
     engine: Executor
 
@@ -176,17 +171,13 @@ class _LaneCall(Call):
 
         Each result has one, as on the other ranks, which do not know where this rank's loss comes from.
         """
-        wanted = [
-            (grad, info.like)
-            for grad, info in zip(grads[:-1], self.signature.new_outputs[:-1], strict=True)
-            if info.differentiable
-        ]
+        values = []
         with self._on_ranks.in_step(), self._placing("in the backward of module"):
-            plain = [grad.value() if isinstance(grad, LaneTensor) else grad for grad, _ in wanted]
-            values = [
-                torch.zeros(like.shape, dtype=like.dtype) if grad is None else grad
-                for grad, (_, like) in zip(plain, wanted, strict=True)
-            ]
+            for grad, info in zip(grads[:-1], self.signature.new_outputs[:-1], strict=True):
+                if info.differentiable:
+                    plain = grad.value() if isinstance(grad, LaneTensor) else grad
+                    zeros = torch.zeros(info.like.shape, dtype=info.like.dtype) if plain is None else plain
+                    values.append(zeros)
             input_grads = self._call.backward(values, keep=keep)
         results: list[torch.Tensor | None] = [None] * len(self._likes)
         for edge, grad in zip(self._edges, input_grads, strict=True):
@@ -211,15 +202,16 @@ class _LaneCall(Call):
                 "take part in a whole backward; call backward() and read .grad"
             )
         self._on_ranks.backward_begins()
-        engine = self._on_ranks.engine
-        pending = super().launch_backward(grads)
-        if self._call.routed.reducer is not None:
-            engine.backwards.current().launched.append(engine.submit(self.site, "reduction", self._reduce, ()))
-        return pending
+        engine, routed = self._on_ranks.engine, self._call.routed
 
-    def _reduce(self) -> None:
-        with self._on_ranks.in_step():
-            self._call.routed.reduce()
+        def reduce() -> None:
+            with self._on_ranks.in_step():
+                routed.reduce()
+
+        pending = super().launch_backward(grads)
+        if routed.reducer is not None:
+            engine.backwards.current().launched.append(engine.submit(self.site, "reduction", reduce, ()))
+        return pending
 
 
 def _drawing_anew(run: Callable[..., Any]) -> Callable[..., Any]:

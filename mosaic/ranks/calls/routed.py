@@ -1,29 +1,34 @@
-"""A module that runs on some of the ranks.
+"""A module that runs on some of the ranks, and its messages.
 
 Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in its
-messages all the same. ``exchange`` has the messages, ``call`` one call, ``executor`` the order of calls.
+messages all the same. ``call`` is one call, ``executor`` has the order of calls.
+
+Ranks agree on a call once for each new kind of it: they gather its facts (how many rows each rank holds, shapes, types,
+flags), check that these fit together, and number them. From then on they gather the numbers alone. A rank whose call
+cannot be routed sends the number of no facts, so all ranks gather facts and raise, and none waits.
 
 Why calls on lanes cannot deadlock. On each rank the loop's thread submits work (calls, their backwards, operations
 between modules). Each piece waits for earlier pieces, for the same piece on other ranks, and for slots.
 
-1. *One order.* All ranks submit the calls of all modules in one order: that of the program. A rank that has nothing
-   for a module takes part where the sample's step calls it. All ranks submit the backwards in the reverse order:
-   autograd runs, of all that is ready, what was made last, and reaches every call from the model's results (``Tied``).
+1. *One order.* All ranks submit the calls of all modules in the program's order; a rank that has nothing for a module
+   takes part where the sample's step calls it. They submit the backwards in the reverse order: autograd runs, of all
+   that is ready, what was made last, and reaches every call from the model's results (``Tied``).
 2. *Matching.* A module's messages use a communicator of their own, from one thread, call after call. The k-th message
    of a module on one rank meets the k-th on the others. The reductions of its gradients use another communicator.
 3. *Slots.* Computing holds slots and waits for nothing; waiting for messages holds no slots.
 
-Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
-ranks. So each rank's thread submits it, nothing on its lane is before it, its partners on the other ranks are in the
-same place, and its slots become free: it ends. Calls on streams have one launching thread (``streams``).
+Take the first of these in that order which some rank has not ended. All before it have ended on all ranks, so each
+rank's thread submits it, its partners are in the same place, and its slots become free: it ends.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -32,13 +37,19 @@ from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
+from mosaic.errors import ModuleContractError
 from mosaic.find.restore import same
 from mosaic.find.structure import flatten, unflatten
+from mosaic.profiler import Subject
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
 from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
 
+_NEW = -1
+"""The number of facts on which ranks have not agreed yet."""
+_MAX_AGREEMENTS = 256
+"""Agreements that are remembered: numbers of rows, or values of arguments, may never repeat."""
 _OF_TORCH = frozenset(vars(nn.Module()))
 _COMPARED = (bool, int, float, str, type(None), torch.dtype)
 """Types of values with the same text in all processes."""
@@ -86,32 +97,27 @@ class Template:
 class Facts(NamedTuple):
     """One rank's part of the kind of a call."""
 
-    rows: int
-    is_there: bool
+    rows: int = 0
+    is_there: bool = False
     """True if the rank calls the module."""
-    error: str
+    error: str = ""
     """The reason why its call cannot be routed; empty for none."""
-    added: str
+    added: str = ""
     """Arguments that the sample's step had not."""
-    values: str
+    values: str = ""
     """Arguments that are no tensors."""
-    shapes: str
+    shapes: str = ""
     """Of the arguments that have rows, without the number of rows, and their types."""
-    attributes: str
+    attributes: str = ""
     """The attributes that were set in the module since it was colocated."""
-    wants: tuple[bool, ...]
+    wants: tuple[bool, ...] = ()
     """For each argument, whether it takes a gradient."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The facts of a call on which all ranks agree."""
+class Agreement(NamedTuple):
+    """The outcome of all ranks' facts of a call."""
 
-    facts: tuple[Facts, ...]
-    """Of each rank's call."""
     routing: RowRouting
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the number of the facts."""
     wants: tuple[bool, ...]
     """For each argument, whether it takes a gradient on any rank."""
     source: int | None
@@ -120,37 +126,27 @@ class Agreement:
 
 @dataclass(kw_only=True, eq=False)
 class RoutedModule:
-    """A module on ``members`` of the ranks.
+    """A module on ``members`` of the ranks; other ranks may have given up its parameters.
 
     Attributes:
         routes: Whether rows travel to its ranks; otherwise all ranks run it, each its own rows.
-        agreement: That of all ranks on the call before.
-        agreements: Those on all kinds of calls, by the numbers of the ranks' facts.
-        numbers: The numbers of this rank's facts.
         writes: Whether a forward wrote attributes, globals, or variables that it encloses.
         sample_wants: For each argument, whether it took a gradient in the sample's step.
         without_rows: Arguments of a call that this rank has no rows for.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
-        plain: Makes its own call.
-        is_member: Whether this rank runs it.
     """
 
-    name: str
-    module: nn.Module
-    """Other ranks than the members may have given up its parameters."""
+    subject: InitVar[Subject]
+    """The module, and its call in the sample's step."""
     members: tuple[int, ...]
-    """Ranks that run it."""
     slots: tuple[int, ...]
     """Those that it runs on."""
     progress: RankProgress
     traffic: Traffic
-    """Counts the bytes that are sent."""
     group: dist.ProcessGroup
     """All ranks; a communicator of its own."""
     control: dist.ProcessGroup
     """All ranks, for tensors in host memory; perhaps ``group``."""
-    sample: InitVar[tuple[tuple[Any, ...], dict[str, Any]]]
-    """The arguments of a call, with the batch in their leading dimensions."""
     batched: tuple[bool, ...]
     """For each argument, whether it has a row for each sample."""
     template: Template
@@ -162,24 +158,24 @@ class RoutedModule:
     reducer: GradientReducer | None
     """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
 
-    def __post_init__(self, sample: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def __post_init__(self, subject: Subject) -> None:
+        self.name, self.module = subject.name, subject.module
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.is_member = self.rank in self.members
         self.routes = len(self.members) < self.size
-        self.agreement: Agreement | None = None
-        self.agreements: dict[tuple[int, ...], Agreement] = {}
-        self.numbers: dict[Facts, int] = {}
         self.writes = False
         self.plain = partial(nn.Module.__call__, self.module)
-        self.keywords = frozenset(sample[1])
-        leaves, self.spec = flatten(sample)
+        self.keywords = frozenset(subject.kwargs)
+        leaves, self.spec = flatten((subject.args, subject.kwargs))
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
         empty = [leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)]
         self.without_rows: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(empty, self.spec)
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
+        self._agreements: dict[tuple[int, ...], Agreement] = {}  # by the numbers of the ranks' facts
+        self._numbers: dict[Facts, int] = {}
         self._attributes = _Attributes(self.module)
         self._modes = modes_of(self.module)
-        self._known: set[tuple[bool, ...]] = set()
+        self._learned_modes: set[tuple[bool, ...]] = set()
 
     def rows_of(self, leaves: Sequence[Any]) -> int:
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
@@ -190,7 +186,7 @@ class RoutedModule:
 
     def is_new(self, mode: tuple[bool, ...]) -> bool:
         """Returns whether it has not run here in a mode, so that the attributes that it writes are unknown."""
-        return self.is_member and mode not in self._known
+        return self.is_member and mode not in self._learned_modes
 
     @contextmanager
     def learning(self, mode: tuple[bool, ...]) -> Iterator[None]:
@@ -202,7 +198,7 @@ class RoutedModule:
         yield
         self._attributes.note_own(attributes)
         self.writes |= before.changed() is not None
-        self._known.add(mode)
+        self._learned_modes.add(mode)
 
     def draws(self, mode: tuple[bool, ...]) -> bool:
         """Returns whether a call in a mode may draw random numbers on this rank."""
@@ -212,7 +208,98 @@ class RoutedModule:
         """Describes the attributes that others have set since the module was colocated; empty for none."""
         return self._attributes.set_since()
 
-    # Messages and gradients.
+    # Messages.
+
+    def exchange(
+        self, facts: Facts, leaves: Sequence[Any], error: ModuleContractError | None
+    ) -> tuple[Agreement, list[Any]]:
+        """Agrees on a call with all ranks; returns the agreement, and the arguments with this rank's part of the rows.
+
+        Raises:
+            ModuleContractError: A rank's call cannot be routed (``error`` is this rank's reason), or calls differ in
+                what has to be the same; on all ranks.
+        """
+        numbers = self._gather(torch.tensor([self._numbers.get(facts, _NEW)]))
+        agreement = self._agreements.get(tuple(number for (number,) in numbers))
+        if agreement is None:
+            agreement = self._agree(facts, error)
+        rows = iter(self.move(agreement.routing, list(compress(leaves, self.batched)), "forward"))
+        own = [next(rows) if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)]
+        if agreement.source is not None:
+            self._share(own, leaves, agreement.source)
+        return agreement, own
+
+    def _agree(self, facts: Facts, error: ModuleContractError | None) -> Agreement:
+        """Gathers the facts of all ranks, checks and numbers them."""
+        if len(self._agreements) == _MAX_AGREEMENTS:  # on all ranks alike
+            self._agreements.clear()
+            self._numbers.clear()
+        number = self._numbers.setdefault(facts, len(self._numbers))
+        text = json.dumps([number, *facts]).encode()
+        (longest,) = max(self._gather(torch.tensor([len(text)])))
+        padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8)
+        numbers, table = [], []
+        for gathered in self._gather(padded):
+            other_number, *values, wants = json.loads(bytes(gathered))
+            numbers.append(other_number)
+            table.append(Facts._make([*values, tuple(wants)]))
+        if error is not None:
+            raise error
+        _check(self, table)
+        there = [each.is_there for each in table]
+        agreement = self._agreements[tuple(numbers)] = Agreement(
+            routing=RowRouting(held=tuple(each.rows for each in table), members=self.members),
+            wants=tuple(map(any, zip(*(each.wants for each in table), strict=True))),
+            source=there.index(True) if any(there) and not all(there) else None,
+        )
+        return agreement
+
+    def _gather(self, own: torch.Tensor) -> list[list[int]]:
+        """Returns the numbers in a small tensor in host memory of each rank."""
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        with self.waiting("forward"):
+            _swap(self.control, [own] * self.size, gathered, tag=0)
+        gathered[self.rank] = own
+        return [each.tolist() for each in gathered]
+
+    def _share(self, own: list[Any], leaves: Sequence[Any], source: int) -> None:
+        """Broadcasts the arguments that are not part of the batch to ranks that do not call the module."""
+        for index, (leaf, cut) in enumerate(zip(leaves, self.batched, strict=True)):
+            if isinstance(leaf, torch.Tensor) and not cut:
+                value, group = leaf.detach().clone(), self.carrier_of(leaf)
+                with self.waiting("forward"):
+                    dist.broadcast(value, src=dist.get_global_rank(group, source), group=group, async_op=True).wait()
+                if self.rank != source and not leaf.requires_grad:
+                    own[index] = value
+
+    def move(
+        self,
+        routing: RowRouting | None,
+        tensors: Sequence[torch.Tensor],
+        phase: SentPhase,
+        *,
+        is_back: bool = False,
+    ) -> list[torch.Tensor]:
+        """Moves the rows of some tensors to the module's ranks, or back to the ranks that hold them, in one message.
+
+        Without a routing each rank keeps its own. Messages go over the module's own communicator, so they keep their
+        order.
+        """
+        if routing is None or not routing.num_moved or not tensors:
+            return list(tensors)
+        sends, receives = routing.sends(self.rank), routing.receives(self.rank)
+        if is_back:
+            sends, receives = receives, sends
+        moved: dict[int, torch.Tensor] = {}
+        for group in dict.fromkeys((self.control, self.group)):
+            places = [place for place, tensor in enumerate(tensors) if self.carrier_of(tensor) is group]
+            if places:
+                own = [tensors[place] for place in places]
+                tag = 1 + 2 * (phase == "backward") + is_back if group is self.control else None
+                with self.waiting(phase):
+                    moved.update(zip(places, _all_to_all(group, own, sends, receives, tag), strict=True))
+                self.traffic.add(self.name, phase, (sum(sends) - sends[self.rank]) * sum(map(_row_bytes, own)))
+        return [moved[place] for place in range(len(tensors))]
 
     def waiting(self, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which a thread waits for other ranks."""
@@ -221,14 +308,16 @@ class RoutedModule:
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         return carrier_of(tensor, self.group, self.control)
 
+    # Gradients of its parameters.
+
     def start_reduction(self) -> None:
-        """Starts the reduction of the gradients that the backward has not started itself; on members."""
+        """Starts the reduction of the gradients that the backward has not started itself."""
         if self.reducer is not None:
             self.reducer.start_rest()
             self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
 
     def reduce(self) -> None:
-        """Ends the reduction of its parameters' gradients; on members, after each backward."""
+        """Ends the reduction of its parameters' gradients, after each backward."""
         if self.reducer is not None:
             self.reducer.finish()
 
@@ -245,6 +334,89 @@ class RoutedModule:
     def scale(self) -> float:
         """The factor of gradients on members that makes their mean over the members that over all ranks."""
         return len(self.members) / self.size
+
+
+def _check(routed: RoutedModule, table: Sequence[Facts]) -> None:
+    """Raises ModuleContractError, on all ranks, where calls differ in what has to be the same."""
+    for rank, facts in enumerate(table):
+        if facts.error:
+            raise ModuleContractError(f"{routed.name!r} could not be called on rank {rank}: {facts.error}")
+    calling = [facts for facts in table if facts.is_there]
+    running = [facts for rank, facts in enumerate(table) if facts.is_there or rank in routed.members]
+    if len(calling) < len(table) and any(facts.added for facts in calling):
+        problem = (
+            "is called with arguments that the sample's step had not, and some ranks do not call it, which may have to "
+            "run it for others; colocate with a sample whose step has these arguments"
+        )
+    elif len({(facts.added, facts.values) for facts in calling}) > 1:
+        problem = (
+            "is called on different ranks with other arguments that are no tensors (numbers, flags, strings), which "
+            "have to be the same"
+        )
+    elif calling and len({facts.shapes for facts in running}) > 1:
+        problem = (
+            "is called on different ranks with other shapes (but for the number of rows) or types; pad to one length "
+            "on all ranks"
+        )
+    elif len({facts.attributes for facts in running}) > 1:
+        problem = (
+            f"has attributes that were set to other values on some of the ranks (on rank {routed.rank}: "
+            f"{table[routed.rank].attributes or 'to none'}), and it runs on rows of all of them; pass what differs as "
+            f"an argument, or leave it where it is called: colocate(..., exclude=[{routed.name!r}])"
+        )
+    else:
+        return
+    raise ModuleContractError(f"{routed.name!r} {problem}")
+
+
+def _swap(
+    group: dist.ProcessGroup, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], tag: int
+) -> None:
+    """Sends a tensor in host memory to each other rank, and fills those that come; quicker than gloo's collectives.
+
+    Messages of ranks in different places of a step have different tags, so they never meet.
+    """
+    others = [other for other in range(group.size()) if other != group.rank()]
+    works = [group.recv([incoming[other]], other, tag) for other in others if incoming[other].numel()]
+    works += [group.send([outgoing[other]], other, tag) for other in others if outgoing[other].numel()]
+    for work in works:
+        work.wait()
+
+
+def _all_to_all(
+    group: dist.ProcessGroup,
+    tensors: Sequence[torch.Tensor],
+    sends: Sequence[int],
+    receives: Sequence[int],
+    tag: int | None,
+) -> list[torch.Tensor]:
+    """Sends rows of some tensors to each rank, as bytes side by side; returns the rows that come."""
+    data = list(map(_bytes_of, tensors))
+    sent = data[0] if len(data) == 1 else torch.cat(data, dim=1)
+    received = sent.new_empty(sum(receives), sent.shape[1])
+    if tag is not None:
+        outgoing, incoming = sent.split(list(sends)), received.split(list(receives))
+        incoming[group.rank()].copy_(outgoing[group.rank()])
+        _swap(group, outgoing, incoming, tag)
+    else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
+        dist.all_to_all_single(received, sent, list(receives), list(sends), group=group, async_op=True).wait()
+    pieces = [received]
+    if len(tensors) > 1:  # copies are aligned
+        split = received.split(list(map(_row_bytes, tensors)), dim=1)
+        pieces = [piece.clone(memory_format=torch.contiguous_format) for piece in split]
+    return [
+        piece.view(tensor.dtype).view(len(piece), *tensor.shape[1:])
+        for piece, tensor in zip(pieces, tensors, strict=True)
+    ]
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.element_size() * tensor.shape[1:].numel()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8).view(len(tensor), _row_bytes(tensor))
 
 
 class _Attributes:

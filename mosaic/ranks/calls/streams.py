@@ -1,42 +1,33 @@
 """Routed calls on streams: the whole of a call is launched on the stream of its module's lane, by the loop's thread.
 
-A module on all ranks runs each rank's own rows, and nothing is agreed. For the others the ranks agree on rows in host
-memory, over one gloo group of all modules. What follows is launched and not awaited: rows move by collectives of the
-module's own communicator, whose ``wait`` makes the lane's stream wait and no thread; the module computes on its lane;
-results go home. Autograd launches the backward on the streams of the forward, so gradients take the same way back.
-Buckets of gradients are started on the lane's stream while the backward runs. At its end the lanes wait for the sums,
-and the loop's stream for the lanes, before an optimizer can be given anything.
+Ranks agree on rows in host memory, over one gloo group of all modules. What follows is launched and not awaited: rows
+move by collectives of the module's own communicator, whose ``wait`` makes a stream wait and no thread. Autograd
+launches the backward on the streams of the forward, so gradients take the same way back. Buckets of gradients start on
+the lane's stream while the backward runs. At its end the lanes wait for the sums, and the loop's stream for the lanes.
 
 Why collectives of several communicators cannot block each other. Each rank has one thread that launches at a time: the
-loop's, or autograd's while the loop's waits for it. So a rank launches all collectives, of all communicators, in one
-order. That order is the same on all ranks:
+loop's, or autograd's while the loop's waits for it. So a rank launches all collectives in one order, the same on all:
 
-1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankExecutor``). A
-   call's collectives are those of ``RoutedCall.forward``, and what is left out of it is left out on all ranks.
+1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankExecutor``).
 2. *Backward.* Every call hangs on the token of the call before it (the ``anchor`` of ``RoutedCall``), and the last
-   token on the model's results (``Tied``). So autograd cannot reach a call before it has been through each later
-   one, whatever the loss is made of and whichever of its threads made a gradient. Calls that the loop makes outside of
-   the model's own run in the reverse of their order, since autograd runs, of all that is ready, what was made last;
-   that is one order as long as nothing between them runs on the CPU.
+   token on the model's results (``Tied``). So autograd cannot reach a call before it has been through each later one,
+   whatever the loss is made of. Calls outside of the model's own run in the reverse of their order, since autograd
+   runs, of all that is ready, what was made last, as long as nothing between them runs on the CPU.
 3. *Reductions.* A module's buckets start in one order within its backward (``GradientReducer``); those of shared
    parameters start after the whole backward, in one order.
 
-NCCL is told to start collectives of different communicators in the order in which they were launched
-(``NCCL_LAUNCH_ORDER_IMPLICIT``). Take the first collective in that order that has not ended on some rank. All before it
-have ended, so what its stream waits for is the work of its own rank, which waits for earlier collectives only, and no
-later collective has taken its SMs before it started. So it starts on all ranks, and ends.
+NCCL starts collectives of different communicators in the order of their launches (``NCCL_LAUNCH_ORDER_IMPLICIT``). Take
+the first collective in that order that has not ended on some rank. All before it have ended, so its stream waits only
+for work of its own rank, and no later collective has taken its SMs. So it starts on all ranks, and ends.
 
-On machines without a GPU all of this runs on a stand-in for CUDA that keeps the order of streams, with gloo for NCCL.
-It has not run on several GPUs.
+All of this was tested on a stand-in for CUDA that keeps the order of streams, with gloo for NCCL, not on several GPUs.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -55,18 +46,10 @@ from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import SumPlace
 from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
-from mosaic.timeline import Span
-
-if TYPE_CHECKING:
-    from mosaic.backends.streams.api import StreamApi
 
 
 class StreamRankExecutor(RankExecutor):
-    """Runs routed calls on streams.
-
-    Attributes:
-        engine: The executor of one rank.
-    """
+    """Runs routed calls on streams."""
 
     engine: StreamExecutor
     lanes: StreamLanes
@@ -74,7 +57,6 @@ class StreamRankExecutor(RankExecutor):
     def __init__(self, lanes: StreamLanes, progress: RankProgress, *, in_order: Mapping[str, str]) -> None:
         super().__init__(lanes, StreamExecutor(lanes, in_order=in_order), progress)
         self._anchor: torch.Tensor | None = None
-        self._zero_ns = _zero_ns(lanes)
 
     def _prepare(self, routed: RoutedModule) -> None:
         module = routed.module if routed.is_member else None
@@ -107,7 +89,10 @@ class StreamRankExecutor(RankExecutor):
         def forward(*own: Any) -> list[Any]:
             return [*call.forward(list(own), anchor), call.token]
 
-        reason = self._reason(call, _obstacle())
+        is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+        reason = self._reason(
+            call, "it is being traced or compiled; compile the placed modules instead" if is_traced else None
+        )
         with self.in_step():
             if reason is not None:
                 note_in_place(self.engine, name, reason)
@@ -135,46 +120,18 @@ class StreamRankExecutor(RankExecutor):
                 routed.reduce()
         self.lanes.join()
 
-    def spans(self) -> tuple[Span, ...]:
-        """Returns what ran on this rank's slots, by ``time.perf_counter_ns``; waits for it."""
-        zero_ms = self._zero_ns / 1e6
-        return tuple(replace(s, start_ms=zero_ms + s.start_ms, end_ms=zero_ms + s.end_ms) for s in self.engine.spans())
-
 
 class LanePlace(SumPlace):
-    """The stream of a lane, on which a module's gradients are summed up."""
+    """The stream of a lane, on which a module's gradients are summed."""
 
     def __init__(self, lane: StreamLane, user: Any) -> None:
-        self._lane = lane
-        self._user = user
-
-    @property
-    def _api(self) -> StreamApi:
-        return self._lane.api
+        self._lane, self._user = lane, user
 
     def follow(self) -> None:
-        """Makes the lane's stream wait for what the current one was given: autograd may have added on another."""
-        self._lane.order_after_caller()
+        self._lane.order_after_caller()  # autograd may have added on another stream
 
     def entered(self) -> AbstractContextManager[Any]:
-        return self._api.use_stream(self._lane.stream)
+        return self._lane.api.use_stream(self._lane.stream)
 
     def gave(self, grad: torch.Tensor) -> None:
-        """Tells the allocator of a gradient that was made here, and that the loop's stream will use."""
-        self._api.record_use(grad, self._user)
-
-
-def _obstacle() -> str | None:
-    """Returns why a call made now must run on the stream that it is made on, or None."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return "it is being traced or compiled; compile the placed modules instead"
-    return None
-
-
-def _zero_ns(lanes: StreamLanes) -> int:
-    """Returns when lanes were opened on the host's clock; off by what it takes to learn that the device is idle."""
-    origin = next(iter(lanes)).origin
-    lanes.api.synchronize()
-    now = time.perf_counter_ns()
-    mark = next(iter(lanes)).mark()
-    return now - round(origin.ms_until(mark) * 1e6)
+        self._lane.api.record_use(grad, self._user)  # which the allocator has to know

@@ -1,4 +1,1 @@
-"""Parameters and their gradients: which ranks hold them, what modules share, and sums over their holders.
-
-Imports ``meeting``.
-"""
+"""Ranks that hold a parameter, parameters that modules share, and sums of gradients over the holders."""

@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import ModuleContractError
 from mosaic.parts.weights import swap, swappable
 
-_ASKED = {"_local_scalar_dense": "item", "_to_copy": "to"}
-"""Users' names of operators that torch calls otherwise."""
+_USERS_NAMES = {"_local_scalar_dense": "item", "_to_copy": "to"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,9 @@ class Elsewhere(torch.Tensor):
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         if written and all(isinstance(tensor, Elsewhere) for tensor in _tensors(written)):
-            return _returned(func, args, kwargs)
+            if len(func._schema.returns) < 2:
+                return written[0] if func._schema.returns else None
+            return tuple(written)
         if written and func.__name__.startswith("_foreach_"):
             return _foreach(func, args, kwargs)
         operands = _tensors((args, kwargs))
@@ -100,24 +101,26 @@ class Elsewhere(torch.Tensor):
 
     def refuse(self, func: Any) -> NoReturn:
         """Raises ModuleContractError: something needs the values."""
-        asked = func if isinstance(func, str) else func.__name__.partition(".")[0]
-        asked = f"{_ASKED.get(asked, asked)}()"
+        name = func if isinstance(func, str) else func.__name__.partition(".")[0]
         remedy = self.home.remedy or (
             "handle.full_state_dict(), called on every rank, has the whole model's; handle.save() and handle.export() "
             "write them. A sum over parameters in a loss is the optimizer's weight_decay, or belongs into the module's "
             f"own forward. colocate(..., exclude=[{self.home.name!r}]) leaves the module whole on every rank"
         )
         raise ModuleContractError(
-            f"{asked} needs values of {self.home.name!r}, which are on {self.home} only. {remedy}"
+            f"{_USERS_NAMES.get(name, name)}() needs values of {self.home.name!r}, which are on {self.home} only. "
+            f"{remedy}"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # no tensor_contents here
         return f"Elsewhere({tuple(self.shape)}, {self.dtype}, {self.home.name!r} on {self.home})"
 
+    def __format__(self, text: str) -> str:
+        return self.refuse("format") if text else repr(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Elsewhere:
         if id(self) not in memo:
-            is_parameter = getattr(self, "_is_param", False)
-            memo[id(self)] = Elsewhere.of(self, self.home, is_parameter=is_parameter)
+            memo[id(self)] = Elsewhere.of(self, self.home, is_parameter=getattr(self, "_is_param", False))
         copied: Elsewhere = memo[id(self)]
         return copied
 
@@ -140,9 +143,6 @@ class Elsewhere(torch.Tensor):
 
     __reduce_ex__, numpy, __array__, tolist = map(_refusing, ("pickle", "numpy", "numpy", "tolist"))  # type: ignore[assignment]
 
-    def __format__(self, text: str) -> str:
-        return self.refuse("format") if text else repr(self)
-
 
 def _without_values(tensor: Elsewhere) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -154,21 +154,12 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments that an operator writes into."""
-    written = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            if value is not None:
-                written.append(value)
-    return written
-
-
-def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns what an operator returns that writes: the tensors that it wrote into."""
-    written = _written(func, args, kwargs)
-    if not func._schema.returns:
-        return None
-    return written[0] if len(func._schema.returns) == 1 else tuple(written)
+    values = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [value for value in values if value is not None]
 
 
 def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -211,11 +202,9 @@ def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tenso
     with swappable(model):
         for path, tensor in tensors_of(model):
             values = whole(path, tensor)
-            if not tensor.is_meta:
-                continue
-            if isinstance(tensor, nn.Parameter):
+            if tensor.is_meta and isinstance(tensor, nn.Parameter):
                 swap(tensor, values)
-            else:
+            elif tensor.is_meta:
                 prefix, _, name = path.rpartition(".")
                 model.get_submodule(prefix)._buffers[name] = values
     for part in model.modules():
@@ -228,7 +217,6 @@ class GivenUp:
     """Refuses calls of what has no parameters here: a part that the loop calls itself, or a copy of the model."""
 
     home: Home
-    """The ranks that have them."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         raise ModuleContractError(

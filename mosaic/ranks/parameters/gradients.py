@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.cost.communication import BUCKET_BYTES
+from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.world.progress import Waiting
 
 _LARGE = 1 << 16
@@ -34,10 +35,9 @@ class SumPlace:
 class _Bucket:
     """Gradients of one type in one piece of memory, which is kept from step to step, with flags behind them."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], num_ranks: int, *, like: nn.Parameter | None = None) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], num_ranks: int) -> None:
         self.parameters = parameters
         self.num_flags = 0
-        self._like = parameters[0] if like is None else like
         self._num_ranks = num_ranks
         self._taken: set[int] = set()
         self._flat: torch.Tensor | None = None
@@ -63,12 +63,8 @@ class _Bucket:
         self._taken.clear()
         return memory
 
-    def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
-        """Copies the sums into the gradients.
-
-        Returns:
-            Gradients that were not there before.
-        """
+    def hand_out(self, there: Container[int]) -> list[torch.Tensor]:
+        """Copies the sums into the gradients; returns those that were not there before."""
         new_grads, places, grads = [], [], []
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -82,9 +78,9 @@ class _Bucket:
         return new_grads
 
     def _memory(self) -> torch.Tensor:
-        if self._flat is None or self._flat.dtype != self._like.dtype:
+        if self._flat is None or self._flat.dtype != self.parameters[0].dtype:
             sizes = [parameter.numel() for parameter in self.parameters]
-            self._flat = self._like.detach().new_empty(sum(sizes) + self.num_flags)
+            self._flat = self.parameters[0].detach().new_empty(sum(sizes) + self.num_flags)
             pieces = self._flat.split([*sizes, self.num_flags])
             self._places = {id(p): piece.view(p.shape) for p, piece in zip(self.parameters, pieces, strict=False)}
         return self._flat
@@ -94,43 +90,16 @@ class _Bucket:
         return self._places[id(parameter)]
 
 
-class _SparseBucket(_Bucket):
-    """The gradient of one table that is looked up with ``sparse=True``."""
-
-    def take(self, parameter: torch.Tensor) -> None:
-        """Leaves it where it is."""
-
-    def gather(self) -> torch.Tensor:
-        """Returns a copy of the gradient, or one without elements."""
-        (parameter,) = self.parameters
-        if parameter.grad is not None:
-            return parameter.grad.detach().coalesce().div(self._num_ranks)
-        return torch.zeros_like(parameter, layout=torch.sparse_coo, requires_grad=False).coalesce()
-
-    def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
-        """Replaces the gradient; where no rank has elements, one that is not there stays away."""
-        (parameter,) = self.parameters
-        parameter.grad = total if total._nnz() or parameter.grad is not None else None
-        return []
-
-
 class GradientReducer:
     """Makes the gradients of some parameters the mean over a group's ranks.
 
     A bucket starts as soon as the gradients of all its parameters are there, behind the buckets before it, so all ranks
-    start them in one order. The last bucket, which starts last, also carries which gradients are there. Gradients of
-    earlier backwards are the same on all ranks, and so is their mean. As in DistributedDataParallel, gradients are
-    divided before they are summed, and copied to and from a bucket's memory.
+    start them in one order: the reverse of the parameters'. The last bucket also carries which gradients are there.
+    Gradients of earlier backwards are the same on all ranks, and so is their mean. As in DistributedDataParallel,
+    gradients are divided before they are summed, and copied to and from a bucket's memory.
 
-    Args:
-        parameters: In the order of the module; reduced in the reverse order.
-        group: The ranks that hold them; a communicator of its own.
-        bucket_bytes: Bytes of a bucket.
-        overlaps: Whether buckets start while the backward runs; otherwise they start at its end, which is right where
-            lanes have gradients until then.
-        waiting: Records that a thread waits for other ranks.
-        place: Where sums are made.
-        sparse: Ids of parameters whose gradients are sparse (``sparse_in``); each is a bucket of its own.
+    Without ``overlaps`` all buckets start at the backward's end, which is right where lanes have gradients until then.
+    ``waiting`` records that a thread waits for other ranks.
     """
 
     def __init__(
@@ -142,14 +111,13 @@ class GradientReducer:
         overlaps: bool = True,
         waiting: Waiting,
         place: SumPlace | None = None,
-        sparse: frozenset[int] = frozenset(),
     ) -> None:
         self.group = group
         self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._buckets = _buckets_of(self.parameters, bucket_bytes, sparse, self._size) if self._size > 1 else []
+        self._buckets = _buckets_of(self.parameters, bucket_bytes, self._size) if self._size > 1 else []
         self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket.parameters}
         self._missing: list[set[int]] = []
         self._next = 0
@@ -186,25 +154,24 @@ class GradientReducer:
     def finish(self) -> None:
         """Reduces the rest, and waits; every rank of the group calls it once after each backward.
 
-        A parameter without a gradient on this rank counts as one of zeros, and has a gradient afterwards if any rank
-        had one.
+        A parameter has a gradient afterwards if any rank had one; ranks without count as zeros.
         """
         self.start_rest()
         late = []
-        for bucket, total, work in self._running:
+        for bucket, _, work in self._running:
             with self._place.entered():
                 with self._waiting("reduce"):
                     work.wait()
                 if any(parameter.grad is None for parameter in bucket.parameters):
-                    late.append((bucket, total))  # the flags of the last bucket say whether to make one
+                    late.append(bucket)  # the flags of the last bucket say whether to make one
                 else:
-                    bucket.hand_out(total, self._bucket_of)
+                    bucket.hand_out(self._bucket_of)
         if late:  # reading flags makes the host wait for a GPU
             flags = self._running[-1][1][-len(self.parameters) :].tolist()
             there = {id(parameter) for parameter, flag in zip(self.parameters, flags, strict=True) if flag}
             with self._place.entered():
-                for bucket, total in late:
-                    for grad in bucket.hand_out(total, there):
+                for bucket in late:
+                    for grad in bucket.hand_out(there):
                         self._place.gave(grad)
         self._begin()
 
@@ -242,30 +209,27 @@ class GradientReducer:
         self._next += 1
 
 
-def _buckets_of(
-    trained: Sequence[nn.Parameter], bucket_bytes: int, sparse: Container[int], num_ranks: int
-) -> list[_Bucket]:
+def _buckets_of(trained: Sequence[nn.Parameter], bucket_bytes: int, num_ranks: int) -> list[_Bucket]:
     """Returns buckets in the order in which they start; the last one has room for a flag of each parameter."""
     buckets: list[_Bucket] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in reversed(trained):
-        if id(parameter) in sparse:
-            buckets.append(_SparseBucket([parameter], num_ranks))
-            continue
         others = filling.setdefault(parameter.dtype, [])
         if others and sum(p.nbytes for p in others) + parameter.nbytes > bucket_bytes:
-            buckets.append(_Bucket(filling.pop(parameter.dtype), num_ranks))
-            others = filling.setdefault(parameter.dtype, [])
+            buckets.append(_Bucket(others, num_ranks))
+            others = filling[parameter.dtype] = []
         others.append(parameter)
     buckets += [_Bucket(parameters, num_ranks) for parameters in filling.values()]
-    if trained and not filling:  # all are sparse
-        buckets.append(_Bucket([], num_ranks, like=trained[0]))
     if buckets:
         buckets[-1].num_flags = len(trained)
     return buckets
 
 
-def sparse_in(model: nn.Module) -> frozenset[int]:
-    """Returns the ids of the parameters that get sparse gradients: tables that are looked up with ``sparse=True``."""
-    tables = (part for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
-    return frozenset(id(table.weight) for table in tables if table.sparse)
+def refuse_sparse(model: nn.Module) -> None:
+    """Raises UnsupportedModelError that names a table whose gradients are sparse."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
+            raise UnsupportedModelError(
+                f"{name} has sparse gradients, which several ranks do not sum; make it with sparse=False, and use an "
+                "optimizer of dense gradients, such as SGD or AdamW"
+            )

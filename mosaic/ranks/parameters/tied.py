@@ -1,8 +1,7 @@
-"""Parameters that modules have in common with each other, or with the operations between them.
+"""Parameters that modules share with each other, or with the operations between them.
 
 Such a parameter lives on every rank that runs one of its users. Each module's part of its gradient carries that
-module's scale; here all parts get one scale, and what they add up to is averaged over all ranks that hold it, once
-the whole backward is over.
+module's scale; here all parts get one scale, and their sum is averaged over its holders after the whole backward.
 """
 
 from __future__ import annotations
@@ -72,10 +71,8 @@ def holdings_of(
     by_id: dict[int, Members] = {}
     tied: dict[Members, list[nn.Parameter]] = {}
     loose: list[nn.Parameter] = []
-    named: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    named: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    named |= dict(model.named_buffers(remove_duplicate=False))
     for tensor in named.values():
         key = id(tensor)
         if key in by_id:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition import Partition
-from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
+from mosaic.ranks.parameters.gradients import GradientReducer, refuse_sparse
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.tensor import WeightSlices
 from mosaic.ranks.world.progress import THE_LOOP
@@ -68,7 +68,8 @@ class GradientSums:
         slices: WeightSlices | None = None,
     ) -> None:
         self._grid = grid
-        self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
+        refuse_sparse(model)
+        self._named = dict(model.named_parameters())
         self._held = [
             (table, name, value, f"{path}.{name}" if path else name)
             for path, module in model.named_modules()
@@ -181,5 +182,4 @@ class GradientSums:
             group,
             overlaps=False,  # begun by the schedule
             waiting=lambda phase: self._grid.world.progress.waiting(THE_LOOP, phase),
-            sparse=self._sparse,
         )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -33,8 +32,6 @@ from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
-from mosaic.ranks.running.trace import trace_of
-from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
 
 Step = Sequence[Mapping[str, Any]]
@@ -210,10 +207,10 @@ class Pipeline(Checkpointer):
         return self._steps[-1].played(self._planner, self._runner.grid.transport)
 
     def write_trace(self, folder: str | Path) -> Path:
-        """Writes the computation and the waits of this rank in the last steps, at most 100; every rank calls it.
+        """Writes the computation and the waits of this rank in the last steps, at most 100.
 
         ``mosaic doctor --trace FOLDER`` says from the files of all ranks which one is slow: whose layers take longer
-        over planned times than those of others. Each opens in ui.perfetto.dev, too.
+        over planned times than those of others.
 
         Args:
             folder: Folder of ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
@@ -223,11 +220,9 @@ class Pipeline(Checkpointer):
 
         Raises:
             MosaicError: The folder cannot be written.
-            RankFailedError: Another rank has failed; names it.
         """
-        path = Path(folder) / f"trace-rank{self.world.rank}.json"
-        trace_of([span for step in self._steps for span in step.computed(self._planner)], self.world).write(path)
-        return path
+        computed = [span for step in self._steps for span in step.computed(self._planner)]
+        return self.world.write_trace(folder, computed)
 
     def remove(self, *, gather: bool = True) -> None:
         """Makes the model plain and whole again; every rank calls it. Calling it again does nothing.
@@ -384,14 +379,7 @@ def gather_model(model: nn.Module, world: World) -> None:
     Parameters stay the same objects.
     """
     holders = _holders(model, world)
-
-    def whole(name: str, tensor: Tensor) -> Tensor:
-        value = torch.empty_like(tensor, device=world.device) if tensor.is_meta else tensor.detach().clone()
-        with world.progress.waiting(THE_LOOP, "agreement"):
-            dist.broadcast(value, src=holders[name][0], group=world.carrier_of(value))
-        return value
-
-    take_back(model, whole)
+    take_back(model, lambda name, tensor: world.copy_of(tensor, holders[name][0]))
 
 
 def _holders(model: nn.Module, world: World) -> dict[str, tuple[int, ...]]:

@@ -7,17 +7,17 @@ them would pass; where the sample's do not, as in a sample of one row, others ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.finding.find import uncompiled
 from mosaic.errors import UnsupportedModelError
-from mosaic.find.random_numbers import python_state
 from mosaic.find.restore import preserved
 from mosaic.find.structure import flatten, unflatten
 from mosaic.profiler import Subject
@@ -48,8 +48,8 @@ def rows_of(subject: Subject) -> tuple[bool, ...]:
     raise UnsupportedModelError(
         f"{subject.name!r} cannot be split over ranks: run on some of its rows, of arguments {_shapes(leaves)}, it "
         f"does not return these rows of its results {_shapes(whole)}; either one of them has no row for each sample, "
-        "rows depend on each other, or it keeps statistics of them in buffers; leave it where it is called: "
-        f"colocate(..., exclude=[{subject.name!r}])"
+        "rows depend on each other, it draws numbers by their values, or it keeps statistics of them in buffers; leave "
+        f"it where it is called: colocate(..., exclude=[{subject.name!r}])"
     )
 
 
@@ -64,7 +64,6 @@ class _Runs:
         self._subject = subject
         self._training = training
         self._spec = flatten((subject.args, subject.kwargs))[1]
-        self._draws = _ConstantDraws()
         self.written: list[torch.Tensor] = []
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
@@ -74,11 +73,9 @@ class _Runs:
         with preserved(module, alone=(self._subject,)), torch.no_grad(), settings(), uncompiled():
             for part in module.modules():
                 part.training = part.training and self._training
-            before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
-            with self._draws:
+            versions = {id(buffer): buffer._version for buffer in module.buffers()}
+            with sdpa_kernel(SDPBackend.MATH), _ConstantDraws():  # fused attention draws by itself
                 results = flatten(module(*args, **kwargs))[0]
-            if not before.is_same(python_state()):
-                self._draws.is_exact = False
             after = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
             self.written = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
             return results
@@ -86,37 +83,20 @@ class _Runs:
     def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
         """True if some rows of the arguments give these rows of the results."""
         many, rows, taken = _rows_that_differ(leaves, batched)
-        self._draws = _ConstantDraws()
         try:
             whole, written = self(many), self.written
             results = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
-            of_few = self.written
         except Exception:  # of any kind: the module was called with what it may not be made for
             return False
         if any(isinstance(leaf, torch.Tensor) and len(leaf) != rows for leaf in whole):
             return False
         wanted = [leaf[:taken] if isinstance(leaf, torch.Tensor) else leaf for leaf in whole]
-        if not _are_alike(results, wanted, lambda a, b: a.shape == b.shape):
-            return False
         tolerance = _tolerance([*many, *whole, *self._subject.module.parameters()])
-        return _are_alike(
-            [*results, *of_few], [*wanted, *written], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
-        ) or self._differs_from_itself(many, whole)
-
-    def _differs_from_itself(self, leaves: Sequence[Any], results: Sequence[Any]) -> bool:
-        """True if a module draws what cannot be drawn again: then its shapes have to do."""
-        try:
-            again = self(leaves)
-        except Exception:  # of any kind, as above
-            return False
-        return not self._draws.is_exact or not _are_alike(again, results, _is_same)
+        return _are_alike([*results, *self.written], [*wanted, *written], tolerance)
 
 
 def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[list[Any], int, int]:
-    """Returns arguments with rows that differ, how many these are, and how many of them to try alone.
-
-    That is an odd number, so that pairs of rows would be seen.
-    """
+    """Returns arguments with rows that differ, how many these are, and an odd number of them to try alone."""
     cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
     rows = len(cut[0])
     taken = max(1, (rows // 2 - 1) | 1)
@@ -155,11 +135,11 @@ def _choices(leaves: Sequence[Any], whole: Sequence[Any]) -> Iterator[tuple[bool
             yield tuple(index in fitting and index not in left_out for index in range(len(leaves)))
 
 
-def _are_alike(
-    results: Sequence[Any], wanted: Sequence[Any], same: Callable[[torch.Tensor, torch.Tensor], bool]
-) -> bool:
+def _are_alike(results: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> bool:
     return len(results) == len(wanted) and all(
-        same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else type(a) is type(b)
+        a.shape == b.shape and _is_close(a, b, tolerance)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        else type(a) is type(b)
         for a, b in zip(results, wanted, strict=True)
     )
 
@@ -170,14 +150,6 @@ def _tolerance(tensors: Sequence[Any]) -> float:
     if torch.is_autocast_enabled("cpu") or any(tensor.device.type != "cpu" for tensor in floats):
         return _COARSE
     return max((_TOLERANCES.get(tensor.dtype, _COARSE) for tensor in floats), default=_COARSE)
-
-
-def _is_same(result: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return (
-        torch.equal(result.nan_to_num(), wanted.nan_to_num())
-        if result.is_floating_point()
-        else torch.equal(result, wanted)
-    )
 
 
 def _is_close(result: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
@@ -194,15 +166,7 @@ def _shapes(leaves: Sequence[Any]) -> str:
 
 
 class _ConstantDraws(TorchDispatchMode):
-    """Has operators that draw make constants, or dropout would look like interaction.
-
-    Attributes:
-        is_exact: Whether every draw was replaced.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_exact = True
+    """Has operators that draw make constants, or dropout would look like interaction."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Runs an operator; replaces what it draws."""
@@ -215,8 +179,7 @@ class _ConstantDraws(TorchDispatchMode):
         if func.__name__.startswith("randperm"):  # the identity would hide that rows change places
             return drawn.copy_(drawn.sort().values.roll(-1))
         if not isinstance(drawn, torch.Tensor) or _reads_values(func):
-            self.is_exact = False  # it depends on more than on what is drawn
-            return drawn
+            return drawn  # it depends on more than on what is drawn, so the module is refused
         return drawn.fill_(0.5 if drawn.is_floating_point() else drawn.dtype == torch.bool)
 
 

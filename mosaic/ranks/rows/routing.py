@@ -1,10 +1,8 @@
 """The way of a batch's rows between ranks: arithmetic without torch.
 
 Every rank holds some rows of the global batch. A module on d of the ranks (its *members*) runs on d parts of these
-rows, as equal as can be. A member keeps as many of its own rows as it has room for, so that only what must travel does:
-the rows that move are exactly those that members are short of. Ranks hold rows in the order of the batch, and send to
-each member, in the order of ranks, the next of theirs: so rows are in the batch's order everywhere, and messages need
-no order of their own.
+rows, as equal as can be. A member keeps as many of its own rows as it has room for, so only rows move that members are
+short of. Ranks send to each member, in the order of ranks, the next of theirs.
 """
 
 from __future__ import annotations

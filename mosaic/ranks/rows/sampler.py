@@ -1,8 +1,4 @@
-"""Loading each row on the rank that needs it: batches of a data set cut where a plan's modules cut them.
-
-A plan that has a module on some of the ranks moves rows to them, unless they are there already. What a rank loads is
-the loop's to choose, and here it is chosen so that as few bytes as can be travel.
-"""
+"""Loading each row on the rank that needs it: shares of a global batch with which the fewest bytes travel."""
 
 from __future__ import annotations
 
@@ -30,19 +26,12 @@ class Feed:
 
 
 def rows_to_load(num_rows: int, num_ranks: int, feeds: Iterable[Feed], *, least: int = 1) -> tuple[int, ...]:
-    """Returns how many rows of a global batch each rank loads, so that the fewest bytes travel.
+    """Returns how many rows of a global batch each rank loads, at least ``least``, so that the fewest bytes travel.
 
-    Looked at are shares that are as equal as can be over each subset of the ranks; of those that send equally few
-    bytes, the most even one is taken.
-
-    Args:
-        num_rows: Rows of a global batch.
-        num_ranks: Number of ranks.
-        feeds: The modules.
-        least: Rows that each rank loads in any case.
+    Shares are as equal as can be over a subset of the ranks; of those that send as few bytes, the most even counts.
 
     Raises:
-        ValueError: There are fewer rows than that.
+        ValueError: There are fewer rows than each rank has to load.
     """
     if num_rows < max(1, least * num_ranks):
         raise ValueError(f"num_rows={num_rows}; a global batch of {num_ranks} ranks needs {least} or more for each")
@@ -68,8 +57,8 @@ class RankSampler(Sampler[list[int]]):
     """Yields this rank's rows of each global batch, for ``DataLoader(..., batch_sampler=sampler)``.
 
     All ranks draw the same order, from the seed and the epoch, and cut each global batch in the same places: every
-    sample comes once an epoch, on one rank. A rank with a share of 0 is given empty lists, which torch's own
-    ``collate_fn`` cannot make a batch of; so may any rank be at the end without ``drop_last``.
+    sample comes once an epoch, on one rank. A rank with a share of 0 has empty lists, which torch's own ``collate_fn``
+    cannot make a batch of; so may any rank at the end without ``drop_last``.
 
     Ranks' losses count alike, however many rows they are means of, as under DistributedDataParallel. For the mean
     over the global batch, a rank multiplies its own with ``weight``.
@@ -80,8 +69,7 @@ class RankSampler(Sampler[list[int]]):
         rank: This one.
         shuffle: Whether to draw another order each epoch; of no use with a sampler.
         seed: Of the order.
-        drop_last: Whether to leave out samples that make no whole batch. Otherwise the last batch is smaller, and cut
-            in proportion.
+        drop_last: Whether to leave out samples that make no whole batch; else they are cut in proportion.
 
     Raises:
         ValueError: No rank loads anything, or there is no such rank.
@@ -117,19 +105,15 @@ class RankSampler(Sampler[list[int]]):
         return self.shares[self.rank] * len(self.shares) / sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch comes next, as with torch's ``DistributedSampler``; it starts at its first batch."""
+        """Sets the next epoch, as torch's ``DistributedSampler`` does; it starts at its first batch."""
         self._epoch, self._start = epoch, 0
 
     def state_dict(self, num_batches: int) -> dict[str, int]:
-        """Returns what going on needs, after so many batches of the present epoch have been trained on.
-
-        Args:
-            num_batches: Of this epoch, from its beginning. A loader reads ahead, so the sampler itself cannot know.
-        """
+        """Returns the state after so many batches of this epoch; a loader reads ahead, so the loop has to count."""
         return {"epoch": self._epoch, "num_batches": num_batches, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on where another sampler was; also with other shares, as long as a global batch is as large."""
+        """Continues where another sampler was, also with other shares of as large a global batch."""
         self._epoch, self._start, self._seed = state["epoch"], state["num_batches"], state["seed"]
 
     def __len__(self) -> int:
@@ -137,7 +121,6 @@ class RankSampler(Sampler[list[int]]):
         return max(0, whole + (rest > 0 and not self._drop_last) - self._start)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields indices of the rows that this rank loads, a batch at a time; then the next epoch begins."""
         order, batch = self._indices(), sum(self.shares)
         for begin in range(self._start * batch, len(order), batch):
             rows = order[begin : begin + batch]

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,25 +39,21 @@ from mosaic.find.structure import map_tensors
 from mosaic.ranks.parameters.elsewhere import Elsewhere, GivenUp
 from mosaic.ranks.world.progress import THE_LOOP
 
-_JOINT = {
-    "LBFGS": "steps all parameters as one",
-    "ZeroRedundancyOptimizer": "spreads parameters over the ranks, where Mosaic has done that",
-}
-"""Optimizers that need all parameters on each rank, and why."""
-
-
+_JOINT = ("LBFGS", "ZeroRedundancyOptimizer")
+"""Optimizers that need all parameters on each rank."""
 _OWN_REDUCTION = {
-    *("device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb"),
-    *("find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph"),
+    *("self", "module", "kwargs", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync"),
+    *("process_group", "bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
+    "static_graph",
 }
-"""Options that say how the wrapper reduces; others change what is computed."""
+"""Options of DistributedDataParallel that say what it wraps and how it reduces; others change what is computed."""
 
 
 class _Patches:
     """Torch's functions while there are colocated models."""
 
     def __init__(self) -> None:
-        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each a ``RankHandle``
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each a ``RankHandle`` or ``Pipeline``
         self._undo: list[Callable[[], None]] = []
 
     def enter(self, handle: Any) -> None:
@@ -69,8 +65,8 @@ class _Patches:
         self._in_cell(get_total_norm, self._norm)
         self._in_class(GradScaler, "_unscale_grads_", self._unscale)
         self._in_class(DistributedDataParallel, "__init__", self._wrap)
-        self._in_class(nn.Module, "_apply", self._convert)
-        self._in_class(Optimizer, "state_dict", self._state)
+        self._in_class(nn.Module, "_apply", _convert)
+        self._in_class(Optimizer, "state_dict", _state)
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def leave(self, handle: Any) -> None:
@@ -110,7 +106,7 @@ class _Patches:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Any:
-        own = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        own = _listed(parameters)
         handle = self._handle_of(own)
         if handle is None:
             return plain(own, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -125,7 +121,7 @@ class _Patches:
     def _norm(
         self, plain: Callable[..., Any], tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
     ) -> Any:
-        own = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        own = _listed(tensors)
         ids = {id(tensor) for tensor in own}
         for handle in self._handles:
             if any(id(parameter.grad) in ids for parameter in handle._model.parameters()):
@@ -136,22 +132,16 @@ class _Patches:
         return plain(own, *args, **kwargs)
 
     def _unscale(
-        self,
-        plain: Callable[..., Any],
-        scaler: GradScaler,
-        optimizer: Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
+        self, plain: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *args: Any
     ) -> dict[torch.device, torch.Tensor]:
-        flags: dict[torch.device, torch.Tensor] = plain(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        flags: dict[torch.device, torch.Tensor] = plain(scaler, optimizer, *args)
         handle = self._handle_of(_parameters_of(optimizer))
         if handle is None:
             return flags
+        found_inf = args[1]
         flags = flags or {found_inf.device: found_inf}  # a rank may have no gradients at all
         worst = torch.stack([flag.reshape(()) for flag in flags.values()]).max()
-        with handle.world.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.carrier_of(worst))
+        _all_reduce(handle, worst, dist.ReduceOp.MAX)
         for flag in flags.values():
             flag.fill_(worst)
         return flags
@@ -164,43 +154,18 @@ class _Patches:
             plain(wrapper, module, *args, **kwargs)
             return
         bound = inspect.signature(plain).bind(wrapper, module, *args, **kwargs).arguments
-        options = {name: value for name, value in list(bound.items())[2:] if name != "kwargs"}
-        _pass_through(wrapper, module, handle, {**options, **bound.get("kwargs", {})})
-
-    def _convert(
-        self, plain: Callable[..., Any], module: nn.Module, convert: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Converts a module's tensors, as ``model.to`` does; stand-ins stay on the meta device, with the new type."""
-        if not any(isinstance(hook, GivenUp) for hook in module._forward_pre_hooks.values()):
-            return plain(module, convert, *args, **kwargs)
-
-        def converted(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta:
-                return convert(tensor)  # type: ignore[no-any-return]
-            return tensor.to(convert(torch.empty(0, dtype=tensor.dtype)).dtype)
-
-        return plain(module, converted, *args, **kwargs)
-
-    def _state(self, plain: Callable[..., Any], optimizer: Optimizer) -> dict[str, Any]:
-        state: dict[str, Any] = plain(optimizer)
-        away = {
-            index: {"elsewhere": parameter.detach()}
-            for index, parameter in enumerate(_parameters_of(optimizer))
-            if isinstance(parameter, Elsewhere)
-        }
-        return {**state, "state": {**state["state"], **away}} if state["state"] else state
+        _pass_through(wrapper, module, handle, {**bound, **bound.get("kwargs", {})})
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        reasons = [_JOINT[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _JOINT]
-        if not reasons:
+        if not any(kind.__name__ in _JOINT for kind in type(optimizer).__mro__):
             return
         own = _parameters_of(optimizer)
         handle = self._handle_of(own)
         if handle is not None and any(id(parameter) in handle._divided for parameter in own):
             raise ModuleContractError(
-                f"{type(optimizer).__name__} {reasons[0]}, and parameters of this model are on some of the ranks only; "
-                "make an optimizer that steps each parameter by itself, such as SGD or AdamW, or give a plan that has "
-                "every module on all ranks"
+                f"{type(optimizer).__name__} needs all parameters on each rank, and those of this model are on some of "
+                "the ranks only; make an optimizer that steps each parameter by itself, such as SGD or AdamW, or give "
+                "a plan that has every module on all ranks"
             )
 
 
@@ -209,20 +174,51 @@ enter = _PATCHES.enter
 leave = _PATCHES.leave
 
 
+def _convert(
+    plain: Callable[..., Any], module: nn.Module, convert: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Converts a module's tensors, as ``model.to`` does; stand-ins stay on the meta device, with the new type."""
+    if not any(isinstance(hook, GivenUp) for hook in module._forward_pre_hooks.values()):
+        return plain(module, convert, *args, **kwargs)
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return convert(tensor)  # type: ignore[no-any-return]
+        return tensor.to(convert(torch.empty(0, dtype=tensor.dtype)).dtype)
+
+    return plain(module, converted, *args, **kwargs)
+
+
+def _state(plain: Callable[..., Any], optimizer: Optimizer) -> dict[str, Any]:
+    state: dict[str, Any] = plain(optimizer)
+    away = {
+        index: {"elsewhere": parameter.detach()}
+        for index, parameter in enumerate(_parameters_of(optimizer))
+        if isinstance(parameter, Elsewhere)
+    }
+    return {**state, "state": {**state["state"], **away}} if state["state"] else state
+
+
+def _listed(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _all_reduce(handle: Any, tensor: torch.Tensor, op: Any) -> None:
+    with handle.world.progress.waiting(THE_LOOP, "agreement"):
+        dist.all_reduce(tensor, op=op, group=handle.world.carrier_of(tensor))
+
+
 def _norm_over_ranks(handle: Any, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's."""
-    counted = handle._counted_here
-    device = handle.world.device
+    counted, device = handle._counted_here, handle.world.device
     own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
     others = _powers((p for p in parameters if id(p) not in counted), order, device)
     is_largest = order == math.inf
-    with handle.world.progress.waiting(THE_LOOP, "agreement"):
-        op = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
-        dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
+    _all_reduce(handle, own, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
     total = torch.maximum(own, others) if is_largest else (own + others) ** (1 / order)
     return total if any(p.dtype == torch.float64 for p in parameters) else total.float()
 
@@ -231,9 +227,8 @@ def _powers(parameters: Iterable[torch.Tensor], order: float, device: torch.devi
     """Returns the sum of the powers of all gradients' elements, or their largest; a double on the ranks' device."""
     norms = []
     for grad in [p.grad.detach() for p in parameters if p.grad is not None]:
-        values = grad.coalesce().values() if grad.is_sparse else grad
         dtype = torch.promote_types(grad.dtype, torch.float32)
-        norms.append(torch.linalg.vector_norm(values, order, dtype=dtype).double().to(device))
+        norms.append(torch.linalg.vector_norm(grad, order, dtype=dtype).double().to(device))
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)
@@ -276,16 +271,16 @@ class PassThroughDDP(DistributedDataParallel):
         """Changes nothing: gradients are reduced after every backward, and their sum is the same."""
         yield
 
-    def join(self, *args: Any, **kwargs: Any) -> Any:
+    def join(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedModelError(
-            "join() lets ranks have fewer batches; a model that is colocated over ranks is called equally often on "
-            "all of them: a rank that has nothing left calls it with a batch of no rows"
+            "join() around a model that is colocated over ranks, which is called equally often on all of them: a rank "
+            "that has nothing left calls it with a batch of no rows"
         )
 
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
         raise UnsupportedModelError(
-            "a communication hook changes how DistributedDataParallel reduces gradients, and Mosaic reduces those of "
-            "a model that is colocated over ranks; leave the hook out"
+            "a communication hook around a model that is colocated over ranks, which reduces its gradients itself; "
+            "leave the hook out"
         )
 
     def train(self, mode: bool = True) -> PassThroughDDP:
@@ -297,7 +292,6 @@ class PassThroughDDP(DistributedDataParallel):
         return {name: value for name, value in self.__dict__.items() if name not in ("_mosaic_handle", "process_group")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As any module does; the ranks are those of the process that reads it."""
         nn.Module.__setstate__(self, state)
         self.__dict__["process_group"] = dist.group.WORLD
 
@@ -308,26 +302,22 @@ def _pass_through(wrapper: Any, module: nn.Module, handle: Any, options: Mapping
     Raises:
         UnsupportedModelError: The wrapper would have done more than reducing, or reduced more than the model's.
     """
-    changing = sorted(name for name, value in options.items() if name not in _OWN_REDUCTION and value)
-    if changing:
-        raise UnsupportedModelError(
-            f"DistributedDataParallel(..., {', '.join(changing)}=...) around a model that is colocated over ranks, "
-            "which reduces its gradients itself; leave that out"
-        )
-    group = options.get("process_group")
-    if group is not None and dist.get_world_size(group) != handle.world.size:
-        raise UnsupportedModelError(
-            f"DistributedDataParallel over {dist.get_world_size(group)} of the {handle.world.size} ranks that the "
-            "model is colocated over; leave process_group out"
-        )
-    own = handle._counted_here
+    own, group = handle._counted_here, options.get("process_group") or dist.group.WORLD
     others = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in own]
-    if others:
+    if changing := sorted(name for name in options if name not in _OWN_REDUCTION and options[name]):
+        reason = f"DistributedDataParallel(..., {', '.join(changing)}=...) around"
+        remedy = "which reduces its gradients itself; leave that out"
+    elif dist.get_world_size(group) != handle.world.size:
+        reason = f"DistributedDataParallel over {dist.get_world_size(group)} of the {handle.world.size} ranks around"
+        remedy = "over all of them; leave process_group out"
+    elif others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise UnsupportedModelError(
-            f"DistributedDataParallel around {others[0]}{more} and a model that is colocated over ranks, whose "
-            "gradients are reduced already: colocate the module that holds both, or wrap the others only"
-        )
+        reason = f"DistributedDataParallel around {others[0]}{more} and"
+        remedy = "whose gradients are reduced already: colocate the module that holds both, or wrap the others only"
+    else:
+        reason = remedy = ""
+    if reason:
+        raise UnsupportedModelError(f"{reason} a model that is colocated over ranks, {remedy}")
     nn.Module.__init__(wrapper)
     kind = type(wrapper)
     wrapper.__class__ = (
@@ -340,5 +330,5 @@ def _pass_through(wrapper: Any, module: nn.Module, handle: Any, options: Mapping
     wrapper.dim = options.get("dim", 0)
     wrapper.device = handle.world.device
     wrapper.device_type = handle.world.device.type
-    wrapper.process_group = group if group is not None else dist.group.WORLD
+    wrapper.process_group = group
     wrapper.__dict__["_mosaic_handle"] = weakref.ref(handle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,23 +25,16 @@ LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 # The device of a rank.
 
 
-def own_gpu(environ: Mapping[str, str] = os.environ, *, num_visible: int | None = None) -> int:
-    """Returns the number of this rank's GPU: ``LOCAL_RANK``, or 0 where the launcher lets it see that one alone.
-
-    Raises:
-        BackendUnavailableError: There are several, and not as many as ranks.
-    """
-    visible = torch.cuda.device_count() if num_visible is None else num_visible
-    rank = int(environ.get("LOCAL_RANK", "0"))
-    if rank < visible:
-        return rank
-    if visible == 1:
-        return 0
-    raise BackendUnavailableError(
-        f"there is no GPU for local rank {rank}; start as many ranks as there are GPUs",
-        found=f"{visible} GPUs",
-        needed=f"{rank + 1} or more",
-    )
+def own_gpu() -> int:
+    """Returns the number of this rank's GPU: ``LOCAL_RANK``, or 0 where the launcher lets it see that one alone."""
+    visible, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+    if rank >= visible != 1:
+        raise BackendUnavailableError(
+            f"there is no GPU for local rank {rank}; start as many ranks as there are GPUs",
+            found=f"{visible} GPUs",
+            needed=f"{rank + 1} or more",
+        )
+    return min(rank, visible - 1)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -73,21 +66,6 @@ def gpu_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-def check_place(model: nn.Module, device: torch.device) -> None:
-    """Raises BackendUnavailableError, naming a parameter, unless all of a model's parameters are on a rank's device.
-
-    Buffers may be in host memory, such as counters.
-    """
-    for name, parameter in model.named_parameters():
-        if parameter.device != device:
-            raise BackendUnavailableError(
-                f"parameter {name!r} is on {parameter.device} and this rank runs on {device}; move the model to "
-                f"{device} on this rank, before its optimizer is made",
-                found=str(parameter.device),
-                needed=str(device),
-            )
-
-
 # Communicators.
 
 
@@ -96,9 +74,6 @@ class GroupKey(NamedTuple):
 
     ranks: tuple[int, ...]
     backend: str
-    """``nccl`` or ``gloo``."""
-    max_ctas: int | None
-    """SMs that its collectives may take; None for as many as they like."""
 
 
 class GroupLoan(list[tuple[GroupKey, Any]]):
@@ -107,20 +82,6 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
-
-
-def group_options(backend: str, max_ctas: int | None) -> Any:
-    """Returns the ``pg_options`` of a communicator that is held to ``max_ctas`` SMs; None where that is no bound.
-
-    NCCL runs one CTA a channel, each on an SM of its own; this bounds them for the one communicator, unlike the
-    variable ``NCCL_MAX_CTAS``, which bounds all of the process. Not tried on GPUs.
-    """
-    if backend != "nccl" or max_ctas is None:
-        return None
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.min_ctas = 1
-    options.config.max_ctas = max_ctas
-    return options
 
 
 @contextmanager
@@ -142,11 +103,8 @@ def no_splits() -> Iterator[None]:
 def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int | None) -> None:
     """Has NCCL start collectives of different communicators in the order in which this process launches them.
 
-    NCCL reads ``NCCL_LAUNCH_ORDER_IMPLICIT`` once in a process, at its first collective (src/enqueue.cc). Without that
-    order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.streams``).
-
-    Raises:
-        BackendUnavailableError: NCCL does not keep the order, or may have read the variable before it was set.
+    NCCL reads the variable once in a process, at its first collective (src/enqueue.cc). Without that order, collectives
+    of two modules may wait for each other forever (``mosaic.ranks.calls.streams``).
     """
     value = environ.get(LAUNCH_ORDER)
     if value == "1":
@@ -180,12 +138,8 @@ def num_nccl_collectives() -> int | None:
 
 
 def peers_share_a_communicator(group: dist.ProcessGroup) -> bool:
-    """Returns whether grouped messages to all peers of a group such as this one queue behind each other.
-
-    NCCL's do: ``batch_isend_irecv`` sends them through the communicator of all ranks, which has one stream.
-    """
-    backend: str = dist.get_backend(group)
-    return backend == dist.Backend.NCCL
+    """Returns whether ``batch_isend_irecv`` sends to all peers of a group through one communicator, in one queue."""
+    return bool(dist.get_backend(group) == dist.Backend.NCCL)
 
 
 def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -195,10 +149,7 @@ def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.Pro
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Has an NCCL communicator make its connections now; all its ranks call it, each group in one order.
-
-    Its first collective makes the communicator, and its first exchange the connections between each two ranks.
-    """
+    """Has an NCCL communicator make its connections now, which its first collective and exchange do otherwise."""
     dist.all_reduce(torch.ones(1, device=device), group=group)
     rows = torch.ones(dist.get_world_size(group), device=device)
     dist.all_to_all_single(torch.empty_like(rows), rows, group=group)

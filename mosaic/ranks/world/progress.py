@@ -26,10 +26,7 @@ THE_LOOP = "the loop"
 
 
 class Traffic:
-    """Counts the bytes that a rank sends to others; threads may count at the same time.
-
-    For a reduction it counts the gradients, not the messages of the library.
-    """
+    """Counts the bytes that a rank sends to others, of a reduction the gradients; any thread may count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +37,6 @@ class Traffic:
             self._num_bytes[module, phase] += num_bytes
 
     def metrics(self) -> dict[str, float]:
-        """Returns all of it as ``sent_bytes/PHASE/MODULE``, for a flat dict of metrics."""
         with self._lock:
             return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
 
@@ -55,7 +51,6 @@ class Place(NamedTuple):
     text: str
     """Step, module and phase; "in the loop's own code" is any code but that of placed modules."""
     is_waiting: bool
-    """True if it waits for other ranks."""
     for_s: float
     """Seconds that it has been doing this."""
 
@@ -64,10 +59,8 @@ class Wait(NamedTuple):
     """Time for which a thread waited for other ranks, on ``time.perf_counter_ns``."""
 
     module: str
-    """Module whose rows or gradients it waited for."""
     phase: WaitedPhase
     step: int
-    """Backwards that had ended before."""
     start_ns: int
     end_ns: int
 
@@ -97,7 +90,7 @@ class RankProgress:
     def waiting(self, module: str, phase: WaitedPhase) -> Iterator[None]:
         """A block in which this thread waits for other ranks; errors that end it name the rank at fault."""
         start = time.perf_counter_ns()
-        with self._doing(self._waiting, module, phase, start):
+        with self._doing(self._waiting, module, phase):
             try:
                 yield
             except RuntimeError as error:
@@ -110,12 +103,12 @@ class RankProgress:
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""
-        return self._doing(self._computing, module, phase, time.perf_counter_ns())
+        return self._doing(self._computing, module, phase)
 
     @contextmanager
-    def _doing(self, table: dict[int, _Entry], module: str, phase: WaitedPhase, start: int) -> Iterator[None]:
+    def _doing(self, table: dict[int, _Entry], module: str, phase: WaitedPhase) -> Iterator[None]:
         thread = threading.get_ident()
-        table[thread] = (module, phase, start)
+        table[thread] = (module, phase, time.perf_counter_ns())
         try:
             yield
         finally:

@@ -2,45 +2,100 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mosaic.checkpoint.ranks import Ranks
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.ranks.world.failures import CancelToken, Heartbeats
+from mosaic.rank_trace import RankSpan, RankTrace
+from mosaic.ranks.world.failures import CancelToken, Heartbeats, Member
 from mosaic.ranks.world.groups import (
     GroupKey,
     GroupLoan,
     carrier_of,
     connect,
-    group_options,
     no_splits,
     num_nccl_collectives,
     set_launch_order,
 )
-from mosaic.ranks.world.progress import THE_LOOP, RankProgress
-from mosaic.ranks.world.rendezvous import CPU, open_store, rendezvous
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress, Wait
+from mosaic.timeline import Span
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CPU = torch.device("cpu")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""
 
 
+def rendezvous(
+    store: Store, rank: int, size: int, *, timeout_s: float, device: torch.device = CPU
+) -> tuple[tuple[Member, ...], Store]:
+    """Waits until all ranks have written themselves to the store.
+
+    Returns:
+        All ranks, and a part of the store that no other rendezvous uses: none of an earlier start of torchrun's, whose
+        addresses ranks would read, and none of an earlier world.
+
+    Raises:
+        BackendUnavailableError: Some ranks have not come, or some are on GPUs and others are not; names them.
+    """
+    attempt = PrefixStore(f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    own = PrefixStore(f"{(attempt.add('arrivals', 1) - 1) // size}", attempt)
+    own.set(f"member/{rank}", json.dumps([rank, socket.gethostname(), os.getpid(), device.type]))
+    keys = [f"member/{other}" for other in range(size)]
+    try:
+        own.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        absent = [str(other) for other, key in enumerate(keys) if not own.check([key])]
+        raise BackendUnavailableError(
+            f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(absent)} "
+            f"{'has' if len(absent) == 1 else 'have'} not come after {timeout_s:g} s; read what these "
+            "processes printed, or raise timeout_s if they only start slowly",
+            found=f"{size - len(absent)} of {size} ranks",
+            needed="all of them to call mosaic.colocate",
+        ) from error
+    members = tuple(Member(*json.loads(own.get(key))) for key in keys)
+    if unlike := [f"rank {member.rank} on {member.kind}" for member in members if member.kind != members[0].kind]:
+        raise BackendUnavailableError(
+            "all ranks have to be on GPUs, or none; move the model to cuda:$LOCAL_RANK on every rank",
+            found="; ".join(unlike),
+            needed=f"{members[0].kind} as on rank 0",
+        )
+    return members, own
+
+
+def init_process_group(device: torch.device, timeout_s: float = RankSettings().timeout_s) -> None:
+    """Makes the default process group of torchrun's ranks; names ranks that do not come, unlike torch."""
+    timeout = timedelta(seconds=timeout_s)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    _, store = rendezvous(store, rank, size, timeout_s=timeout_s, device=device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
 def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
-    """Returns what has to be the same on all ranks, by name; ``inputs`` are those of the sample's step."""
+    """Returns what has to be the same on all ranks, by name; inputs are those of the sample's step."""
     from mosaic import __version__
 
     has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
@@ -48,109 +103,66 @@ def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
     return {
         "mosaic": __version__,
         "torch": torch.__version__,
-        "device": device.name,
-        "num_slots": device.num_slots,
-        "sms_per_slot": device.sms_per_slot,
+        "device": str(device),
         "graph": shapeless.fingerprint,
-        "inputs": [f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules],
-        "remainder_sms": device.remainder_sms,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+        **{f"inputs of {module.name!r}": ", ".join(module.inputs) for module in graph.modules},
     }
+
+
+def rank_span(kind: Literal["compute", "wait"], work: Span | Wait, start_us: float, end_us: float) -> RankSpan:
+    return RankSpan(kind=kind, module=work.module, phase=work.phase, step=work.step, start_us=start_us, end_us=end_us)
 
 
 class World(Ranks):
     """All ranks, over torch.distributed.
 
     Args:
-        timeout_s: How long a collective may take before it is an error, and how long ranks may take to come.
-        watch: Settings of the heartbeats; None for no heartbeats.
         device: Where this rank's tensors are; by default the CPU.
+        settings: How long ranks wait for each other, and how often they report their places.
 
     Attributes:
-        rank: This one.
-        size: How many there are.
         me: This rank's process.
         everyone: A group of all ranks that moves tensors of ``device``.
         agreements: A group of all ranks that moves tensors in host memory.
-        device: Where this rank's tensors are.
         run: A text that all ranks have in common, and no other run has.
-        progress: Where this rank is.
-        store: Shared by all ranks of this world, and used by no other one.
-        max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
-        BackendUnavailableError: There is no process group, or some rank has not come; names those. Or some are on GPUs
-            and others are not, or two are on one; names those. Or NCCL does not keep the order of launches.
+        BackendUnavailableError: Some ranks have not come, or some are on GPUs and others are not; names them. Or NCCL
+            does not keep the order of launches.
     """
 
-    def __init__(
-        self,
-        *,
-        timeout_s: float = RankSettings().timeout_s,
-        watch: RankSettings | None = None,
-        device: torch.device = CPU,
-    ) -> None:
-        if not dist.is_initialized():
-            raise BackendUnavailableError(
-                "there is no process group", found="no torch.distributed", needed="a start by torchrun"
-            )
+    def __init__(self, device: torch.device = CPU, settings: RankSettings | None = None) -> None:
+        settings = settings or RankSettings()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.progress = RankProgress()
-        self.max_ctas: int | None = None
         self.device = device
         if device.type == "cuda" and self.size > 1:
             set_launch_order(os.environ, num_collectives=num_nccl_collectives())
         # A connection of its own: calls that wait hold up no others.
         store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
-        members, self.store = rendezvous(store, self.rank, self.size, timeout_s=timeout_s, device=device)
+        members, store = rendezvous(store, self.rank, self.size, timeout_s=settings.timeout_s, device=device)
         self.me = members[self.rank]
         self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
         self._loan: GroupLoan | None = None
-        self._grace_s = (watch or RankSettings()).grace_s
-        self._heartbeats: Heartbeats | None = None
-        if watch is not None and self.size > 1:
-            self._heartbeats = Heartbeats(members, self.store, self.rank, self.progress, watch)
-        self._timeout = timedelta(seconds=timeout_s)
+        self._heartbeats = Heartbeats(members, store, self.rank, self.progress, settings)
+        self._timeout = timedelta(seconds=settings.timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.
-        self._patience = timedelta(seconds=max(timeout_s, PATIENCE_S))
+        self._patience = timedelta(seconds=max(settings.timeout_s, PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
         with self.opening():
             self._control = self._new_group(self._patience)
             self.run: str = self.broadcast(uuid.uuid4().hex)
             self.everyone = self.group(range(self.size))
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
-            if self._heartbeats is not None:
-                self._heartbeats.groups.append(dist.group.WORLD)  # type: ignore[arg-type]
+            self._heartbeats.groups.append(dist.group.WORLD)  # type: ignore[arg-type]
 
     @classmethod
-    def join(
-        cls,
-        device: torch.device,
-        *,
-        timeout_s: float = RankSettings().timeout_s,
-        watch: RankSettings | None = None,
-    ) -> Self:
+    def join(cls, device: torch.device, settings: RankSettings | None = None) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
-            missing = [name for name in _VARIABLES if not os.environ.get(name)]
-            if missing:
-                raise BackendUnavailableError(
-                    f"this process was started as one of several ranks, but {', '.join(missing)} not set; start it by "
-                    "torchrun, or unset WORLD_SIZE",
-                    found=f"WORLD_SIZE={os.environ.get('WORLD_SIZE')}",
-                    needed=", ".join(_VARIABLES),
-                )
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            _, store = rendezvous(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s, device=device)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("default_pg", store),
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=device if device.type == "cuda" else None,
-            )
-        return cls(timeout_s=timeout_s, watch=watch, device=device)
+            init_process_group(device, (settings or RankSettings()).timeout_s)
+        return cls(device, settings)
 
     @staticmethod
     def is_there() -> bool:
@@ -165,24 +177,19 @@ class World(Ranks):
         try:
             yield
         except BaseException as error:
-            if self._heartbeats is not None:
-                self._heartbeats.declare_own(error)
+            self._heartbeats.declare_own(error)
             self.close()
             raise
 
     def close(self) -> None:
         """Ends the heartbeats; the others read that this rank is done."""
-        if self._heartbeats is not None:
-            self._heartbeats.stop()
+        self._heartbeats.stop()
 
     # Groups.
 
     def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
-        """Returns a communicator that nothing else uses, by default one that moves tensors of this rank's device.
-
-        All ranks have to ask for the same ones in the same order.
-        """
-        key = GroupKey(tuple(ranks), backend or ("nccl" if self.device.type == "cuda" else "gloo"), self.max_ctas)
+        """Returns a communicator that nothing else uses; all ranks request the same ones in the same order."""
+        key = GroupKey(tuple(ranks), backend or ("nccl" if self.device.type == "cuda" else "gloo"))
         spare = self._spare[key]
         group = spare.pop(0)[1] if spare else self._connected(key)
         if self._loan is not None:
@@ -207,8 +214,7 @@ class World(Ranks):
     def destroy(self, loan: GroupLoan) -> None:
         """Ends communicators; those with aborted calls cannot be used again."""
         for group in loan.groups:
-            if self._heartbeats is not None:
-                self._heartbeats.groups = [other for other in self._heartbeats.groups if other is not group]
+            self._heartbeats.groups = [other for other in self._heartbeats.groups if other is not group]
             dist.destroy_process_group(group)
         loan.clear()
 
@@ -228,17 +234,12 @@ class World(Ranks):
         return carrier_of(tensor, self.everyone, self.agreements)
 
     def cancel_token(self, name: str, groups: list[dist.ProcessGroup]) -> CancelToken:
-        """Returns what lets any rank cancel the work of a block; see ``CancelToken``."""
-        tokens = self._heartbeats.tokens if self._heartbeats is not None else []
-        return CancelToken(
-            self.store, self.rank, self.progress, tokens, grace_s=self._grace_s, name=name, groups=groups
-        )
+        return CancelToken(self._heartbeats, name, groups)
 
     def _connected(self, key: GroupKey) -> Any:
         """Makes a communicator and warms it up."""
-        options = group_options(key.backend, key.max_ctas)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            group = self._new_group(self._timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
+            group = self._new_group(self._timeout, ranks=list(key.ranks), backend=key.backend)
             if key.backend == "nccl" and self.rank in key.ranks:
                 connect(group, self.device)
         return group
@@ -248,7 +249,7 @@ class World(Ranks):
         with no_splits():
             device = None if backend == "gloo" else self.device
             group = dist.new_group(timeout=timeout, backend=backend, device_id=device, **options)
-        if self._heartbeats is not None and isinstance(group, dist.ProcessGroup):
+        if isinstance(group, dist.ProcessGroup):
             self._heartbeats.groups.append(group)
         return group
 
@@ -268,6 +269,22 @@ class World(Ranks):
             dist.broadcast_object_list(values, src=source, group=self._control)
         return values[0]
 
+    def copy_of(self, tensor: torch.Tensor, source: int, device: torch.device | None = None) -> torch.Tensor:
+        """Returns a copy of a tensor with its values on one rank; every rank calls it, those without values, too."""
+        copy = torch.empty_like(tensor, device=device or self.device) if tensor.is_meta else tensor.detach().clone()
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            dist.broadcast(copy, src=source, group=self.carrier_of(copy))
+        return copy
+
+    def write_trace(self, folder: str | Path, computed: Iterable[RankSpan]) -> Path:
+        """Writes what this rank computed and waited for, as ``trace-rankN.json``; returns the file."""
+        waits = [wait for wait in self.progress.waits if wait.phase != "agreement"]  # that is of no step
+        spans = (*computed, *(rank_span("wait", wait, wait.start_ns / 1e3, wait.end_ns / 1e3) for wait in waits))
+        trace = RankTrace(run=self.run, rank=self.rank, num_ranks=self.size, host=self.me.host, spans=spans)
+        path = Path(folder) / f"trace-rank{self.rank}.json"
+        trace.write(path)
+        return path
+
     def raise_if_any_failed(self, error: BaseException | None) -> None:
         texts = self.all_gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
@@ -281,28 +298,15 @@ class World(Ranks):
     def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Raises BackendUnavailableError that names ranks which differ from rank 0, and in what."""
         ranks: list[dict[str, Any]] = self.all_gather(dict(facts))
-        inputs = [theirs.pop("inputs") for theirs in ranks]
-        differing = [
-            f"rank {rank} has {name}={value!r}"
-            for rank, theirs in enumerate(ranks)
-            for name, value in theirs.items()
-            if value != ranks[0][name]
-        ]
-        if differing:
-            raise BackendUnavailableError(
-                "the ranks are not alike; start them with the same model, versions and devices",
-                found="; ".join(differing),
-                needed="; ".join(f"{name}={value!r}" for name, value in ranks[0].items()) + " as on rank 0",
-            )
-        for rank, theirs in enumerate(inputs):
-            for input_here, input_there in zip(theirs, inputs[0], strict=True):
-                if input_here != input_there:
-                    raise BackendUnavailableError(
-                        "the ranks' samples are of different shapes or types; give each rank a sample with the same "
-                        "number of rows, padded to one length",
-                        found=f"{input_here} on rank {rank}",
-                        needed=f"{input_there} as on rank 0",
-                    )
+        for name, needed in ranks[0].items():
+            values = enumerate(theirs.get(name) for theirs in ranks)
+            if differing := [f"rank {rank} has {name}={value!r}" for rank, value in values if value != needed]:
+                raise BackendUnavailableError(
+                    "the ranks are not alike; start them with the same model, versions and devices, and give each a "
+                    "sample with the same number of rows, padded to one length",
+                    found="; ".join(differing),
+                    needed=f"{name}={needed!r} as on rank 0",
+                )
 
     def check_same_plan(self, fingerprint: str, num_devices: int) -> None:
         plans = self.all_gather((fingerprint, num_devices))

@@ -26,7 +26,7 @@ from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.find.random_numbers import Generator
 from mosaic.lines import append_line
-from mosaic.ranks.world.world import World
+from mosaic.ranks.world.world import init_process_group
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
 from mosaic.retrain.worker.loader import BatchLoader, Reject, StepBatch
 from mosaic.retrain.worker.positions import generators_of, seed_step
@@ -98,7 +98,7 @@ class WorkerGroup:
         """A group on CPUs for a few numbers."""
         if self._group is None:
             if not dist.is_initialized():
-                World.join(self.device)
+                init_process_group(self.device)
             self._group = dist.new_group(backend="gloo")
         return self._group
 

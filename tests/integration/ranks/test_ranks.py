@@ -32,12 +32,6 @@ def test_a_program_on_ranks_is_right(name: str, tmp_path: Path):
     run_ranks(f"ranks.{function}", size, tmp_path)
 
 
-def test_a_model_is_planned_anew_in_a_running_loop(tmp_path: Path):
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    run_ranks("ranks.programs.choosing.replan:on_two_ranks", 2, tmp_path, arguments=[str(saved)], timeout=300)
-
-
 @pytest.mark.parametrize(("name", "size"), [("over_sequences", 4), ("of_their_own", 3), ("nested", 3)])
 def test_a_glued_model_trains_on_ranks_that_share_sequences_or_layers_as_on_one(name: str, size: int, tmp_path: Path):
     ended = run_program(f"ranks.programs.glued:{name}", size, tmp_path / "ranks", seconds=120.0)

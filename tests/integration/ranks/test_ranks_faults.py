@@ -107,5 +107,5 @@ def test_ranks_that_are_not_alike_are_named_on_all(outcomes: dict[str, list[Ende
         said = rank.said.splitlines()
         assert len(said) == 2
         assert "rank 1 has torch='2.5.0'" in said[0]
-        assert "samples are of different shapes or types" in said[1]
-        assert "found: 'text' gets 3x9 int64 on rank 1; needed: 'text' gets 3x5 int64 as on rank 0" in said[1]
+        assert "give each a sample with the same number of rows, padded to one length" in said[1]
+        assert "found: rank 1 has inputs of 'text'='3x9 int64'; needed: inputs of 'text'='3x5 int64' as on" in said[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,6 @@ def test_options_of_several_ranks_are_refused_on_one(option: dict[str, Any]):
     ("given", "reason"),
     [
         ({"cuda_graphs": True}, "cuda_graphs=True cannot be had on several ranks"),
-        ({"cache": Path("here")}, "cache='here' cannot be had on several ranks"),
     ],
 )
 def test_what_several_ranks_cannot_do_is_refused_with_the_reason(given: dict[str, Any], reason: str):

@@ -52,15 +52,14 @@ OPEN_TOKENS = """
 from datetime import timedelta
 import torch.distributed as dist
 from mosaic import RankSettings
-from mosaic.ranks.world.failures import CancelToken, Heartbeats
+from mosaic.ranks.world.failures import CancelToken, Heartbeats, Member
 from mosaic.ranks.world.progress import RankProgress
-from mosaic.ranks.world.rendezvous import Member
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
 for number in range(16):  # some thread is always inside of the store
     settings, progress = RankSettings(beat_s=1e-6, grace_s=20.0), RankProgress()
     heartbeats = Heartbeats([Member(0, "host", 7)], store, 0, progress, settings)
-    CancelToken(store, 0, progress, heartbeats.tokens, grace_s=20.0, name=str(number), groups=[]).__enter__()
+    CancelToken(heartbeats, str(number), []).__enter__()
 """
 
 

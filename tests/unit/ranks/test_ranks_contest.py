@@ -5,7 +5,7 @@ from __future__ import annotations
 from planning_cases import linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.ranks.choosing.plans import rank_plans_to_try
+from mosaic.ranks.plans import rank_plans_to_try
 from mosaic.ranks.session import RANK_TRIAL
 from mosaic.solver import solve
 

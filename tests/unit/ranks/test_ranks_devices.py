@@ -1,4 +1,4 @@
-"""The GPU of a rank, the place of its model, and the communicator of a tensor."""
+"""The order of NCCL's launches, and groups of their own."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from mosaic.errors import BackendUnavailableError
 from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
-    check_place,
-    device_of,
     no_splits,
     set_launch_order,
 )
-
-
-def test_a_parameter_elsewhere_is_named():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    check_place(model[0], torch.device("cpu"))
-    with pytest.raises(BackendUnavailableError, match=r"parameter '1.weight' is on meta .* runs on cpu"):
-        check_place(model, torch.device("cpu"))
-    assert device_of(model) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

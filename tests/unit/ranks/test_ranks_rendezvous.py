@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.world.rendezvous import Member, check_devices, rendezvous
+from mosaic.ranks.world.world import rendezvous
 
 
 def test_ranks_meet_in_a_store_again_and_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -39,13 +39,3 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with pytest.raises(BackendUnavailableError, match=r"rank 0 has not come after 0\.1 s"):
         rendezvous(store, 1, 2, timeout_s=0.1)
-
-
-@pytest.mark.parametrize(
-    ("second", "found"),
-    [(("cpu", ""), "rank 1 on cpu"), (("cuda", "host GPU-1"), "rank 1 is on that of rank 0")],
-)
-def test_ranks_without_a_gpu_of_their_own_are_named(second: tuple[str, str], found: str):
-    with pytest.raises(BackendUnavailableError, match=found):
-        check_devices([Member(0, "host", 7, "cuda", "host GPU-1"), Member(1, "host", 8, *second)])
-    check_devices([Member(0, "host", 7, "cuda", "host GPU-1"), Member(1, "host", 8, "cuda", "host GPU-2")])

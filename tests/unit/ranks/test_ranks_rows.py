@@ -62,7 +62,6 @@ ALONE: dict[str, Work] = {
     "noise": lambda part, y: y + torch.randn_like(y) * torch.rand(()),
     "a dropped path": lambda part, y: y * y.new_empty(len(y), 1).bernoulli_(0.5),
     "numbers of Python and numpy": lambda part, y: y * random.random() + np.random.rand(),
-    "what depends on values and is drawn": lambda part, y: torch.normal(y, 1.0),
     "attention with dropout": attention,
     "a buffer that counts calls": counts,
 }

@@ -23,8 +23,7 @@ def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str
             work = {"kind": "compute" if module else "wait", "module": module or "image", "phase": "forward"}
             spans.append(RankSpan(**work, step=step, start_us=now, end_us=end))
             now = end
-    clock = {"clock_offset_us": 0.0, "clock_error_us": 0.0}
-    return RankTrace(run=run, rank=rank, num_ranks=num_ranks, host=f"host{rank}", spans=tuple(spans), **clock)
+    return RankTrace(run=run, rank=rank, num_ranks=num_ranks, host=f"host{rank}", spans=tuple(spans))
 
 
 def test_the_rank_whose_modules_take_longer_is_named_with_modules_and_times():

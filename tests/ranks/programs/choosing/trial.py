@@ -17,7 +17,7 @@ from mosaic.engine.options import Options, RankSettings
 from mosaic.hardware import Link
 from mosaic.profile import Profile
 from mosaic.ranks import RankHandle
-from mosaic.ranks.choosing import plans as planning
+from mosaic.ranks import plans as planning
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.session import RANK_TRIAL
 from ranks.graphs import difference

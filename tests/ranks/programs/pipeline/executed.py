@@ -20,7 +20,7 @@ SEEDS = range(12)
 
 def joined(rank: int, size: int, place: Path) -> Transport:
     join(rank, size, place)
-    return Transport(World(timeout_s=TIMEOUT_S, watch=RankSettings(timeout_s=TIMEOUT_S, **WATCH)))
+    return Transport(World(settings=RankSettings(timeout_s=TIMEOUT_S, **WATCH)))
 
 
 def all_equal(rank: int, size: int, place: Path) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
 from mosaic.errors import UnsupportedModelError
-from mosaic.ranks.calls import exchange
+from mosaic.ranks.calls import routed
 from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
@@ -233,7 +233,7 @@ def everything(rank: int, size: int) -> None:
     compare(scaled, rank)
     compare(accumulated, rank)
     compare(accumulated, rank, frozen=("image", "text.0"))
-    with mock.patch.object(exchange, "_MAX_AGREEMENTS", 1):  # as where kinds of calls never repeat
+    with mock.patch.object(routed, "_MAX_AGREEMENTS", 1):  # as where kinds of calls never repeat
         compare(empty, rank)
     compare(wrapped_by_the_loop, rank)
     for check in (two_forwards, wrappers, loaded, refusals, unfrozen, not_begun):
