@@ -105,7 +105,7 @@ def _delays(setup: Setup) -> Iterator[Row]:
                 try:
                     yield _delay(setup, kind, (count // 2, count - count // 2), short, kernel)
                 except UNAVAILABLE as error:
-                    yield absent(kind.replace("_", " "), error)
+                    yield absent(kind, error)
 
 
 def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kernel: Kernel) -> Row:

@@ -24,12 +24,8 @@ STEPS = tuple((passes, launching) for launching in ("eager", "captured") for pas
 def measure_overlap(setup: Setup) -> Iterator[Row]:
     """Times the same two modules on every variant, in rounds over all variants; yields the rows of a kind of step.
 
-    An error of a variant is the reason in its row, and the others continue. After a sticky error, such as an illegal
-    address, the later variants fail too, each with a reason. Without ``subjects`` the modules are a transformer and
-    convolutions; otherwise the first two.
-
-    Raises:
-        MosaicError: One module alone was given.
+    An error of a variant is the reason in its row, and the others continue. Without ``subjects`` the modules are a
+    transformer and convolutions; otherwise the first two.
     """
     subjects = tuple(setup.subjects[:2]) or default_subjects(setup.settings.scale, setup.backend.torch_device)
     if len(subjects) == 1:
@@ -61,7 +57,7 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
     failures: list[Row] = []
     with ExitStack() as stack:
         for kind, split in kinds:
-            name = f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
+            name = f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind
             # A library may raise anything on a partition; its error is the reason in the row.
             try:
                 variant = open_variant(kind, setup.backend, split)

@@ -1,7 +1,6 @@
 """A question about a device, the rows that answer it, and the file, table and picture of the answer.
 
-A question is a function that yields rows: the labels of a row name its subject, its values are its numbers. All
-questions have the same rows, so one table, one file format and one reader serve all.
+A question is a function that yields rows: the labels of a row name its subject, its values are its numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Panels, colours, legends and files that all pictures share: matplotlib without pyplot.
 
-A module has one colour in all pictures. The hues are from the colour-blind safe sets of Okabe and
-Ito and of Paul Tol, ordered so that the first few also differ in lightness.
+The hues are from the colour-blind safe sets of Okabe and Ito and of Paul Tol.
 """
 
 from __future__ import annotations

@@ -124,10 +124,7 @@ def graph_table(graph: ModuleGraph) -> Table:
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:
-    """Returns one row per planner, in order: predicted times, search times, proofs.
-
-    A planner without a plan has its reason as a note.
-    """
+    """Returns one row per planner: predicted times, search times, proofs; or the reason for no plan."""
     rows = []
     for row in compared:
         search = f"{row.seconds:.2f}"

@@ -98,10 +98,9 @@ def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Pane
 
 
 def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
-    """Returns the spans of ``num_steps`` consecutive whole steps, or of all if fewer.
+    """Returns the spans of ``num_steps`` consecutive whole steps, or of all if fewer, nearest to the median length.
 
-    Their total is the nearest to the median of all such runs, the later in a tie: otherwise one stalled step on a busy
-    machine would set the scale of the picture.
+    Otherwise one stalled step on a busy machine would set the scale of the picture.
     """
     whole = whole_steps(timeline)
     runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
@@ -112,10 +111,7 @@ def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ..
 
 
 def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
-    """Returns, in order, the steps with all modules and phases that usually run.
-
-    A recording may begin or end inside a step, which then lacks modules or phases.
-    """
+    """Returns, in order, the steps with all modules and phases that usually run: a recording may begin inside one."""
     steps: dict[int, list[Span]] = {}
     for span in timeline.spans:
         steps.setdefault(span.step, []).append(span)
@@ -126,7 +122,6 @@ def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
 
 
 def _length_ms(spans: Sequence[Span]) -> float:
-    """Returns the time from the first start to the last end."""
     return max((span.end_ms for span in spans), default=0.0) - min((span.start_ms for span in spans), default=0.0)
 
 

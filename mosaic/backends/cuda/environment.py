@@ -1,7 +1,4 @@
-"""Findings in a process's surroundings that defeat partitions of SMs, though every call succeeds.
-
-``find_in`` is a pure rule over what ``look`` saw, so that it can be tested without a GPU.
-"""
+"""Findings in a process's surroundings that defeat partitions of SMs, though every call succeeds."""
 
 from __future__ import annotations
 
