@@ -114,8 +114,8 @@ def _unwritable(path: Path, error: OSError) -> MosaicError:
     return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
 
 
-def load(kind: type[T], path: Path, *, member: str = "") -> T:
-    """Reads ``path`` and checks it, or one member of its object, against the frozen dataclass ``kind``.
+def load(kind: type[T], path: Path) -> T:
+    """Reads ``path`` and checks it against the frozen dataclass ``kind``.
 
     Raises:
         InvalidFileError: The file is missing, truncated, of another schema, or has a field that is missing, unknown, or
@@ -126,10 +126,10 @@ def load(kind: type[T], path: Path, *, member: str = "") -> T:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidFileError(f"cannot read {path}: {reason}") from error
-    return parse(kind, text, source=str(path), member=member)
+    return parse(kind, text, source=str(path))
 
 
-def parse(kind: type[T], text: str, *, source: str, member: str = "") -> T:
+def parse(kind: type[T], text: str, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     from pydantic_core import from_json
 
@@ -138,9 +138,6 @@ def parse(kind: type[T], text: str, *, source: str, member: str = "") -> T:
     except ValueError as error:
         cause = "; the file may have been cut short" if "EOF while parsing" in str(error) else ""
         raise InvalidFileError(f"{source}: not valid JSON: {error}{cause}") from error
-    if member:
-        raw = raw.get(member) if isinstance(raw, dict) else None
-        text = json.dumps(raw)
     schema = getattr(kind, "SCHEMA_VERSION", None)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if schema is not None and version != schema:

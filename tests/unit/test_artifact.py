@@ -52,7 +52,7 @@ def test_an_unknown_field_is_refused():
 
 
 def test_a_newer_schema_is_refused_with_the_way_out():
-    refused(TEXT.replace('"schema_version": 3', '"schema_version": 7'), "schema_version=7", "upgrade")
+    refused(TEXT.replace('"schema_version": 4', '"schema_version": 7'), "schema_version=7", "upgrade")
 
 
 def test_a_rule_of_the_plan_itself_names_the_file():
