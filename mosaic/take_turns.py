@@ -127,6 +127,10 @@ class Candidate:
     """The reason is another than its times, so it cannot win."""
 
     @property
+    def excluded_because(self) -> str | None:
+        return self.dropped if self.is_excluded else None
+
+    @property
     def samples(self) -> list[float]:
         return [step_ms for steps in self.rounds.values() for step_ms in steps]
 
@@ -273,9 +277,9 @@ class Turns:
                 limit = f"{_SURELY_SLOWER} times {baseline.name}'s"
                 candidate.dropped = f"{self._slow} steps in a row took more than {limit}"
 
-    def report(self, head: str, decision: Decision | None) -> TrialReport:
+    def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
-        metrics = {"trials": 1.0, "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
+        metrics = {"trials": float(num_trials), "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
         for entry in self.candidates:
             if entry.rounds:
                 metrics[f"trial_ms/{'plain' if entry.name == PLAIN else entry.name}"] = entry.median_ms

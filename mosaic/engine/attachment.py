@@ -55,11 +55,9 @@ class Attachment:
         self.placed = placed
         try:
             if placed is not None or trial is not None:
-                self._take_modules()
+                self.take_modules(watched=trial is not None and trial.request.backend.device.kind == "host")
                 self._take_root()
             if trial is not None and trial.trial_settings is not None:
-                if trial.request.backend.device.kind == "host":  # plans cannot be switched while a backward is due
-                    self._pending = PendingBackwards()
                 self.trial = Trial(self, trial, trial.trial_settings)
                 self.trial.open_all()
             self._hook = _step_hook(self)
@@ -109,7 +107,9 @@ class Attachment:
 
     # Parts.
 
-    def _take_modules(self) -> None:
+    def take_modules(self, *, watched: bool = False) -> None:
+        """Intercepts the calls of placed modules; ``watched``: plans are switched, but not while a backward is due."""
+        self._pending = PendingBackwards() if watched else None
         for subject in self._finding.subjects:
             attach(subject.module, self._placed_call(subject.name), partial(self._reach, subject.name))
             self._taken.append(subject.module)

@@ -1,12 +1,14 @@
 """The trial of plans in a user's own loop: turns change at its step boundaries, while no backward is pending.
 
-``Turns`` decides, and ``SampleComparison`` excludes plans that compute something else.
+``Turns`` decides, and ``SampleComparison`` excludes plans that compute something else. The plans are tried again once
+steps are slower than in the trial, or where other processes used the CPU during it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 import weakref
 from collections import deque
@@ -22,16 +24,21 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.find import runner_of
 from mosaic.engine.session import PlanCandidate, Session
-from mosaic.errors import said_by
+from mosaic.errors import MosaicError, said_by
 from mosaic.find.restore import preserved
 from mosaic.find.structure import tensors_in
-from mosaic.profiler import Subject
+from mosaic.profile import COMPARABLE_SHARE
+from mosaic.profiler import ForeignLoad, Subject
 from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
 """Step boundaries in a row with a pending backward, after which a candidate is given up."""
 _COMPARED_STEPS = 2
+_RETRIAL_STEPS = 1000
+"""Fewest steps between two trials; twice as many before each further one."""
+_WINDOW, _DRIFT = 40, 1.1
+"""Steps whose median is above nine of ten steps of the trial, and above its median by a tenth, are a drift."""
 
 
 def outer_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
@@ -65,9 +72,15 @@ class Trial:
         self._settings = settings
         self._candidates = session.candidates
         self._clock = settings.clock if settings.clock is not None else clock_of(session.request.backend)
-        self._phase: Literal["waiting", "trying", "over"] = "waiting"
-        late = {number for number, candidate in enumerate(self._candidates, 1) if candidate.is_variant}
-        self._turns = Turns(settings, (PLAIN, *(candidate.name for candidate in self._candidates)), late=late)
+        self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
+        self._number, self._why = 1, ""
+        self._turns = self._new_turns()
+        self._winner: PlanCandidate | None = None
+        self._load: ForeignLoad | None = None
+        self._was_loaded = False  # by other processes during the trial
+        self._limit_ms = math.inf  # a median step above it is a drift
+        self._watched: list[float] = []
+        self._num_since = 0  # steps since the decision
         self._visit: Visit | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
         self._key: list[Hashable] = []  # of the present step: the shapes of its calls
@@ -103,21 +116,23 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        return self._phase != "over"
+        return self._phase in ("waiting", "trying")
 
     @property
     def report(self) -> TrialReport:
         turns, decision = self._turns, self.decision
-        if self._phase == "waiting":
+        if self._phase == "waiting" and self._number == 1:
             when = "once another model's trial has ended" if _trying() else "in the next steps of an optimizer"
             head = f"trial: not begun; {len(self._candidates)} plans will be tried {when}"
             excluded = (f"not tried {each.name}: {each.dropped}" for each in turns.candidates if each.dropped)
             return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
+        which = f"trial {self._number} ({self._why})" if self._number > 1 else "trial"
         if decision is None:
-            head = f"trial: step {turns.num_steps} of {self._settings.max_steps} at most"
-            return turns.report(head if self.is_running else f"{head}; ended without a decision", None)
-        head = f"trial: {decision.reason} ({turns.num_steps} steps, {turns.lost_ms:.1f} ms lost)"
-        return turns.report(head, decision)
+            head = f"{which}: step {turns.num_steps} of {self._settings.max_steps} at most"
+            head = head if self.is_running else f"{head}; ended without a decision"
+        else:
+            head = f"{which}: {decision.reason} ({turns.num_steps} steps, {turns.lost_ms:.1f} ms lost)"
+        return turns.report(head, decision, num_trials=self._number)
 
     # The loop.
 
@@ -132,6 +147,8 @@ class Trial:
         self._key, self._is_spoiled = [], False
         if self._phase == "trying":
             self._try_step(key)
+        elif self._phase == "watching":
+            self._watch_step()
         elif not _trying():
             self._begin()
 
@@ -157,21 +174,29 @@ class Trial:
         """The present step's time cannot be compared with others."""
         self._is_spoiled = True
 
-    def stop(self, winner: PlanCandidate | None = None) -> None:
-        """Ends the trial: another model's may begin; closes the lanes of all candidates except the winner."""
-        if self._phase != "over":
-            self._phase, self._visit = "over", None
-            _trying().discard(self)
+    def stop(self) -> None:
+        """Ends the trial: another model's may begin; closes the lanes of all candidates."""
+        self._phase, self._winner = "over", None
+        self._leave()
+
+    def _leave(self) -> None:
+        _trying().discard(self)
+        self._visit = None
         self._marks.clear()
         for candidate in self._candidates:
-            if candidate is not winner:
+            if candidate is not self._winner:
                 candidate.close()
 
     # The turns.
 
+    def _new_turns(self) -> Turns:
+        late = {number for number, candidate in enumerate(self._candidates, 1) if candidate.is_variant}
+        return Turns(self._settings, (PLAIN, *(candidate.name for candidate in self._candidates)), late=late)
+
     def _begin(self) -> None:
         _trying().add(self)
         self._phase = "trying"
+        self._load = ForeignLoad() if self._session.request.backend.device.kind == "host" else None
         self._advance()
 
     def _try_step(self, key: Hashable) -> None:
@@ -224,12 +249,61 @@ class Trial:
 
     def _decide(self, decision: Decision) -> None:
         self.decision = decision
-        winner = self._candidates[decision.winner - 1] if decision.winner else None
+        self._phase, self._num_since, self._watched = "watching", 0, []
+        share = self._load.share if self._load is not None else None
+        self._was_loaded = (share or 0.0) > COMPARABLE_SHARE
+        winner = self._winner = self._candidates[decision.winner - 1] if decision.winner else None
         self._attachment.switch_to(winner.placed if winner is not None else None)
-        self.stop(winner)
+        self._leave()
         if winner is None:
             self._attachment.release_modules()
+        samples = sorted(self._turns.candidates[decision.winner].samples)
+        if samples:
+            ninth = samples[min(len(samples) - 1, round(0.9 * len(samples)))]
+            self._limit_ms = max(ninth, _DRIFT * statistics.median(samples))
         _LOG.info("%s", self.report.sentences[0])
+
+    # After the decision.
+
+    def _watch_step(self) -> None:
+        """Times the loop, and tries the plans again once its steps are slower, or the machine is quiet again."""
+        clock, marks = self._clock, self._marks
+        self._num_since += 1
+        marks.append((clock.mark(), None))
+        while len(marks) > 1 and clock.is_past(marks[1][0]):
+            earlier, _ = marks.popleft()
+            self._watched.append(clock.ms_between(earlier, marks[0][0]))
+        if len(self._watched) < _WINDOW:
+            return
+        median, self._watched = statistics.median(self._watched), []
+        why = ""
+        if median > self._limit_ms:
+            why = f"{_WINDOW} steps in a row took {median:.2f} ms, more than {self._limit_ms:.2f}"
+        elif self._was_loaded:
+            why = "other processes used the CPU during the last one"
+        if why and self._num_since >= _RETRIAL_STEPS << (self._number - 1) and not self._attachment.has_pending:
+            self._try_again(why)
+
+    def _try_again(self, why: str) -> None:
+        """Opens the lanes of the candidates that were not excluded, and begins a new trial."""
+        _LOG.info("plans are tried again: %s", why)
+        self._attachment.switch_to(None)
+        if self._winner is None:
+            self._attachment.take_modules(watched=self._session.request.backend.device.kind == "host")
+        self._winner, self.decision, self._why = None, None, why
+        self._number += 1
+        self._leave()
+        before, self._turns = self._turns, self._new_turns()
+        self._reference = self._last_key = None
+        for number, candidate in enumerate(self._candidates, 1):
+            try:
+                if (reason := before.candidates[number].excluded_because) is None:
+                    candidate.placed = self._session.open_lanes(candidate)
+            except MosaicError as error:
+                reason = f"its lanes could not be opened: {error}"
+            if reason is not None:
+                self._turns.exclude(number, reason)
+        self._phase = "waiting"
 
     def _present(self) -> PlanCandidate | None:
         if self._visit is None or not self._visit.candidate:

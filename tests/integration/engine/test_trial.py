@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import Trap, TwoTowers, pair_batch
+from foreign_load import others_use
 from torch import nn
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
@@ -59,6 +61,51 @@ def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: 
         assert sum(message.startswith(f"the trial goes on without {BESIDE}: on the sample") for message in warned) == 1
         assert BESIDE not in steps(model, handle, clock, times(plain=10, beside=5))
         assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans may be tried again after 60 steps."""
+    monkeypatch.setattr("mosaic.engine.trial._RETRIAL_STEPS", 60)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(("first", "then", "runs"), [("beside", "plain", PLAIN), ("plain", "beside", BESIDE)])
+def test_a_loop_whose_steps_have_become_slower_tries_the_plans_again(
+    towers: TwoTowers, first: str, then: str, runs: str
+):
+    reference, optimizer = copy.deepcopy(towers), torch.optim.SGD(towers.parameters(), lr=0.01)
+    before = {"plain": 10, "beside": 6} if first == "beside" else {"plain": 6, "beside": 10}
+    slower = {"plain": 12, "beside": 20} if then == "plain" else {"plain": 20, "beside": 12}
+    with trying(towers) as (handle, clock):
+        num_steps = len(steps(towers, handle, clock, times(**before), optimizer=optimizer))
+        decided = running(handle)
+        assert decided == (BESIDE if first == "beside" else PLAIN)
+        ran = steps(towers, handle, clock, times(**slower), 300, optimizer=optimizer, until_decided=False)
+        assert set(ran[:80]) == {decided}  # two windows: the first has 40 steps, and 60 must lie between two trials
+        assert running(handle) == runs
+        assert "trial 2 (40 steps in a row took " in handle.describe()
+        assert handle.metrics()["trials"] == 2
+        plain = torch.optim.SGD(reference.parameters(), lr=0.01)
+        for count in (num_steps, 300):
+            for step in range(count):
+                reference(*pair_batch(step)).square().mean().backward()
+                plain.step()
+                plain.zero_grad()
+        assert all(map(torch.equal, towers.parameters(), reference.parameters()))
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_trial_on_a_busy_machine_is_made_again_once(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
+    with trying(towers) as (handle, clock):
+        others_use(monkeypatch, 0.5)
+        steps(towers, handle, clock, times(plain=10, beside=12))
+        assert running(handle) == PLAIN
+        others_use(monkeypatch, 0.0)
+        steps(towers, handle, clock, times(plain=10, beside=6), 300, until_decided=False)
+        assert running(handle) == BESIDE
+        assert "trial 2 (other processes used the CPU during the last one)" in handle.describe()
+        assert handle.metrics()["trials"] == 2
 
 
 def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
