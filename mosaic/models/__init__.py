@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from mosaic.errors import unknown
-from mosaic.models.multimodal import Config, Draw, Mutual
-from mosaic.models.published import Published
-from mosaic.models.rows import MODELS, PAPER_MODELS, Row
+from mosaic.models.multimodal import Draw
+from mosaic.models.rows import MODELS, PAPER_MODELS, Row, Size
 
-__all__ = ["MODELS", "PAPER_MODELS", "Row", "build", "config_of", "find_model", "loss_of", "make_batch"]
+__all__ = ["MODELS", "PAPER_MODELS", "Row", "build", "find_model", "loss_of", "make_batch"]
 
 
 def find_model(name: str) -> Row:
@@ -37,23 +36,10 @@ def find_model(name: str) -> Row:
     return MODELS[name]
 
 
-def config_of(name: str, size: str) -> Config | Mutual | Published:
-    """Returns a model's dimensions.
-
-    Raises:
-        ValueError: There is no such model or size.
-    """
-    sizes = find_model(name).sizes
-    if size not in sizes:
-        raise ValueError(unknown(f"size of {name}", size, sizes))
-    return sizes[size]
-
-
 def build(
     name: str,
     size: str = "tiny",
     *,
-    config: Config | Mutual | Published | None = None,
     freeze: Sequence[str] = (),
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -66,7 +52,6 @@ def build(
     Args:
         name: One of ``MODELS``.
         size: One of its sizes.
-        config: Dimensions in the place of a size's.
         freeze: Names of modules whose parameters do not train; ``find_model(name).frozen`` for what the original froze.
         device: Where it is made; ``meta`` for one without data.
         seed: Of its weights.
@@ -75,7 +60,7 @@ def build(
         ValueError: There is no such model or size, or ``freeze`` names what the model does not have.
         MosaicError: The size comes from transformers, which is not installed.
     """
-    config, device = config_of(name, size) if config is None else config, torch.device(device)
+    config, device = _config_of(name, size), torch.device(device)
     forked = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=forked), device:
         torch.manual_seed(seed)
@@ -93,7 +78,6 @@ def make_batch(
     size: str = "tiny",
     *,
     batch: int = 4,
-    config: Config | Mutual | Published | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
     tasks: Sequence[str] | None = None,
@@ -104,16 +88,21 @@ def make_batch(
         name: One of ``MODELS``.
         size: One of its sizes.
         batch: Samples; of each task, for models of several.
-        config: Dimensions in the place of a size's.
         device: Where it is made; ``meta`` for shapes alone.
         seed: Of its numbers.
-        tasks: Some of ``find_model(name).tasks``; all by default.
+        tasks: Some of a model of several; all by default.
 
     Raises:
         ValueError: There is no such model, size or task.
     """
-    config = config_of(name, size) if config is None else config
-    return config.sample(Draw(batch, torch.device(device), seed), tasks)
+    return _config_of(name, size).sample(Draw(batch, torch.device(device), seed), tasks)
+
+
+def _config_of(name: str, size: str) -> Size:
+    sizes = find_model(name).sizes
+    if size not in sizes:
+        raise ValueError(unknown(f"size of {name}", size, sizes))
+    return sizes[size]
 
 
 def loss_of(output: Mapping[str, Tensor]) -> Tensor:

@@ -207,8 +207,6 @@ class Config:
             ids, start = draw.ids(fusion.tokens, 0, words), 1
             for name in names:
                 end = start + self.encoders[name].out_tokens
-                if end >= fusion.tokens:
-                    raise ValueError(f"{name} ends at token {end} of {fusion.tokens}; use a longer text")
                 ids[:, start:end] = words + tuple(self.encoders).index(name)
                 samples[name].append(draw.sample(self.encoders[name], words))
                 start = end
@@ -246,13 +244,7 @@ class Mutual:
 
 
 class Draw:
-    """Draws random samples on one device; the same ones for the same seed.
-
-    Args:
-        batch: Samples.
-        device: Where they are made; ``meta`` for shapes alone.
-        seed: Of their numbers.
-    """
+    """Draws random samples on one device, on ``meta`` shapes alone; the same ones for the same seed."""
 
     def __init__(self, batch: int, device: torch.device, seed: int) -> None:
         self.batch, self.device = batch, device
@@ -287,12 +279,7 @@ class ContrastiveModel(nn.Module):
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         """Takes samples by modality, or by task samples by modality.
 
-        Returns:
-            ``loss``, the mean over pairs; each modality's vectors, (batch, width), rows of length one, or each task's
-            own loss.
-
-        Raises:
-            ValueError: A modality or a task is unknown, or there is nothing to compare.
+        Returns ``loss``, the mean over pairs, and each modality's vectors, (batch, width), or each task's own loss.
         """
         tasks = _tasks(batch, self.tasks, tuple(self.encoders))
         vectors: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
@@ -332,9 +319,6 @@ class DecoderModel(nn.Module):
             input_ids: (batch, tokens), with a placeholder for each token of an encoder.
             labels: Ids to predict, (batch, tokens); -100 where there is nothing to predict.
             samples: By encoder, of the rows that have its placeholders, in their order.
-
-        Returns:
-            ``hidden`` (batch, tokens, width), ``logits`` (batch, tokens, vocabulary), and ``loss`` with labels.
         """
         hidden = self.embed_tokens(input_ids)
         for place, name in enumerate(self.encoders):
@@ -368,17 +352,7 @@ class DiffusionModel(nn.Module):
         self.leave = nn.Linear(width, fusion.channels)
 
     def forward(self, video: Tensor, text: Tensor, noise: Tensor, level: Tensor) -> dict[str, Tensor]:
-        """Predicts the velocity from a video's noised latents to its latents.
-
-        Args:
-            video: As the tower reads it.
-            text: Ids, (batch, tokens).
-            noise: (batch, latent tokens, channels).
-            level: Share of noise in the latents, (batch, 1).
-
-        Returns:
-            ``velocity`` (batch, latent tokens, channels), and ``loss``.
-        """
+        """Predicts the velocity from a video's latents, of which a ``level``, (batch, 1), is noise, to its latents."""
         latents, context = self.encoders["video"](video), self.encoders["text"](text)
         share = level.unsqueeze(-1)
         hidden = torch.cat((self.levels(share), self.enter((1 - share) * latents + share * noise)), dim=1)
@@ -390,22 +364,12 @@ def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
     """Puts a tower's features into the stream of tokens.
 
     ``masked_scatter`` does the same, but its backward asks the device how many placeholders there are: a step with it
-    waits there, and cannot be a CUDA graph.
-
-    Args:
-        embedded: (batch, tokens, width).
-        where: Which tokens are placeholders, (batch, tokens) of bool; as many as there are features.
-        features: (..., width), in the order of the placeholders.
+    waits there, and cannot be a CUDA graph. ``where`` is (batch, tokens) of bool, True for as many tokens as there are
+    features, which are in their order.
     """
     index = (where.flatten().cumsum(0) - 1).clamp(min=0)
     spread = features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)
     return torch.where(where.unsqueeze(-1), spread.to(embedded.dtype), embedded)
-
-
-def _width(config: Config) -> int:
-    if not isinstance(config.fusion, Decode):
-        raise TypeError(f"models of {type(config.fusion).__name__} have no words to learn from; give two of Decode")
-    return config.fusion.blocks.width
 
 
 class MutualModel(nn.Module):
@@ -416,7 +380,10 @@ class MutualModel(nn.Module):
     def __init__(self, config: Mutual) -> None:
         super().__init__()
         self.small, self.large = config.small.make(), config.large.make()
-        self.align = nn.Linear(_width(config.small), _width(config.large))
+        small, large = config.small.fusion, config.large.fusion
+        assert isinstance(small, Decode)
+        assert isinstance(large, Decode)
+        self.align = nn.Linear(small.blocks.width, large.blocks.width)
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
         """Runs both; returns ``loss``: both cross-entropies, both distillations, and the hidden states' distance."""
@@ -453,11 +420,7 @@ class TranslatingModel(nn.Module):
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         """Takes samples by encoder and ``NAME_targets`` by target, or by task such a batch.
 
-        Returns:
-            ``loss``, the mean over targets and tasks; of several tasks each one's own by its name.
-
-        Raises:
-            ValueError: An encoder, a target or a task is unknown, or there is nothing to read or to write.
+        Returns ``loss``, the mean over targets and tasks, and of several tasks each one's own by its name.
         """
         known = (*self.encoders, *(f"{name}_targets" for name in self.targets))
         tasks = _tasks(batch, self.tasks, known)

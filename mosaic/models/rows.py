@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Literal
@@ -44,34 +43,6 @@ class Row:
     """Samples of a batch with which the size ``gpu`` fits in 80 GB, counted."""
     modules: tuple[str, ...] | None = None
     """Modules to place where their sizes alone mislead the finder; None: the finder chooses."""
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Tasks that a batch may be made of, for ``make_batch(..., tasks=)``."""
-        return tuple(self._parts[0][1].tasks) if self._parts else ()
-
-    @property
-    def encoders(self) -> tuple[str, ...]:
-        """Paths of the towers."""
-        return tuple(f"{path}encoders.{name}" for path, config in self._parts for name in config.encoders)
-
-    @property
-    def backbone(self) -> tuple[str, ...]:
-        """Paths of what reads the towers' tokens; none where vectors are compared."""
-        kinds = {
-            Contrast: (),
-            Decode: ("language_model",),
-            Translate: ("encoder", "decoder"),
-            Denoise: ("transformer",),
-        }
-        return tuple(f"{path}{name}" for path, config in self._parts for name in kinds[type(config.fusion)])
-
-    @cached_property
-    def _parts(self) -> tuple[tuple[str, Config], ...]:
-        size = self.sizes["tiny"]
-        if isinstance(size, Mutual):
-            return (("small.", size.small), ("large.", size.large))
-        return (("", size),) if isinstance(size, Config) else ()
 
 
 def _row(name: str, paper: Config | Mutual, share: float, source: str, **more: Any) -> Row:

@@ -40,7 +40,7 @@ def test_every_model_trains_and_has_the_same_weights_each_time(name: str):
     again = models.build(name)
     assert all(torch.equal(first, second) for first, second in zip(model.parameters(), again.parameters(), strict=True))
     row = models.find_model(name)
-    for path in (*row.encoders, *row.backbone, *row.frozen, *(row.modules or ())):
+    for path in (*row.frozen, *(row.modules or ())):
         model.get_submodule(path)
     if name not in ("multitask-ofasys", "llava"):  # some adaptors have no task; LLaVA reads the layer before the last
         assert all(parameter.grad is not None for parameter in model.parameters())
@@ -81,11 +81,11 @@ def test_the_size_table1_has_the_ratio_of_operations_of_table_1(
 def test_tasks_together_lose_what_each_loses_alone_and_call_each_encoder_once(name: str):
     model, batch = models.build(name), models.make_batch(name, batch=3)
     calls: list[str] = []
-    for path in models.find_model(name).encoders:
-        model.get_submodule(path).register_forward_hook(lambda *_, path=path: calls.append(path))
+    for path, encoder in model.encoders.items():
+        encoder.register_forward_hook(lambda *_, path=path: calls.append(path))
     together = model(**batch)
     assert len(calls) == len(set(calls)) > 2
-    for task in models.find_model(name).tasks:
+    for task in batch:
         alone = model(**{task: batch[task]})["loss"]
         assert together[task].item() == pytest.approx(alone.item(), rel=1e-4)
 
