@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from torch import nn
 
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.errors import UnsupportedModelError
+from mosaic.find.restore import Changes
 from mosaic.find.structure import flatten, map_tensors, tensors_in, unflatten
 from mosaic.profile import Phase
 
@@ -31,8 +32,8 @@ class Subject:
     kwargs: dict[str, Any]
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
-    written: Collection[int] = ()
-    """Keys of the storages that a run of its whole model wrote."""
+    changes: Changes | None = None
+    """The changes that a run of its whole model made; None where unknown."""
     batch: int | None = None
     """Samples of its batch, where that was tried out; None for the leading dimension that all tensors have."""
 

@@ -247,6 +247,7 @@ class Session:
             self.candidates = self._candidates_of(trial)
 
     def leave_alone(self, *notes: str) -> None:
+        self.finding.forget_run()
         self.notes = (*notes, *(self.notes or self.request.backend.notes))
         if not self.plans:
             self.plans = (sequential_plan(self.finding.graph, self.request.backend.device),)
@@ -262,6 +263,7 @@ class Session:
         backend = self.request.backend.with_sms(sm_target=candidate.sm_target)
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
+            self.finding.forget_run()
             executor: Executor
             if lanes.streams is None:
                 executor = HostExecutor(lanes)

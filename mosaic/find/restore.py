@@ -52,10 +52,23 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
+class Changes:
+    """The changes that one run of a model made; complete once its block has ended.
+
+    Attributes:
+        storages: Keys of the memory that it wrote.
+        contents: Attributes and containers of the model that differed at the end, with their contents then.
+    """
+
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+        self.contents: tuple[tuple[_Container, tuple[Any, ...]], ...] = ()
+
+
 @contextmanager
 def preserved(
     model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = (), elsewhere: bool = False
-) -> Iterator[set[int]]:
+) -> Iterator[Changes]:
     """Restores what running a model changes, bit for bit, also after an error or an interrupt.
 
     Inside, no tensor has a gradient, and hooks that follow its accumulation are not called.
@@ -63,24 +76,26 @@ def preserved(
     Args:
         model: The model.
         sample: A batch, or a function that runs the model.
-        alone: Modules that run alone, as ``Subject``s.
+        alone: Modules that run alone, as ``Subject``s. They find the attributes that a run of the whole model leaves
+            them.
         elsewhere: The model runs on other threads too, or is timed: memory that an earlier run wrote is copied at once.
             By default the operators of this thread are watched, and memory of a large model is copied just before it
             is written.
 
     Yields:
-        Keys of the storages that are written.
+        The changes of the block.
 
     Raises:
         UnsupportedModelError: Something changed that was not noted.
     """
-    settings, numbers = read(SETTINGS), random_state()
+    earlier = {id(each.changes): each.changes for each in alone if each.changes is not None}.values()
+    settings, numbers, changes = read(SETTINGS), random_state(), Changes()
     objects = Objects(model)
     objects.note(sample, [(each.args, each.kwargs) for each in alone])
     memory = _Memory(
         model,
         objects,
-        written=set().union(*(each.written for each in alone)),
+        written=changes.storages.union(*(run.storages for run in earlier)),
         limit_bytes=MAX_COPIED_BYTES if elsewhere else MAX_COPIED_BYTES // 16,
     )
 
@@ -93,10 +108,13 @@ def preserved(
 
     try:
         memory.set_gradients_aside()
+        for run in earlier:
+            objects.refill(run.contents)
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
         unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
         with nullcontext() if elsewhere or not memory.storages else _WriteWatch(memory), unoptimized:
-            yield memory.written
+            yield changes
+        changes.storages, changes.contents = memory.written, objects.changed()
     except BaseException as error:
         for failure in restore():
             error.add_note(f"not restored: {failure}")
@@ -122,6 +140,7 @@ class Objects:
         self._seen: set[int] = set()
         self._queue: deque[tuple[Any, int]] = deque()
         self.note(model)
+        self._num_of_model = len(self._containers)
 
     def note(self, *roots: Any) -> None:
         """Notes what further objects reach, such as a sample."""
@@ -153,11 +172,21 @@ class Objects:
             return f"a {type(container).__name__}" if key is None else repr(key)
         return None
 
+    def changed(self) -> tuple[tuple[_Container, tuple[Any, ...]], ...]:
+        """Returns the model's attributes and containers that differ now, with their present contents."""
+        own = [(container, before, _content(container)) for container, before in self._containers[: self._num_of_model]]
+        return tuple((container, now) for container, before, now in own if not _is_same(now, before))
+
+    def refill(self, contents: Iterable[tuple[_Container, tuple[Any, ...]]]) -> None:
+        """Gives containers the contents of an earlier run; those that ``restore`` does not know keep theirs."""
+        for container, content in contents:
+            if id(container) in self._seen:
+                _refill(container, content)
+
     def restore(self) -> None:
         """Restores all that was noted, except tensors."""
         for container, content in self._containers:
-            now = _content(container)
-            if len(now) != len(content) or not all(map(is_, now, content)):
+            if not _is_same(_content(container), content):
                 _refill(container, content)
         for array, values in self._arrays:
             array[...] = values
@@ -241,6 +270,10 @@ def _is_plain(kind: type) -> bool:
 def _content(container: _Container) -> tuple[Any, ...]:
     """Returns the items of a container; of a dict its keys and then its values."""
     return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+
+
+def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def same(first: Any, second: Any) -> bool:

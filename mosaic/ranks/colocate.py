@@ -83,6 +83,7 @@ def _prepare(model: nn.Module, world: World, request: Request) -> RankSession:
         world.destroy_spare()
         session.plans = (plan,)
         session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
+        session.finding.forget_run()
     return session
 
 

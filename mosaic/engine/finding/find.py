@@ -64,6 +64,12 @@ class Finding:
     warnings: tuple[str, ...] = ()
     """Sentences that are logged where the model is colocated."""
 
+    def forget_run(self) -> None:
+        """Releases what the run left in the model, once no module runs alone any more."""
+        for subject in self.subjects:
+            if subject.changes is not None:
+                subject.changes.contents = ()  # they may be large
+
 
 def find_modules(
     model: nn.Module,
@@ -86,7 +92,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as written, uncompiled():
+    with preserved(model, sample) as changes, uncompiled():
         course = _watch(model, run)
         escaped = course.escapes()
         candidates = Candidates(model, course, exclude=exclude, include=include)
@@ -115,7 +121,7 @@ def find_modules(
     )
     return Finding(
         graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
-        subjects=tuple(replace(call, written=written) for call in calls.values()),
+        subjects=tuple(replace(call, changes=changes) for call in calls.values()),
         left_out=left_out,
         in_order=exchanges.in_order,
         local=exchanges.local | escaped,

@@ -92,11 +92,11 @@ def test_a_change_of_another_kind_is_undone(name: str, monkeypatch: pytest.Monke
 
 def test_what_was_written_is_known_afterwards():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with preserved(model) as keys:
+    with preserved(model) as changes:
         model(torch.randn(3, 2))
         model[1].bias.data.mul_(2)
     written = {model[1].bias, model[2].running_mean, model[2].running_var, model[2].num_batches_tracked}
-    assert keys == {tensor.untyped_storage()._cdata for tensor in written}
+    assert changes.storages == {tensor.untyped_storage()._cdata for tensor in written}
 
 
 class Features:
