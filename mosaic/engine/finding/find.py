@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.finding.choose import Candidates, matches
-from mosaic.engine.finding.course import Course
+from mosaic.engine.finding.choose import Candidates, Course, matches
 from mosaic.engine.finding.exchanges import Exchanges, Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved

@@ -18,7 +18,7 @@ from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.errors import ModuleContractError
 from mosaic.parts.chunk_call import ForwardPatch
-from mosaic.parts.finding.layer_lists import check_model
+from mosaic.parts.finding.find import check_model
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
