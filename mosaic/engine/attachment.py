@@ -36,7 +36,6 @@ class Attachment:
         self.trial: Trial | None = None
         self.enabled = True  # whether lanes may be used: not inside of ``disabled()``
         self.num_steps = 0  # steps of the optimizer that holds the model's parameters
-        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._model = model
         self._finding = finding
         self._before_call = before_call
@@ -189,7 +188,6 @@ class Attachment:
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
         self.settle()
-        self.stepped.add(optimizer)
         if self._holds(optimizer) and (self._is_called or not self._taken):  # not a second one in the same step
             self._is_called = False
             self.num_steps += 1

@@ -41,7 +41,7 @@ from mosaic.solver.runnable import DATA_PARALLEL
 
 _LOG = logging.getLogger(__name__)
 MAX_TRIAL_STEPS = 600
-"""Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
+"""Most steps of a trial, which ends by itself earlier (120 steps)."""
 
 
 class Training:
