@@ -69,11 +69,7 @@ class OwnObjects:
     callbacks: dict[str, Callable[..., Any]]
 
     def take(self, kind: str, name: str) -> Any:
-        """Returns an object.
-
-        Raises:
-            ValueError: The caller did not pass it.
-        """
+        """Returns an object, and raises ValueError if the caller did not pass it."""
         objects: dict[str, Any] = getattr(self, kind)
         if name not in objects:
             raise ValueError(
@@ -89,11 +85,7 @@ class OwnObjects:
 
 
 def save_part(name: str, model: Any, folder: Path) -> str:
-    """Writes a model, and returns its class in transformers as ``module:name``, or an empty text for others.
-
-    Raises:
-        UnsupportedModelError: Adapters of peft are in the model.
-    """
+    """Writes a model, and returns its class in transformers as ``module:name``, or an empty text for others."""
     from transformers import PreTrainedModel
 
     own = type(model)
@@ -111,12 +103,7 @@ def save_part(name: str, model: Any, folder: Path) -> str:
 
 
 def load_part(name: str, kind: str, folder: Path, own: OwnObjects) -> nn.Module:
-    """Reads a model of a class of transformers, or one that the caller passes.
-
-    Raises:
-        InvalidCheckpointError: Weights are missing, or do not fit the class.
-        UnsupportedModelError: The class is not from transformers.
-    """
+    """Reads a model of a class of transformers, or one that the caller passes."""
     if not kind:
         model: nn.Module = own.take("modules", name)
         with _held_by(folder, repr(name)):

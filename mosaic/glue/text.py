@@ -23,9 +23,6 @@ def without_placeholders(
     """Returns ids with 0 for placeholders, which may lie beyond the vocabulary, and each row's placeholders by tower.
 
     It waits for the device once.
-
-    Raises:
-        ValueError: Another id is outside the vocabulary.
     """
     places = [input_ids == token for token in tokens.values()]
     ids = input_ids
@@ -44,11 +41,7 @@ def without_placeholders(
 
 
 def flat_features(name: str, features: Features, width: int, counts: Sequence[int]) -> Tensor:
-    """Returns (features, width), as many as there are placeholders in the rows.
-
-    Raises:
-        ValueError: Their number or width differs, or an item lies in two rows.
-    """
+    """Returns (features, width), as many as there are placeholders in the rows, with each item in one row."""
     is_by_item = not isinstance(features, Tensor) or features.ndim == 3
     lengths = [len(item) for item in features] if is_by_item else [1] * len(features)
     flat = torch.cat(tuple(features)) if is_by_item else features

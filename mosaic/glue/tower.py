@@ -67,11 +67,7 @@ class Tower(nn.Module):
         self.before, self.after = before, after
 
     def fit(self, name: str, width: int) -> None:
-        """Makes a projector given by name, to the language model's width.
-
-        Raises:
-            ValueError: The tower's width is unknown, or differs without a projector.
-        """
+        """Makes a projector given by name, to the language model's width."""
         if self.kind == "none" and self.width not in (None, width):
             raise ValueError(
                 f"{name!r} returns features of width {self.width}, the language model takes {width}; use "

@@ -171,12 +171,7 @@ class AttendLayer:
 
 
 def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int:
-    """Compares the plans of all ranks of a group by their hashes; returns this rank's place in the group.
-
-    Raises:
-        RankFailedError: The plans differ; lists the ranks.
-        ValueError: The size of the group differs from the plan.
-    """
+    """Compares the plans of all ranks of a group by their hashes; returns this rank's place in the group."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if size != plan.ranks:
         raise ValueError(

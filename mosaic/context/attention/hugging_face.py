@@ -75,11 +75,7 @@ def layer_windows(model: Any) -> tuple[int | None, ...]:
 
 
 def use_attention(model: Any) -> Callable[[], None]:
-    """Makes a model's layers call ``attention``; returns a function that restores their own.
-
-    Raises:
-        UnsupportedModelError: They call it already.
-    """
+    """Makes a model's layers call ``attention``; returns a function that restores their own."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
@@ -94,11 +90,7 @@ def use_attention(model: Any) -> Callable[[], None]:
 
 
 def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) -> None:
-    """Checks that all layers of a model attended since ``before``, a copy of ``attend.calls``, with their windows.
-
-    Raises:
-        UnsupportedModelError: Some did not, or passed another window.
-    """
+    """Checks that all layers of a model attended since ``before``, a copy of ``attend.calls``, with their windows."""
     calls, windows = Counter(attend.calls) - Counter(before), Counter(layer_windows(model))
     if calls == windows:
         return
@@ -113,11 +105,7 @@ def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) ->
 
 
 def check_config(model: Any) -> None:
-    """Checks that all layers of a model attend to the whole sequence or a window, at ``position_ids``.
-
-    Raises:
-        UnsupportedModelError: A layer does not, or attention has dropout.
-    """
+    """Checks that all layers of a model attend to the whole sequence or a window, at ``position_ids``."""
     from transformers import PreTrainedModel
 
     name = type(model).__name__
@@ -173,12 +161,7 @@ def attention(
     context: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of transformers' layers, which hand down the ``context`` of the model's call.
-
-    Raises:
-        UnsupportedModelError: The layer has dropout, or a bias of its scores, or dropped ``context``.
-        ValueError: A mask is given beside ``context``.
-    """
+    """Attention function of transformers' layers, which hand down the ``context`` of the model's call."""
     if context is None:
         raise UnsupportedModelError(
             f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "

@@ -289,11 +289,7 @@ def make_rule(
 
 
 def make_kernel(plan: ContextPlan, rank: int, exchange: Alone, device: torch.device) -> BlockRows | FlexKernel:
-    """Returns compiled FlexAttention on CUDA, block rows elsewhere.
-
-    Raises:
-        ValueError: Blocks are not a multiple of FlexAttention's tile.
-    """
+    """Returns compiled FlexAttention on CUDA, block rows elsewhere."""
     if device.type == "cuda" and plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
             f"block={plan.blocks.block} is not a multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "
