@@ -29,6 +29,7 @@ from mosaic.ranks.pipeline.random_numbers import Modes
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of
+from mosaic.ranks.pipeline.tensor import check_draws
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
@@ -278,6 +279,8 @@ class Pipeline(Checkpointer):
             except Exception as error:  # of any kind: the model's own
                 error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(microbatch)}")
                 raise
+        if self._slices is not None:
+            check_draws(any(each.draws for each in counted))
         device = self.world.device.type
         precision = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "as they are"
         shapes = [f"{one.key} {precision}" for one in counted]

@@ -1,18 +1,15 @@
 """Tensor parallelism: several ranks share the layers of a model that was cut and counted whole.
 
-Each rank has its own slice of a matrix, as a plain parameter under its name, so that optimizers, clipping, scalers and
-buckets of gradients work unchanged; torch's DTensor carries activations between the ranks, and their gradients.
-``parallelize_module`` is not used: it makes DTensors of split weights alone, and torch (2.13) refuses lists of both
-kinds, as in ``clip_grad_norm_``, ``foreach`` and ``fused`` optimizers and buckets; nor can such a parameter give up its
-memory (``parameter.data = meta``, ``swap_tensors``), as weights of other ranks do.
+Each rank has its own slice of a matrix, as a plain parameter under its name; torch's DTensor carries activations
+between the ranks, and their gradients. ``parallelize_module`` makes DTensors of split weights alone, and torch (2.13)
+raises for lists of both kinds in ``GradScaler``, ``foreach`` and ``fused`` optimizers, clipping and buckets.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +23,6 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import ModuleContractError, UnsplittableError
-from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.graph import Part
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import CountedModule, scaled_layer
@@ -73,22 +69,22 @@ def share_layers(
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
-    degree = max(degrees.values())
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UnsplittableError(
-            f"the model is on the meta device, and tensor={degree} ranks share layers of models that have their "
-            "weights; make it with weights, or use tensor=1 and more ranks of a pipeline"
+            f"the model is on the meta device, and tensor={max(degrees.values())} ranks share layers of models that "
+            "have their weights; make it with weights, or use tensor=1 and more ranks of a pipeline"
         )
+    check_draws(counted.numbers.draw(sample))
     styles = styles_of(model, counted.split, plan, degrees)
-    before = _outputs(model, counted.split, styles, sample)
-    divided = _divided(model, counted, styles, degrees)
-    layers = tuple(f"{site.path}." for site in counted.split.sites if site.is_layer and site.module in own)
-    slices = WeightSlices(model, styles, layers, group, progress)
-    try:
-        with torch.no_grad(), forked(next(model.parameters()).device):
+    divided = _divided(counted, dict(model.named_parameters()), _split_dims(model, styles), degrees)
+    with torch.no_grad():
+        before = _floats(model(**sample))
+        layers = tuple(f"{site.path}." for site in counted.split.sites if site.is_layer and site.module in own)
+        slices = WeightSlices(model, styles, layers, group, progress)
+        try:
             problem = _difference(before, _floats(model(**sample)))
-    except RuntimeError as error:  # of shapes
-        problem = str(error)
+        except RuntimeError as error:  # of shapes
+            problem = str(error)
     if problem:
         listed = ", ".join(f"{name}: {style}" for name, style in list(styles.items())[:8])
         raise UnsplittableError(
@@ -98,38 +94,42 @@ def share_layers(
     return divided, slices
 
 
+def check_draws(draws: bool) -> None:
+    """Raises UnsplittableError for a microbatch that draws random numbers."""
+    if draws:
+        raise UnsplittableError(
+            "the model draws random numbers, as dropout does, and tensor ranks would draw others for their slices than "
+            "the plain model; set its dropout to 0, or use tensor=1"
+        )
+
+
 def styles_of(
     model: nn.Module, split: ModelSplit, plan: TensorPlan | None, degrees: Mapping[str, int]
 ) -> dict[str, str]:
     """Returns the style of each split module, by name.
 
-    Args:
-        model: The user's model.
-        split: The split of the model.
-        plan: The user's; None: the ``tp_plan`` of the model or of the models in it, of which layers' modules count.
-        degrees: Ranks that share each layer, by module.
-
     Raises:
         ValueError: There is no plan, or a pattern of the user's fits no module of a layer.
         UnsplittableError: A module cannot be split so; names it.
     """
-    degree_of = {f"{site.path}.": degrees[site.module] for site in split.sites if site.is_layer}
-    layers = tuple(degree_of)
-    inside = [name for name, _ in model.named_modules() if name.startswith(layers)]
+    degree_of = {
+        f"{site.path}.{name}": degrees[site.module]
+        for site in split.sites
+        if site.is_layer
+        for name, _ in model.get_submodule(site.path).named_modules()
+    }
+    first = f"{next(site.path for site in split.sites if site.is_layer)}."
     styles: dict[str, str] = {}
     for pattern, style in (_own_plan(model) if plan is None else plan).items():
         fits = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
-        names = [name for name in inside if fits.fullmatch(name)]
+        names = [name for name in degree_of if fits.fullmatch(name)]
         if plan is not None and not names:
-            raise ValueError(f"tp_plan has {pattern!r}, which is no module of a layer; layers begin with {layers[0]!r}")
-        styles |= dict.fromkeys(names, style)
-    degree_of = {name: next(own for path, own in degree_of.items() if name.startswith(path)) for name in styles}
-    styles = {name: style for name, style in styles.items() if degree_of[name] > 1}
+            raise ValueError(f"tp_plan has {pattern!r}, which is no module of a layer; layers begin with {first!r}")
+        styles |= {name: style for name in names if degree_of[name] > 1}
     if not styles:
         raise ValueError(
             f"tensor={max(degrees.values())}, and {type(model).__name__} has no tp_plan of its own for its layers; "
-            "give one, such as "
-            f'tp_plan={{"{layers[0]}mlp.up_proj": "{COLWISE}", "{layers[0]}mlp.down_proj": "{ROWWISE}"}}'
+            f'give one, such as tp_plan={{"{first}mlp.up_proj": "{COLWISE}", "{first}mlp.down_proj": "{ROWWISE}"}}'
         )
     for name, style in styles.items():
         _check(model, name, style, degree_of[name])
@@ -172,40 +172,6 @@ def _check(model: nn.Module, name: str, style: str, degree: int) -> None:
             )
 
 
-def _outputs(model: nn.Module, split: ModelSplit, styles: Mapping[str, str], sample: Mapping[str, Any]) -> list[Tensor]:
-    """Returns the whole model's outputs.
-
-    Raises:
-        UnsplittableError: A layer that is split draws random numbers, of which each rank would draw others.
-    """
-    device = next(model.parameters()).device
-    layers = dict.fromkeys(site.path for site in split.sites if site.is_layer)
-    drawing: list[str] = []
-    with torch.no_grad(), forked(device), ExitStack() as hooks:
-        for path in layers:
-            if not any(name.startswith(f"{path}.") for name in styles):
-                continue
-            before: list[RandomState] = []
-
-            def enter(_: nn.Module, __: Any, before: list[RandomState] = before) -> None:
-                before.append(torch_state(device))
-
-            def leave(*_: Any, before: list[RandomState] = before, path: str = path) -> None:
-                if not before.pop().is_same(torch_state(device)):
-                    drawing.append(path)
-
-            layer = model.get_submodule(path)
-            hooks.callback(layer.register_forward_pre_hook(enter).remove)
-            hooks.callback(layer.register_forward_hook(leave).remove)
-        outputs = _floats(model(**sample))
-    if drawing:
-        raise UnsplittableError(
-            f"{drawing[0]} is split over tensor ranks and draws random numbers, as dropout does: each rank would draw "
-            "its own, and none the plain model's; set dropout in layers to 0, or use tensor=1"
-        )
-    return outputs
-
-
 def _floats(output: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
@@ -223,86 +189,51 @@ def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> str:
 
 
 def _divided(
-    model: nn.Module, counted: CountedModel, styles: Mapping[str, str], degrees: Mapping[str, int]
+    counted: CountedModel, named: Mapping[str, Tensor], sliced: Collection[str], degrees: Mapping[str, int]
 ) -> CountedModel:
     """Returns layers divided over the ranks: times and activations in proportion to weights, which is rough."""
-    split = {name for path, style in styles.items() for name in _split_weights(model, path, style)}
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    named = dict(model.named_parameters())
+    tables = {id(module.weight) for module in counted.whole.model.modules() if isinstance(module, nn.Embedding)}
     layers, modules = {}, []
     for module in counted.model.modules:
         assert isinstance(module, CountedModule)
-        degree = degrees[module.name]
         scaled, resident = [], []
         for index, layer in enumerate(counted.layers[module.name]):
             part = Part(module=module.name, first=index, count=1, total=len(module.trains))
             names = [name for name in counted.split.parameters_of([part]) if id(named[name]) not in tables]
-            cut = sum(named[name].numel() for name in names if name in split)
-            whole = sum(named[name].numel() for name in names if name not in split)
-            scaled.append(scaled_layer(layer, (cut / degree + whole) / max(1, cut + whole) if cut else 1.0))
-            share = 1 - cut * (1 - 1 / degree) / max(1, module.parameters[index])
-            resident.append(round(module.resident_bytes[index] * share))
+            freed = sum(named[name].numel() for name in names if name in sliced) * (1 - 1 / degrees[module.name])
+            scaled.append(scaled_layer(layer, 1 - freed / max(1, sum(named[name].numel() for name in names))))
+            resident.append(round(module.resident_bytes[index] * (1 - freed / max(1, module.parameters[index]))))
         layers[module.name] = tuple(scaled)
         modules.append(replace(module, resident_bytes=tuple(resident)))
     return replace(counted, layers=layers, model=replace(counted.model, modules=tuple(modules)))
 
 
-def _split_weights(model: nn.Module, path: str, style: str) -> dict[str, int]:
-    """Returns the weights of a linear module that are split, by name, with their dimension that is."""
-    if style == SUMMED:
-        return {}
-    has_bias = style == COLWISE and model.get_submodule(path).bias is not None
-    return {f"{path}.weight": 0 if style == COLWISE else 1} | ({f"{path}.bias": 0} if has_bias else {})
+def _split_dims(model: nn.Module, styles: Mapping[str, str]) -> dict[str, int]:
+    """Returns the weights that are split, by name, with their dimension that is."""
+    dims: dict[str, int] = {}
+    for path, style in styles.items():
+        if style == ROWWISE:
+            dims[f"{path}.weight"] = 1
+        elif style == COLWISE:
+            dims |= {f"{path}.{name}": 0 for name, _ in model.get_submodule(path).named_parameters()}
+    return dims
 
 
-@dataclass(slots=True, kw_only=True)
-class SharedInput:
-    """The input of several modules side by side, such as queries, keys and values: its gradient is summed once."""
+def _linear_of(style: str, mesh: DeviceMesh) -> type[nn.Linear]:
+    """Returns the class of linear modules on slices: ``rowwise`` ones add the bias once."""
 
-    mesh: DeviceMesh
-    input: Tensor | None = None
-    """The last input, until a rowwise module has run."""
-    entered: Tensor | None = None
-    """The same for the modules, with a gradient that is summed."""
-    has_graph: bool = False
-    """True if gradients were on when that was computed."""
+    class Colwise(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            whole = DTensor.from_local(input, mesh, [Replicate()], run_check=False)
+            return functional.linear(whole.to_local(grad_placements=[Partial()]), self.weight, self.bias)
 
-    def enter(self, input: Tensor) -> Tensor:
-        """Returns an input whose gradient is the sum of those of all ranks."""
-        if self.entered is None or self.input is not input or self.has_graph != torch.is_grad_enabled():
-            whole = DTensor.from_local(input, self.mesh, [Replicate()], run_check=False)
-            self.input, self.entered = input, whole.to_local(grad_placements=[Partial()])
-            self.has_graph = torch.is_grad_enabled()
-        return self.entered
+    class Rowwise(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            parts = DTensor.from_local(functional.linear(input, self.weight), mesh, [Partial()], run_check=False)
+            whole = parts.redistribute(placements=[Replicate()]).to_local()
+            return whole if self.bias is None else whole + self.bias
 
-    def leave(self, output: Tensor) -> Tensor:
-        """Returns the sum of the outputs of all ranks."""
-        self.input = self.entered = None
-        parts = DTensor.from_local(output, self.mesh, [Partial()], run_check=False)
-        return parts.redistribute(placements=[Replicate()]).to_local()
-
-
-def split_linear(linear: nn.Linear, style: str, shared: SharedInput) -> None:
-    """Makes a linear module, whose weights are slices already, compute its share; hooks and names stay.
-
-    Its class is swapped, so that copies of the model compute with their own weights.
-
-    Args:
-        linear: The module.
-        style: ``colwise``: whole input, this rank's output features; ``rowwise``: this rank's input features, the whole
-            output, and the bias once.
-        shared: One for all modules of one parent.
-    """
-
-    def colwise(self: nn.Linear, input: Tensor) -> Tensor:
-        return functional.linear(shared.enter(input), self.weight, self.bias)
-
-    def rowwise(self: nn.Linear, input: Tensor) -> Tensor:
-        whole = shared.leave(functional.linear(input, self.weight))
-        return whole if self.bias is None else whole + self.bias
-
-    forward = colwise if style == COLWISE else rowwise
-    linear.__class__ = type(f"{style.capitalize()}Linear", (nn.Linear,), {"forward": forward})
+    return Colwise if style == COLWISE else Rowwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,25 +255,24 @@ class WeightSlices:
     ) -> None:
         self._model, self._group, self._progress = model, group, progress
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+        own = {path: style for path, style in styles.items() if style != SUMMED and path.startswith(layers)}
         self._slices: dict[str, _Slice] = {}
-        self.summed: set[str] = set()
+        for name, dim in _split_dims(model, own).items():
+            weight = model.get_parameter(name)
+            cut = self._slices[name] = _Slice(dim=dim, shape=weight.shape)
+            weight.data = self._own(weight.data, cut).clone(memory_format=torch.contiguous_format)
+        self._linears = [model.get_submodule(path) for path in own]
+        for linear, style in zip(self._linears, own.values(), strict=True):  # hooks and names stay; copies do the same
+            linear.__class__ = _linear_of(style, mesh)
+        self.summed = frozenset(
+            f"{path}.{name}"
+            for path, style in styles.items()
+            if style == SUMMED
+            for name, _ in model.get_submodule(path).named_parameters()
+        )
         """Names of weights of all modules that a group's ranks have whole, and whose gradients are sums over them."""
         self._is_checked = False
-        self._classes: dict[str, type[nn.Linear]] = {}
-        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
-        inputs: defaultdict[str, SharedInput] = defaultdict(lambda: SharedInput(mesh=mesh))
-        for path, style in styles.items():
-            module = model.get_submodule(path)
-            if style == SUMMED:
-                self.summed |= {f"{path}.{name}" for name, _ in module.named_parameters()}
-                continue
-            if not path.startswith(layers):
-                continue
-            assert isinstance(module, nn.Linear)
-            for name, dim in _split_weights(model, path, style).items():
-                self._cut(name, model.get_parameter(name), dim)
-            self._classes[path] = type(module)
-            split_linear(module, style, inputs[path.rpartition(".")[0]])
 
     @property
     def names(self) -> frozenset[str]:
@@ -427,12 +357,8 @@ class WeightSlices:
             if name in self._slices and not parameter.is_meta:
                 parameter.grad = None
                 parameter.data = self._join(parameter.data, self._slices[name])
-        for path, kind in self._classes.items():
-            self._model.get_submodule(path).__class__ = kind
-
-    def _cut(self, name: str, weight: Tensor, dim: int) -> None:
-        cut = self._slices[name] = _Slice(dim=dim, shape=weight.shape)
-        weight.data = self._own(weight.data, cut).clone(memory_format=torch.contiguous_format)
+        for linear in self._linears:
+            linear.__class__ = nn.Linear
 
     def _own(self, whole: Tensor, cut: _Slice) -> Tensor:
         return whole.chunk(self._size, cut.dim)[self._rank]

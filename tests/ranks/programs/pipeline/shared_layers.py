@@ -102,7 +102,12 @@ def refused(rank: int, size: int, place: Path) -> None:
     up = "model.layers.*.mlp.up_proj"
     for make, plan, kind, said in (
         (lambda: llama(num_key_value_heads=1), None, UnsplittableError, "k_proj has 1 heads, which tensor=2 ranks"),
-        (lambda: llama(attention_dropout=0.1), None, UnsplittableError, "model.layers.0 is split .* draws random"),
+        (
+            lambda: llama(attention_dropout=0.1),
+            None,
+            UnsplittableError,
+            "draws random numbers, as dropout does, and tensor ranks",
+        ),
         (llama, {"lm_head": "colwise"}, ValueError, "which is no module of a layer"),
         (llama, {"model.layers.*.mlp": "colwise"}, UnsplittableError, "mlp is a LlamaMLP; colwise splits nn.Linear"),
         (llama, {up: "packed_colwise"}, UnsplittableError, "the style 'packed_colwise' is none of"),
