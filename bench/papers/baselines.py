@@ -85,7 +85,7 @@ PAPER_BASELINES: Mapping[str, Baseline] = MappingProxyType(
                 Baseline(
                     name="nnscaler*",
                     description="the best mixed partition for a representative step, once and for all, by 1F1B",
-                    cut=cut_by("mixed-time", chunks_per_rank=1),
+                    cut=cut_by("mixed-time", 1),
                     order=one_f_one_b,
                 ),
                 Baseline(

@@ -20,9 +20,9 @@ from torch.nn import functional
 from bench.papers.data_sets import Microbatch
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
-from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
+from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
+from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, rank_layer, rank_share
 
 ITEM_BYTES = 2
 """Of a number in bfloat16."""
@@ -328,14 +328,6 @@ class LayerStack:
         kinds: list[Kind] = ["block"] * shape.layers + ["patches"] * bool(shape.patch) + ["head"] * self.has_head
         kinds += ["projector"] * bool(self.projects_to)
         return sum(self._counted(kind, load).forward.flops for kind in kinds)
-
-    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
-        """Returns the costs of one layer for a table; None if the microbatch skips the module."""
-        if not (units := self.units(microbatch)):
-            return None
-        load = self.intake.load(microbatch, units)
-        counts, share = self._counted("block", load), self._share(load)
-        return context_costs(counts, self.machine, self.layers(microbatch, units)[self.shape.layers // 2], share)
 
     def timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
         middle = self._layer("block", load)

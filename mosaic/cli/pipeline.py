@@ -13,18 +13,17 @@ from tyro.conf import arg
 from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.errors import InvalidFileError, MosaicError, unknown
+from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.baselines import BASELINES, Baseline
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
-from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ns
-from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
-from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
+from mosaic.pipelining.torch_csv import to_torch_csv
+from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 from mosaic.user_file import import_function
 
 
@@ -74,7 +73,7 @@ class PipelineCommand:
     memory_gb: float | None = None
     """Memory of each device; by default from its description."""
     baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
-    """Baselines to show beside it: names, or schedules as torch's .csv; none with --baselines alone."""
+    """Baselines to show beside it; none with --baselines alone."""
     output: Path = Path("schedule.json")
     """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
@@ -90,8 +89,7 @@ class PipelineCommand:
             method=self.method,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
-        files = {name: _baseline_of(name) for name in self.baselines if name.endswith(".csv")}
-        contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
+        contenders = contend(request, microbatches, space=space, names=self.baselines)
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         schedule = planned.schedule()
         if self.output.suffix == ".csv":
@@ -109,11 +107,9 @@ class PipelineCommand:
         rows += [{"schedule": name, "simulated_ms": None, "reason": reason} for name, reason in failed.items()]
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
-        if degrees.context > 1 or self.mask is not None:
-            console.print(context_cost_table(request.model, microbatches))
         if (copies := degrees.data * degrees.context) > 1:
-            most_ns = max(gradient_sums_ns(machine, request.model, planned.partition))
-            sums = f", behind it {most_ns / 1e6:.1f} ms for sums of gradients over {copies} ranks"
+            sums_ms = gradient_sums_ms(machine, request.model, planned.partition)
+            sums = f", behind it {sums_ms:.1f} ms for sums of gradients over {copies} ranks"
         console.print(
             f"{planned.origin}: {len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of "
             f"this partition (bound {planned.bound_ns / 1e6:.1f} ms){sums}; all times are simulated; "
@@ -169,10 +165,3 @@ class PipelineCommand:
         if sharing:
             modules = tuple(replace(module, sharing=replace(module.sharing, **sharing)) for module in modules)
         return replace(result[0], modules=modules), list(result[1])
-
-
-def _baseline_of(name: str) -> Baseline:
-    try:
-        return baseline_of_csv(name, Path(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFileError(f"{name} cannot be read as a schedule in torch's CSV: {error}") from None

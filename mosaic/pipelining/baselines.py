@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
@@ -200,13 +199,9 @@ class Baseline:
     """True if backward for weights is a task of its own."""
 
 
-def cut_by(
-    name: str, *, chunks_per_rank: int | None = None, frozen_aware: bool | None = None
-) -> Callable[[Request], Partition]:
-    """Returns a cut by a method of ``PARTITION_METHODS`` with these settings in place of the request's."""
-    settings = {"chunks_per_rank": chunks_per_rank, "frozen_aware": frozen_aware}
-    changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
-    return lambda request: partition_by(name, replace(request, **changes))
+def cut_by(name: str, chunks_per_rank: int) -> Callable[[Request], Partition]:
+    """Returns a cut by a method of ``PARTITION_METHODS`` with this number of chunks in place of the request's."""
+    return lambda request: partition_by(name, replace(request, chunks_per_rank=chunks_per_rank))
 
 
 def chain_of(
@@ -229,13 +224,13 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
             Baseline(
                 name="gpipe",
                 description="every forward before every backward",
-                cut=cut_by("mixed-parameters", chunks_per_rank=1),
+                cut=cut_by("mixed-parameters", 1),
                 order=chain_of(gpipe),
             ),
             Baseline(
                 name="1f1b",
                 description="one forward, one backward, one chunk a rank balanced by parameters",
-                cut=cut_by("mixed-parameters", chunks_per_rank=1),
+                cut=cut_by("mixed-parameters", 1),
                 order=one_f_one_b,
             ),
             Baseline(
@@ -249,7 +244,7 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
             Baseline(
                 name="zb-v",
                 description="two chunks a rank in a V, backward for weights in bubbles",
-                cut=cut_by("mixed-v"),
+                cut=lambda request: partition_by("mixed-v", request),
                 order=chain_of(lambda num_ranks, count, _: zero_bubble_v(num_ranks, count)),
                 weights_apart=True,
             ),

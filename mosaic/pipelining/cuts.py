@@ -40,7 +40,16 @@ from typing import NamedTuple
 
 from mosaic.errors import unknown
 from mosaic.graph import Part
-from mosaic.pipelining.partition import Chunk, Partition, Request, backbone_of, layer_times, parts_of, sources_of
+from mosaic.pipelining.partition import (
+    Chunk,
+    Partition,
+    Request,
+    backbone_of,
+    efficient_sizes,
+    layer_times,
+    parts_of,
+    sources_of,
+)
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import roll_out
 
@@ -98,7 +107,7 @@ def separated(request: Request, max_segments: int | None = None) -> Partition:
     Raises:
         ValueError: A module has fewer layers than ranks.
     """
-    sizes = request.piece_sizes()
+    sizes = efficient_sizes(request.model, request.microbatches)
     times = layer_times(request, sizes=sizes)
     whole_ms = {name: math.fsum(own) for name, own in times.items()}
     shortest_ms = min((time_ms for time_ms in whole_ms.values() if time_ms > 0), default=1.0)
@@ -336,7 +345,9 @@ def _beside(
         over = min(request.num_ranks, len(own))
         for at, part in enumerate(parts_of(name, balanced_ends(own, over * segments.get(name, 1)))):
             chunks.append(Chunk(parts=(part,), rank=at % over, lane=lane, share=slots / request.slots_per_rank))
-    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks), sizes=request.piece_sizes())
+    return Partition(
+        num_ranks=request.num_ranks, chunks=tuple(chunks), sizes=efficient_sizes(request.model, request.microbatches)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,19 +43,6 @@ class Layer:
     """Bytes while it runs, above the kept ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextCosts:
-    """Costs of one layer whose sequences context ranks share, on the rank with most."""
-
-    tokens: int
-    """Tokens on a rank."""
-    imbalance: float | None
-    """Work of attention over the mean of the ranks; None: sequences are not split."""
-    received_bytes: int
-    """Bytes of keys and values from other ranks in a forward."""
-    layer: Layer
-
-
 class LayeredModule(Protocol):
     """A module that pipelines cut between layers."""
 
@@ -178,8 +165,6 @@ class CountedModule:
     """Bytes of each layer: weights, and gradients and optimizer state if trained."""
     fit: ModuleFit = AS_COUNTED
     """Correction of counted times by measured steps."""
-    context: ContextCosts | None = None
-    """Costs of one layer on a context rank; None: unknown."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -205,10 +190,6 @@ class CountedModule:
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         counts = self._of(microbatch)
         return 0 if counts is None else counts.boundary_bytes * units // counts.units
-
-    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
-        """Returns the costs of one layer with the sample; None if the microbatch skips the module."""
-        return self.context if self.units(microbatch) else None
 
     def _of(self, microbatch: Microbatch) -> CountedLayers | None:
         if not isinstance(microbatch, CountedMicrobatch):

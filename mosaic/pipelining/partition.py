@@ -279,14 +279,8 @@ class Request:
     """Representative ones; times are their means."""
     chunks_per_rank: int = 1
     """Chunks of each rank, for mixed partitions."""
-    frozen_aware: bool = True
-    """True to count backward by the trained weights; False: as twice forward everywhere."""
-    strategy: str = "keep"
-    """Assumed activation strategy of layers with a backward."""
     slots_per_rank: int = 1
     """Slots of each rank's device, for its lanes."""
-    sizes: Mapping[str, int] | None = None
-    """Sizes of sub-microbatches of separated partitions; None: the smallest efficient ones."""
 
     def __post_init__(self) -> None:
         if min(self.num_ranks, self.chunks_per_rank, self.slots_per_rank) < 1:
@@ -298,10 +292,6 @@ class Request:
             raise ValueError("no microbatches were given; a partition is made for at least one")
         if not any(module.units(each) for module in self.model.modules for each in self.microbatches):
             raise ValueError("no microbatch passes through any module; give microbatches with some modality")
-
-    def piece_sizes(self) -> Mapping[str, int]:
-        """Returns the sizes of sub-microbatches: ``sizes``, or the smallest efficient ones."""
-        return efficient_sizes(self.model, self.microbatches) if self.sizes is None else self.sizes
 
 
 def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> Mapping[str, tuple[float, ...]]:
@@ -324,10 +314,7 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
                     raise ValueError(f"{module.name!r} has {len(layers)} layers, and trains has {len(module.trains)}")
                 own = gradients[module.name]
                 for index, (layer, inputs, weights) in enumerate(zip(layers, own.inputs, own.weights, strict=True)):
-                    strategy = strategy_of(layer, request.strategy)
-                    times = layer_ms(layer, strategy, inputs=inputs, weights=weights)
-                    if not request.frozen_aware:
-                        times = 3 * layer.forward_ms, strategy.extra_forward_ms, strategy.extra_backward_ms
+                    times = layer_ms(layer, layer.strategies[0], inputs=inputs, weights=weights)
                     sums[module.name][index] += math.fsum(times)
     return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mosaic.hardware import Cluster
 from mosaic.pipelining.layers import AS_COUNTED, CountedModule, Microbatch, ModuleFit, PipelineModel
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
-from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only
-from mosaic.pipelining.task_graph import NO_HOST_TIMES, HostTimes, RankSpace, task_graph, trained_parameters
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms, task_graph
 from mosaic.pipelining.tasks import TaskGraph, Timed, simulate
-
-GRADIENT_BYTES = 4
-"""Bytes of a parameter's gradient, in predictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +21,6 @@ class FittedTimes:
     """Corrections of counted times by a measured step; by default none."""
 
     modules: dict[str, ModuleFit] = field(default_factory=dict)
-    host: HostTimes = NO_HOST_TIMES
 
     def model(self, model: PipelineModel) -> PipelineModel:
         """Returns a counted model with these corrections."""
@@ -83,16 +80,17 @@ class StepPlanner:
             planned = plan_baseline(baseline, request, step, space=space)
         else:
             planned = plan_step(request, step, space=space, options=options)
-        copies, partition = degrees.data * degrees.context, planned.partition
-        sum_bytes = GRADIENT_BYTES * max(trained_parameters(request.model, partition))
-        sum_ms = 0.0 if copies == 1 or space.network is None else space.network.all_reduce_ms(sum_bytes, copies)
+        sums_ms = 0.0
+        if isinstance(space.network, Cluster):
+            machine = RankHardware(cluster=space.network, degrees=degrees)
+            sums_ms = gradient_sums_ms(machine, request.model, planned.partition)
         plan = PipelinePlan(
             name=name,
             baseline=baseline,
             degrees=degrees,
-            partition=partition,
+            partition=planned.partition,
             fitted=fitted,
-            predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
+            predicted_ms=planned.makespan_ns / 1e6 + sums_ms,
         )
         return cls(plan=plan, request=request, space=space, options=options)
 
@@ -115,10 +113,13 @@ class StepPlanner:
         return self._plan(step, limits)
 
     def plan_forwards(self, step: Sequence[Microbatch]) -> SharedStep:
-        """Plans the forwards of microbatches: at once, and whatever memory their backwards would take."""
-        shared = replace(self, space=replace(self.space, limit_bytes=0)).plan_step(step, seconds=0.0)
-        schedules = (schedule and forward_only(schedule) for schedule in shared.schedules)
-        return replace(shared, schedules=tuple(schedules))
+        """Plans the forwards of microbatches at once: a step of modules that train nothing."""
+        frozen = []
+        for module in self.request.model.modules:
+            assert isinstance(module, CountedModule)
+            frozen.append(replace(module, trains=(False,) * len(module.trains)))
+        request = replace(self.request, model=replace(self.request.model, modules=tuple(frozen)))
+        return replace(self, request=request, space=replace(self.space, limit_bytes=0)).plan_step(step, seconds=0.0)
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""

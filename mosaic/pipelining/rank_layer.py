@@ -23,7 +23,7 @@ import numpy as np
 from mosaic.context import CONTEXT_METHODS, MaskWords, causal, packed, plan_context, token_words
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import operator_ms, phase_ms
-from mosaic.pipelining.layers import ContextCosts, Layer, Strategy
+from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 
 MAX_SHARES = 2000
@@ -76,8 +76,6 @@ class SequenceShare:
     """Places of each rank; some may be empty."""
     pairs: int
     """Pairs of queries and keys, visible or in tiles with a visible one: the load of its attention."""
-    imbalance: float
-    """Pairs over the mean of the ranks."""
     fetched_tokens: int
     """Tokens whose keys and values are in memory, including its own."""
     received_tokens: int
@@ -117,7 +115,6 @@ def share_sequences(
         ranks=ranks,
         local_tokens=places,
         pairs=int(plan.loads.max()),
-        imbalance=plan.imbalance,
         fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
         received_tokens=int(plan.received_blocks(needed).max()) * block,
         sent_tokens=sent,
@@ -248,20 +245,6 @@ def rank_layer(
         weights_ms=weights_ms,
         strategies=tuple(strategies),
         workspace_bytes=round(counts.memory.workspace_bytes * share.rows / tensor) + gathered_bytes + fetched_bytes,
-    )
-
-
-def context_costs(counts: ModuleCounts, machine: RankHardware, layer: Layer, share: RankShare) -> ContextCosts:
-    """Returns the costs of a layer for a table."""
-    sequence, received = share.sequence, 0
-    if sequence is not None and machine.degrees.context > 1:
-        keys = _key_bytes(counts.forward, share, machine.degrees.tensor)
-        received = keys * sequence.received_tokens // max(1, sequence.fetched_tokens)
-    return ContextCosts(
-        tokens=round(share.rows * share.num_tokens),
-        imbalance=None if sequence is None else sequence.imbalance,
-        received_bytes=received,
-        layer=layer,
     )
 
 

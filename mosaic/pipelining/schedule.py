@@ -21,7 +21,7 @@ from mosaic.artifact import Ge, fingerprint
 from mosaic.device import StrictFile
 from mosaic.errors import InvalidScheduleError
 from mosaic.graph import Part
-from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.partition import Chunk, Partition, Request, efficient_sizes
 from mosaic.pipelining.task_graph import Strategies
 from mosaic.pipelining.tasks import ActionKind, Orders, PairKey, Task, TaskGraph
 
@@ -184,39 +184,10 @@ def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -
     return InvalidScheduleError(f"{where}, action {place} ({cell}): {problem}", grid=schedule.text, cell=(row, place))
 
 
-def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
-    """Returns a schedule's forwards and the messages between them, in the same order.
-
-    Both ends of each remaining message keep their order, so no new deadlock arises.
-    """
-    turns = []
-    for rank, lanes in enumerate(schedule.turns):
-        rows = [iter(row) for row in schedule.rows_of(rank)]
-        turns.append(tuple(lane for lane in lanes if _is_forward(next(rows[lane]))))
-    return replace(
-        schedule,
-        plan=f"forwards of {schedule.plan}",
-        rows=tuple(tuple(filter(_is_forward, row)) for row in schedule.rows),
-        edges={edge: size for edge, size in schedule.edges.items() if _is_forward(edge)},
-        kept={},
-        strategy="keep",
-        strategies={},
-        turns=tuple(turns),
-        hash="",
-    )
-
-
-def _is_forward(cell: str) -> bool:
-    """Returns True for a cell or an edge of forwards alone: ``2F0``, ``SEND(2F0>3F0)``, ``2F0>3F0``."""
-    verb, parenthesis, inner = cell.rstrip(")").partition("(")
-    names = (inner if parenthesis else cell).split(">")
-    return verb not in ("FREE", "REDUCE") and all("F" in name for name in names)
-
-
 def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Partition:
     """Returns the partition of a schedule.
 
-    A schedule has no sizes of sub-microbatches: modules that it cuts have the sizes of the request.
+    A schedule has no sizes of sub-microbatches: modules that it cuts have efficient sizes.
 
     Raises:
         InvalidScheduleError: It is of another model (names both), a chunk has no task and so no rank, or a rank has
@@ -243,7 +214,7 @@ def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Parti
             f"chunk {missing} ({schedule.chunks[missing]}) has no task in the schedule, and so no rank; plan a step in "
             "which every module has something to do"
         )
-    sizes = request.piece_sizes() if cut else {}
+    sizes = efficient_sizes(request.model, request.microbatches) if cut else {}
     return Partition(
         num_ranks=1 + max(schedule.rank_of),
         chunks=tuple(Chunk(parts=own_parts, rank=rank[index]) for index, own_parts in enumerate(parts)),

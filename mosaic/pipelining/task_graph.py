@@ -47,27 +47,6 @@ Strategies = str | Mapping[PairKey, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostTimes:
-    """Host time of messages, beside the network's.
-
-    Raises:
-        ValueError: A time is negative.
-    """
-
-    post_ns: int = 0
-    """Time of a task for each message that it sends or receives."""
-    message_ns: int = 0
-    """Latency of a message beside the network's."""
-
-    def __post_init__(self) -> None:
-        if min(self.post_ns, self.message_ns) < 0:
-            raise ValueError(f"{self}; use 0 or more nanoseconds")
-
-
-NO_HOST_TIMES = HostTimes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpace:
     """The ranks of a pipeline: devices, memory and network.
 
@@ -82,7 +61,6 @@ class RankSpace:
     """Devices of one rank: tensor times context parallel; a number for each rank where they differ."""
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
-    host: HostTimes = NO_HOST_TIMES
 
     def __post_init__(self) -> None:
         counts = self.devices_per_rank
@@ -136,7 +114,7 @@ def task_graph(
     for chunk in partition.chunks:
         base_bytes[chunk.rank] += sum(state_bytes[part.module](part.first, part.count) for part in chunk.parts)
     return TaskGraph(
-        tasks=builder.tasks_with_posts(),
+        tasks=tuple(builder.tasks),
         waits=tuple(builder.waits),
         rank_of=tuple(builder.rank_of),
         base_bytes=tuple(base_bytes),
@@ -265,7 +243,6 @@ class _StepBuilder:
         self.waits: list[Wait] = []
         self.layers: dict[PairKey, tuple[Layer, ...]] = {}
         self._groups = itertools.count()
-        self._posts = Counter[int]()
         self._flows: dict[frozenset[str], _Flow] = {}
         self._lags_ns: dict[tuple[int, int, int], int] = {}
 
@@ -287,14 +264,6 @@ class _StepBuilder:
                 f"{len(self.tasks)} tasks by microbatch {index}; a step has at most {MAX_TASKS}: use larger "
                 "sub-microbatches, or fewer chunks"
             )
-
-    def tasks_with_posts(self) -> tuple[Task, ...]:
-        """Returns all tasks, with the time to post their messages."""
-        if self.space.host.post_ns:
-            for task, count in self._posts.items():
-                time_ns = self.tasks[task].time_ns + count * self.space.host.post_ns
-                self.tasks[task] = replace(self.tasks[task], time_ns=time_ns)
-        return tuple(self.tasks)
 
     def _add_forward(self, current: _Pass) -> None:
         for chunk, names in current.flow.modules.items():
@@ -441,9 +410,6 @@ class _StepBuilder:
     def _wait(self, source: int, target: int, num_bytes: int) -> None:
         ranks = self.rank_of[self.tasks[source].row], self.rank_of[self.tasks[target].row]
         lag_ns = self._lag_ns(*ranks, num_bytes)
-        if num_bytes and ranks[0] != ranks[1]:
-            lag_ns += self.space.host.message_ns
-            self._posts.update((source, target))
         self.waits.append(Wait(source=source, target=target, lag_ns=lag_ns, num_bytes=num_bytes))
 
     def _lag_ns(self, source: int, target: int, num_bytes: int) -> int:
@@ -480,8 +446,12 @@ class _StepBuilder:
         return self._flows[present]
 
 
-def trained_parameters(model: PipelineModel, partition: Partition) -> list[int]:
-    """Returns the number of parameters of each rank that train."""
+GRADIENT_BYTES = 4
+"""Bytes of a parameter's gradient."""
+
+
+def gradient_sums_ms(machine: RankHardware, model: PipelineModel, partition: Partition) -> float:
+    """Returns the time of the largest rank's all-reduce of gradients over its data and context ranks."""
     modules = {module.name: module for module in model.modules}
     trained = [0] * partition.num_ranks
     for chunk in partition.chunks:
@@ -489,16 +459,5 @@ def trained_parameters(model: PipelineModel, partition: Partition) -> list[int]:
             module = modules[part.module]
             own = (at for at in range(part.first, part.end) if module.trains[at])
             trained[chunk.rank] += sum(module.num_parameters(at, 1) for at in own)
-    return trained
-
-
-def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
-    """Returns the time of each rank's gradient sum, as in Megatron's distributed optimizer.
-
-    Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
-    """
-    times_ns = []
-    for count in trained_parameters(model, partition):
-        own_count = count // machine.degrees.tensor
-        times_ns.append(machine.gather_ns(4 * own_count, "data") + machine.gather_ns(2 * own_count, "data"))
-    return tuple(times_ns)
+    sum_bytes = GRADIENT_BYTES * max(trained) // machine.degrees.tensor
+    return 2 * machine.gather_ns(sum_bytes, "data") / 1e6

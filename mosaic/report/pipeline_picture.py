@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mosaic.pipelining.layers import ContextCosts, Microbatch, PipelineModel
 from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.report.figure import Bar, Panel, colors_of, lane_figure, lighter, save_figure
@@ -137,20 +136,3 @@ def _policies(planned: PlannedStep) -> str:
     layers = [index for choices in planned.strategies.values() for index in choices]
     changed = sum(index > 0 for index in layers)
     return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"
-
-
-def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
-    """Returns a row per module: one layer, with a rank's largest part of a microbatch."""
-    rows = []
-    for module in model.modules:
-        costs_of: Callable[[Microbatch], ContextCosts | None] = getattr(module, "context_costs", lambda _: None)
-        if largest := max(filter(None, map(costs_of, microbatches)), key=lambda cost: cost.tokens, default=None):
-            layer = largest.layer
-            imbalance = "-" if largest.imbalance is None else f"{largest.imbalance:.3f}"
-            times = f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}"
-            sizes = (f"{size / 1e6:.1f}" for size in (largest.received_bytes, layer.strategies[0].kept_bytes))
-            rows.append((module.name, str(largest.tokens), imbalance, times, *sizes))
-    shares = (">tokens\na rank", ">work: most\n× mean")
-    columns = ("module", *shares, ">forward, backward\nms", ">received\nMB", ">kept\nMB")
-    caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"
-    return make_table("Sequences shared by context ranks, simulated", columns, rows, caption=caption)

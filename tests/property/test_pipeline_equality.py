@@ -13,11 +13,11 @@ import pytest
 import torch
 from executor_cases import METHODS
 from lane_cases import WIDTH, LanedModel, Layer, Microbatch, plain, run
+from pipeline_cases import cut_in_pieces
 from torch import nn
 
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
@@ -87,9 +87,9 @@ def drawn(chance: random.Random, dtype: torch.dtype) -> LanedModel:
     seen = [counted.microbatch(one) for one in step]
     partition = None
     while partition is None:
-        request = Request(model=counted.model, num_ranks=chance.randint(2, 4), microbatches=seen, sizes=sizes)
+        request = Request(model=counted.model, num_ranks=chance.randint(2, 4), microbatches=seen)
         try:
-            partition = partition_by(chance.choice([name for name in METHODS if name != "lanes"]), request)
+            partition = cut_in_pieces(chance.choice([name for name in METHODS if name != "lanes"]), request, sizes)
         except ValueError:  # too few layers, or ranks
             continue
     return LanedModel(model=model, counted=counted, partition=partition, step=step, loss=_weighted)

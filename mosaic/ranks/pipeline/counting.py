@@ -32,7 +32,7 @@ from mosaic.pipelining.layers import (
 )
 from mosaic.pipelining.partition import strategy_of
 from mosaic.pipelining.rank_hardware import RankHardware
-from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, context_costs, rank_layer, rank_share
+from mosaic.pipelining.rank_layer import PLAIN_SHARING, ContextSharing, RankShare, rank_layer, rank_share
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 
 STATE_BYTES, MOMENT_BYTES = 8, 8
@@ -114,7 +114,6 @@ def count_model(
     }
     known: dict[Any, ModuleCounts] = {}
     layers = {module.name: [list[Layer]() for _ in range(module.count)] for module in split.modules}
-    costs = {}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
@@ -133,8 +132,6 @@ def count_model(
         )
         if not site.is_layer:  # what is before or behind a layer is kept whatever becomes of the layer
             layer = replace(layer, strategies=layer.strategies[:1])
-        if site.is_layer:
-            costs[site.module] = context_costs(known[key], machine, layer, shares[site.module])
         layers[site.module][site.layer].append(layer)
     return CountedModel(
         split=split,
@@ -143,9 +140,7 @@ def count_model(
         layers={name: tuple(map(_sum, own)) for name, own in layers.items()},
         elements={name: elements for name, (elements, _) in sizes.items()},
         model=PipelineModel(
-            modules=tuple(
-                replace(_module(model, split, each, machine), context=costs.get(each.name)) for each in split.modules
-            ),
+            modules=tuple(_module(model, split, each, machine) for each in split.modules),
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
         machine=machine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,6 @@ PLANNED = "planned"
 Plan = Partition | PipelineSchedule | PipelinePlan | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
 DEFAULT_PLANNING = PlannerOptions()
-AS_COUNTED = FittedTimes()
 _T = TypeVar("_T")
 
 
@@ -76,8 +75,8 @@ class PipelineSetup:
     request: Request
     space: RankSpace
     options: PlannerOptions
-    fitted: FittedTimes = AS_COUNTED
-    """Measured times, which ``request`` and ``space`` have."""
+    fitted: FittedTimes = field(default_factory=FittedTimes)
+    """Measured times, which ``request`` has."""
     loss: Loss
     degrees: Degrees
     """The grid that is planned for."""
@@ -148,8 +147,7 @@ class PipelineSetup:
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
         """Returns the setup with measured times."""
-        request = replace(self.request, model=fitted.model(self.counted.model))
-        return replace(self, request=request, space=replace(self.space, host=fitted.host), fitted=fitted)
+        return replace(self, request=replace(self.request, model=fitted.model(self.counted.model)), fitted=fitted)
 
     def runner(self, plan: PipelinePlan, *, keeps_all: bool) -> PipelineRunner:
         """Returns the runner of a plan."""

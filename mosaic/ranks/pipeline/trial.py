@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +22,7 @@ from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Chunk, Partition, Request
 from mosaic.pipelining.plan import FittedTimes, StepPlanner
 from mosaic.pipelining.planner import AUTO, SharedStep
-from mosaic.pipelining.schedule import TaskName, Verb
-from mosaic.pipelining.task_graph import HostTimes
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineSetup
@@ -40,8 +39,6 @@ DATA_PARALLEL = "data parallel"
 ROUNDS = 3
 SMALLEST_GAIN = 1.02
 """Smallest gain of the plan over a baseline; below it the baseline is taken, which plans no step anew."""
-WAITED_NS = 100_000
-"""A receiver that waited so long was there before its message, whose latency is then known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +178,7 @@ def partition_to_fit(request: Request) -> Partition:
 
 
 def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> FittedTimes:
-    """Returns measured over counted time of each module's forwards and backwards, and the times of messages."""
+    """Returns measured over counted time of each module's forwards and backwards."""
     counted: Counter[tuple[str, ActionKind]] = Counter()
     taken: Counter[tuple[str, ActionKind]] = Counter()
     for task in graph.tasks:
@@ -198,25 +195,4 @@ def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> Fit
         name: ModuleFit(forward=fit(name, ActionKind.FORWARD), backward=fit(name, ActionKind.BACKWARD))
         for name in names
     }
-    return FittedTimes(modules=fits, host=_host_times(graph, spans))
-
-
-def _host_times(graph: TaskGraph, spans: ActionSpans) -> HostTimes:
-    """Returns medians over messages; of latencies the mean of both directions, as clocks of machines differ."""
-    names = [str(TaskName.of(task)) for task in graph.tasks]
-    lags = {f"{names[wait.source]}>{names[wait.target]}": wait.lag_ns for wait in graph.waits}
-    posts: list[int] = []
-    latencies: defaultdict[str, list[int]] = defaultdict(list)
-    for edge in (cell[5:-1] for cell in spans if cell.startswith("SEND(")):
-        send, sent, receive, got = (
-            spans[f"{verb}({edge})"] for verb in (Verb.SEND, Verb.AWAIT_SENT, Verb.RECEIVE, Verb.AWAIT_RECEIVED)
-        )
-        posts.append(sum(end - start for start, end in (send, sent, receive)))
-        if got[1] - got[0] > WAITED_NS:
-            kind = TaskName.parse(edge.partition(">")[0]).kind
-            latencies[kind].append(got[1] - send[1] - lags.get(edge, 0))
-    medians = [statistics.median(own) for own in latencies.values()]
-    return HostTimes(
-        post_ns=round(statistics.median(posts) / 2) if posts else 0,
-        message_ns=max(0, round(statistics.fmean(medians))) if medians else 0,
-    )
+    return FittedTimes(modules=fits)

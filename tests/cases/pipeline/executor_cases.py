@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from pipeline_cases import Plain, chain, images
+from pipeline_cases import Plain, chain, cut_in_pieces, images
 from pipeline_oracle import natural
 
 from bench.papers.data_sets import Microbatch
@@ -110,8 +110,8 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
         )
         sizes = {module.name: chance.randint(1, 4) for module in drawn.modules if module.name != "text"}
         try:
-            request = Request(model=drawn, num_ranks=ranks, microbatches=step, sizes=sizes, slots_per_rank=4)
-            partition = partition_by(name, request)
+            request = Request(model=drawn, num_ranks=ranks, microbatches=step, slots_per_rank=4)
+            partition = cut_in_pieces(name, request, sizes)
         except ValueError:  # too few layers for so many ranks
             continue
         if partition.num_ranks == ranks:

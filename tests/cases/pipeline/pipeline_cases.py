@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from bench.papers.data_sets import Microbatch
+from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.layers import Feed, Layer, PipelineModel, Strategy
+from mosaic.pipelining.partition import Partition, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,12 @@ def two_encoders() -> PipelineModel:
 
 def images(*counts: int) -> tuple[Microbatch, ...]:
     return tuple(Microbatch(text_tokens=100, images=count) for count in counts)
+
+
+def cut_in_pieces(name: str, request: Request, sizes: Mapping[str, int]) -> Partition:
+    """Cuts a model by a method; those that cut microbatches have these sizes."""
+    partition = partition_by(name, request)
+    return replace(partition, sizes=sizes) if name in ("separated", "colocated") else partition
 
 
 def chain(layers: int, unit_ms: float = 1.0) -> PipelineModel:

@@ -40,10 +40,10 @@ def shared(tokens: int, ranks: int, *, sequences: int = 1, is_causal: bool = Tru
 def test_small_shares_are_those_worked_out_by_hand() -> None:
     tile = 128 * 128
     assert shared(512, 2, exchange="gather") == SequenceShare(  # rows of 1, 2, 3 and 4 tiles: 1 + 4 and 2 + 3
-        ranks=2, local_tokens=256, pairs=5 * tile, imbalance=1.0, fetched_tokens=512, received_tokens=256
+        ranks=2, local_tokens=256, pairs=5 * tile, fetched_tokens=512, received_tokens=256
     )
     ring = shared(512, 2, method="ring")
-    assert (ring.pairs, ring.imbalance) == (7 * tile, 1.4)
+    assert ring.pairs == 7 * tile
     assert shared(500, 2, is_causal=False).pairs == 8 * tile
     assert shared(640, 2).local_tokens == 3 * 128  # five blocks: one place of each but the last is empty
     apart = shared(256, 2, sequences=2, exchange="needed")  # a packed sequence each

@@ -11,7 +11,7 @@ from executor_cases import order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.schedule_checker import check_pipeline_schedule
-from pipeline_cases import images, models, steps, two_encoders, vision_and_text
+from pipeline_cases import cut_in_pieces, images, models, steps, two_encoders, vision_and_text
 from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
@@ -20,7 +20,7 @@ from mosaic.hardware import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only, lower, partition_of_schedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower, partition_of_schedule
 from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
@@ -29,8 +29,8 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 def case(**options) -> tuple[Partition, TaskGraph]:
     model = vision_and_text(2, 2)
-    request = Request(model=model, num_ranks=2, microbatches=images(2, 1), sizes={"vision": 1})
-    partition = partition_by("separated", request)
+    request = Request(model=model, num_ranks=2, microbatches=images(2, 1))
+    partition = cut_in_pieces("separated", request, {"vision": 1})
     return partition, task_graph(model, partition, images(2, 1), **options)
 
 
@@ -188,24 +188,3 @@ def test_a_schedule_of_another_model_is_refused_and_both_are_named():
     other = replace(request, model=two_encoders())
     with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
         partition_of_schedule(planned(request, "separated"), other)
-
-
-def test_forwards_and_their_messages_stay_in_order():
-    schedule = PipelineSchedule(
-        plan="chain",
-        num_microbatches=1,
-        rank_of=(0, 1),
-        chunks=("text[0:1/2]", "text[1:2/2]"),
-        rows=(
-            ("0F0", "SEND(0F0>1F0)", "RECV(1B0>0B0)", "GOT(1B0>0B0)", "0B0", "FREE(0F0)", "SENT(0F0>1F0)", "REDUCE(0)"),
-            ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0", "1B0", "FREE(1F0)", "SEND(1B0>0B0)", "SENT(1B0>0B0)"),
-        ),
-        edges={"0F0>1F0": 8, "1F0>1B0": 0, "0F0>0B0": 0, "1B0>0B0": 8},
-        kept={"0F0": 4},
-        strategies={"0F0": (1,)},
-    )
-    found = forward_only(schedule)
-    assert found.rows == (("0F0", "SEND(0F0>1F0)", "SENT(0F0>1F0)"), ("RECV(0F0>1F0)", "GOT(0F0>1F0)", "1F0"))
-    assert found.edges == {"0F0>1F0": 8}
-    assert found.hash != schedule.hash
-    assert forward_only(found).rows == found.rows

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import images, models, plain, steps, vision_and_text
+from pipeline_cases import cut_in_pieces, images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
 from task_graph_cases import FORWARD
 
@@ -58,8 +58,9 @@ F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
 def made(model: PipelineModel, microbatches, name: str = "separated", num_ranks: int = 2, **more) -> TaskGraph:
     sizes = more.pop("sizes", None)
-    request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches, sizes=sizes)
-    return task_graph(model, partition_by(name, request), microbatches, **more)
+    request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches)
+    partition = partition_by(name, request) if sizes is None else cut_in_pieces(name, request, sizes)
+    return task_graph(model, partition, microbatches, **more)
 
 
 def waits_of(graph: TaskGraph) -> dict[int, set[int]]:

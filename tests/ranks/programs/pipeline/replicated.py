@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pipeline_cases import images
+from pipeline_cases import cut_in_pieces, images
 from pipeline_cases import plain as plain_module
 from torch import nn
 
@@ -73,8 +73,9 @@ def of_whole_models(rank: int, size: int, place: Path) -> None:
     """Data parallelism alone, by a schedule for one rank."""
     modules = (plain_module("vision_tower", 4), plain_module("language_model", 4, counts="all"))
     chain = PipelineModel(modules=modules, feeds=(Feed(source="vision_tower", target="language_model"),))
-    request = Request(model=chain, num_ranks=1, microbatches=images(2, 3), sizes={"vision_tower": 2})
-    planned = plan_step(request, images(2, 3), options=options(partition="separated"))
+    request = Request(model=chain, num_ranks=1, microbatches=images(2, 3))
+    partition = cut_in_pieces("separated", request, {"vision_tower": 2})
+    planned = plan_step(request, images(2, 3), options=options(), partition=partition)
     if rank == 0:
         save(planned.schedule(), place / "schedule.json")
     dist.barrier()
