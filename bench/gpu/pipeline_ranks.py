@@ -71,7 +71,7 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
                 averaged_over=len(step),
             )
             runs[variant] = lambda parted=parted, data=data: executor.run(
-                data.schedule, ChunkWork(parted, lambda output, _: output.loss, data)
+                data.schedule, ChunkWork(parted, lambda output, _: output.loss, data, states=[None] * len(step))
             )
         times_ms: dict[str, list[float]] = {variant: [] for variant in runs}
         gradients: dict[str, Gradients] = {}

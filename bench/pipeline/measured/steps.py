@@ -63,10 +63,10 @@ def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: S
     """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
     own.world.all_gather("ready")
     began = time.perf_counter()
-    ran = runner.run(judged.shared, step, shapes=own.shapes(step))
+    ran = runner.run(judged.shared, step, counted=own.count(step))
     took_ms = 1e3 * (time.perf_counter() - began)
     judged.step_ms.append(max(map(json.loads, own.world.all_gather(json.dumps(took_ms)))))
-    own.drop_gradients()
+    own.model.zero_grad()
     spans = gather_spans(ran.spans, runner.grid.transport)
     starts, ends = zip(*(span for cell, span in spans.items() if cell[0].isdigit()), strict=True)
     judged.tasks_ms.append((max(ends) - min(starts)) / 1e6)
@@ -135,7 +135,7 @@ def _in_turn(
 ) -> dict[str, list[JudgedStep]]:
     """Runs steps of all ways, one after the other in each round; the first round warms up."""
     judged: dict[str, list[JudgedStep]] = {way: [] for way in planners}
-    runners = {way: own.runner(planner.plan, keeps_all=True) for way, planner in planners.items()}
+    runners = {way: PipelineRunner(own, planner.plan, keeps_all=True) for way, planner in planners.items()}
     for seed in range(1, 1 + sizes.steps):
         step = model.step(seed, sizes.microbatches)
         for way, planner in planners.items():
@@ -161,13 +161,13 @@ def memory(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]
     if not isinstance(planner, StepPlanner):
         yield missing_figure(text, planner)
         return
-    runner = own.runner(planner.plan, keeps_all=False)
+    runner = PipelineRunner(own, planner.plan, keeps_all=False)
     step = model.step(1, sizes.microbatches)
     judged = judge(own, planner, step, seconds=sizes.plan_s)
     optimizer = torch.optim.AdamW([p for p in own.model.parameters() if not p.is_meta and p.requires_grad])
 
     def run() -> None:
-        runner.run(judged.shared, step, shapes=own.shapes(step))
+        runner.run(judged.shared, step, counted=own.count(step))
 
     for _ in range(2):  # gradients and the optimizer's state are there, and programs are known
         run()

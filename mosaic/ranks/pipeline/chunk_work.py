@@ -30,10 +30,12 @@ from mosaic.pipelining.partition import Partition, even_pieces, strategy_of
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Edge, RankTask
-from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
+from mosaic.ranks.pipeline.random_numbers import numbers_from
 from mosaic.ranks.pipeline.sequences import SharedItems
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 
+Microbatches = Sequence[Mapping[str, Any]]
+"""Keyword arguments of the model; the same on every rank."""
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """Returns a scalar from the model's output and the microbatch."""
 Scale = Callable[[Tensor], Tensor]
@@ -47,7 +49,7 @@ class StepData:
     split: ModelSplit
     partition: Partition
     schedule: PipelineSchedule
-    microbatches: Sequence[Mapping[str, Any]]
+    microbatches: Microbatches
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """Layers of each module, whose strategies the schedule names by index."""
     averaged_over: float
@@ -204,8 +206,7 @@ class ChunkWork:
         loss: Of the model's output.
         data: The step's.
         scale: Scales losses before their backward.
-        numbers: The plain loop's random numbers; None: forwards draw as they come.
-        states: States of the generators before each microbatch of the plain loop, where there are ``numbers``.
+        states: Of the generators before each microbatch of the plain loop; None for one that draws none.
         reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
         turn: A lock that ranks which are threads of one process share, as they share its generators.
 
@@ -219,16 +220,14 @@ class ChunkWork:
         loss: Loss,
         data: StepData,
         *,
-        numbers: DrawnNumbers | None = None,
-        states: Sequence[RandomState] = (),
+        states: Sequence[RandomState | None],
         scale: Scale | None = None,
         reduce: Callable[[int], None] | None = None,
         turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
-        self._numbers, self._states, self._scale, self._reduce = numbers, states, scale, reduce
-        self._draws = [numbers is None or numbers.draw(kwargs) for kwargs in data.microbatches]
-        self._turn: AbstractContextManager[Any] = (turn or threading.RLock()) if any(self._draws) else nullcontext()
+        self._states, self._scale, self._reduce = states, scale, reduce
+        self._turn: AbstractContextManager[Any] = (turn or threading.RLock()) if any(states) else nullcontext()
         self._kept: dict[TaskName, tuple[Mapping[TaskName, Tensors], Mapping[str, Tensors]]] = {}
         """Inputs by source and outputs by module of each forward until its backward; at the model's end the loss."""
         self._offloads: dict[TaskName, Offload] = {}
@@ -303,18 +302,14 @@ class ChunkWork:
         return tuple(spec for spec in specs if not is_back or spec.dtype.is_floating_point)
 
     def _run(self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors]) -> Any:
-        numbers, strategies = self._numbers, self._data.strategies_of(task)
-        offload = None
+        state, strategies, offload = self._states[task.microbatch], self._data.strategies_of(task), None
         if "offload" in strategies and torch.is_grad_enabled():
             offload = self._offloads[task] = self._model.new_offload()
         forward = partial(self._model.forward, task.chunk, kwargs, received, strategies, offload=offload)
-        if not self._draws[task.microbatch]:
+        if state is None:
             return forward(draws="none")
-        if numbers is None:
-            with self._turn:
-                return forward()
         assert not self._data.is_cut(task)  # pieces would draw other numbers: plans have none of such microbatches
-        with self._turn, numbers.numbers_of(self._states[task.microbatch]):
+        with self._turn, numbers_from(state, self._model.device):
             return forward(draws="all")
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:

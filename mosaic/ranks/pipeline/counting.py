@@ -78,7 +78,9 @@ class CountedModel:
         tensors = [(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
         shapes = [f"{name}{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
         bounds = [f"{name} {layers.boundary_bytes}" for name, layers in counted.items()]  # they may follow from values
-        key = " ".join((*shapes, *bounds, *["draws"] * draws))
+        device = self.whole.device.type
+        precision = [str(torch.get_autocast_dtype(device))] * torch.is_autocast_enabled(device)
+        key = " ".join((*shapes, *bounds, *precision, *["draws"] * draws))
         return CountedMicrobatch(key=key, counted=counted, draws=draws)
 
 

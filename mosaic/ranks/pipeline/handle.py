@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
@@ -23,21 +22,18 @@ from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
+from mosaic.ranks.pipeline.chunk_work import Microbatches
 from mosaic.ranks.pipeline.lanes import describe_lanes
 from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
 from mosaic.ranks.pipeline.random_numbers import Modes
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
-from mosaic.ranks.pipeline.step import Digests, check_alike, digests_of
+from mosaic.ranks.pipeline.step import Digests, PipelineRunner, check_alike, digests_of
 from mosaic.ranks.pipeline.tensor import check_draws
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.world.world import World
-
-Step = Sequence[Mapping[str, Any]]
-"""Microbatches, as keyword arguments of the model; the same on every rank."""
-
 
 MAX_KINDS = 1024
 """Most kinds of steps that ranks have agreed on and know."""
@@ -59,16 +55,16 @@ class Pipeline(Checkpointer):
     def __init__(self, setup: PipelineSetup, trial: PipelineTrial) -> None:
         self.world = self._ranks = setup.world
         self.trial = trial
-        self._planner, self._slices, self._sequences = trial.best, setup.slices, setup.sequences
+        self._setup, self._planner, self._slices, self._sequences = setup, trial.best, setup.slices, setup.sequences
         self.degrees, self.partition = trial.best.plan.degrees, trial.best.plan.partition
         self._model, self._grids = setup.model, setup.grids
-        self._runner = setup.runner(trial.best.plan, keeps_all=False)
+        self._runner = PipelineRunner(setup, trial.best.plan, keeps_all=False)
         self._counted = setup.counted
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(setup.model, setup.world)
         self._counted.whole.renew_stand_ins()
         self._schedules = StepSchedules(trial.best, setup.world)
-        self._next: Step | None = None
+        self._next: Microbatches | None = None
         self._number = 0
         self._last_s = 0.0
         self._kinds: set[tuple[str, str]] = set()
@@ -84,7 +80,7 @@ class Pipeline(Checkpointer):
         self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
 
-    def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
+    def step(self, microbatches: Microbatches, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Runs forward and backward of a step; gradients are those of the mean of the microbatches' losses.
 
         Args:
@@ -101,21 +97,21 @@ class Pipeline(Checkpointer):
             RankFailedError: Another rank has failed; names it.
         """
         began = time.perf_counter()
-        own, counted, shapes, digests = self._prepare(microbatches)
+        own, counted, digests = self._prepare(microbatches)
         shared = self._schedules.of(self._number, counted, last_s=self._last_s)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
         number, replica = self.world.progress.step, self._runner.grid.replica
-        losses, spans = self._runner.run(shared, own, shapes=shapes, scale=scale, digests=digests)
+        losses, spans = self._runner.run(shared, own, counted=counted, scale=scale, digests=digests)
         share = tuple(counted[at] for at in shared.shares[replica])
         self._steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return losses
 
-    def evaluate(self, microbatches: Step) -> Tensor:
+    def evaluate(self, microbatches: Microbatches) -> Tensor:
         """Runs the forwards of microbatches alone, without gradients; call ``model.eval()`` before, as in any loop.
 
         Gradients of earlier steps, and the step that ``ahead`` has announced, stay as they are.
@@ -129,12 +125,12 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
-        own, counted, shapes, digests = self._prepare(microbatches)
+        own, counted, digests = self._prepare(microbatches)
         shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            return self._runner.run(shared, own, shapes=shapes, is_training=False, digests=digests).losses
+            return self._runner.run(shared, own, counted=counted, is_training=False, digests=digests).losses
 
-    def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
+    def ahead(self, loader: Iterable[Microbatches]) -> Iterator[Microbatches]:
         """Yields the steps of a loader, and reads each one before the one ahead of it runs.
 
         The schedule of the next step is then searched in a process beside this one, on at most half of the cores. The
@@ -253,8 +249,8 @@ class Pipeline(Checkpointer):
             self._grids.close()
             self.world.close()
 
-    def _prepare(self, microbatches: Step) -> tuple[Step, list[CountedMicrobatch], list[str], Digests]:
-        """Checks microbatches; returns this rank's part of them, their counts, names of their shapes, and digests.
+    def _prepare(self, microbatches: Microbatches) -> tuple[Microbatches, list[CountedMicrobatch], Digests]:
+        """Checks microbatches; returns this rank's part of them, their counts, and digests.
 
         Ranks agree on each new kind of step before it runs, and on the values of every step with its losses.
         """
@@ -262,17 +258,11 @@ class Pipeline(Checkpointer):
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        trained = [f"{name} of microbatch {at}" for at, each in enumerate(microbatches) for name in _trained_in(each)]
-        if trained and torch.is_grad_enabled():
-            raise ValueError(
-                f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
-                "compute it in the model, or detach() it"
-            )
         modes = self._modes.now()
         if modes != self._checked_modes:
             check_model(self._model)
             self._checked_modes = modes
-        own, counted = self._cut(microbatches), []
+        own, counted = self._setup.cut(microbatches), []
         for at, microbatch in enumerate(own):
             try:
                 counted.append(self._counted.microbatch(microbatch))
@@ -281,18 +271,11 @@ class Pipeline(Checkpointer):
                 raise
         if self._slices is not None:
             check_draws(any(each.draws for each in counted))
-        device = self.world.device.type
-        precision = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "as they are"
-        shapes = [f"{one.key} {precision}" for one in counted]
-        digests = digests_of(microbatches, own, shapes)
+        digests = digests_of(microbatches, own, counted)
         if (kind := (digests["shapes"], digests["masks"])) not in self._kinds:
             check_alike(self._runner.grid.transport.all_gather(digests))
             self._kinds = {kind} | (self._kinds if len(self._kinds) < MAX_KINDS else set())
-        return own, counted, shapes, digests
-
-    def _cut(self, microbatches: Step) -> Step:
-        """Returns the model's arguments on this rank: its own tokens of shared sequences."""
-        return microbatches if self._sequences is None else list(map(self._sequences.cut, microbatches))
+        return own, counted, digests
 
     def _announce(self) -> None:
         """Starts planning the next step while this one runs."""
@@ -303,7 +286,7 @@ class Pipeline(Checkpointer):
             self._sequences.look_ahead(following)
 
         def count() -> list[CountedMicrobatch]:
-            return list(map(self._counted.microbatch, self._cut(following)))
+            return self._setup.count(self._setup.cut(following))
 
         self._schedules.announce(self._number + 1, count, last_s=self._last_s)
 
@@ -325,11 +308,6 @@ def _text(microbatch: Mapping[str, Any]) -> str:
         f"{name} {TensorSpec.of(value) if isinstance(value, Tensor) else type(value).__name__}"
         for name, value in microbatch.items()
     )
-
-
-def _trained_in(microbatch: Mapping[str, Any]) -> list[str]:
-    leaves = pytree.tree_leaves_with_path(dict(microbatch))
-    return [pytree.keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -51,12 +52,14 @@ class DrawnNumbers:
         """Has another object over the same model forget results of modules when modes change."""
         self._followers.add(model)
 
-    def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[RandomState, ...]:
-        """Returns the generators' states before each microbatch of the plain loop, and advances them as it would."""
-        states = []
-        for kwargs in microbatches:
-            states.append(random_state(self._model.device))
-            if self.draw(kwargs):
+    def before_each(
+        self, microbatches: Sequence[Mapping[str, Any]], draws: Sequence[bool]
+    ) -> tuple[RandomState | None, ...]:
+        """Returns the generators' states before microbatches that draw, and advances them as the plain loop does."""
+        states: list[RandomState | None] = []
+        for kwargs, draws_any in zip(microbatches, draws, strict=True):
+            states.append(random_state(self._model.device) if draws_any else None)
+            if draws_any:
                 self._model.skip_random_numbers(kwargs)
         return tuple(states)
 
@@ -76,12 +79,13 @@ class DrawnNumbers:
                 self._draws[key] = not before.is_same(random_state(self._model.device))
         return self._draws[key]
 
-    @contextmanager
-    def numbers_of(self, state: RandomState) -> Iterator[None]:
-        """A block whose forward draws the numbers of its microbatch, from the state before it."""
-        after = random_state(self._model.device)
-        state.restore()
-        try:
-            yield
-        finally:
-            after.restore()
+
+@contextmanager
+def numbers_from(state: RandomState, device: torch.device) -> Iterator[None]:
+    """A block whose forward draws the numbers of its microbatch, from the state before it."""
+    after = random_state(device)
+    state.restore()
+    try:
+        yield
+    finally:
+        after.restore()

@@ -25,18 +25,18 @@ from mosaic.errors import (
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
 from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
 from mosaic.pipelining.task_graph import RankSpace
-from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.chunk_work import Loss, Microbatches
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
 from mosaic.ranks.pipeline.rank_grid import RankGrids, positions
 from mosaic.ranks.pipeline.sequences import Sequences
-from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
 from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
 from mosaic.ranks.world.groups import gpu_bytes
 from mosaic.ranks.world.world import World
@@ -149,29 +149,12 @@ class PipelineSetup:
         """Returns the setup with measured times."""
         return replace(self, request=replace(self.request, model=fitted.model(self.counted.model)), fitted=fitted)
 
-    def runner(self, plan: PipelinePlan, *, keeps_all: bool) -> PipelineRunner:
-        """Returns the runner of a plan."""
-        return PipelineRunner(
-            self.model,
-            plan,
-            self.counted,
-            self.loss,
-            grid=self.grids.of(plan.degrees),
-            slices=self.slices,
-            backend=self.backend,
-            keeps_all=keeps_all,
-        )
-
     def cut(self, step: Microbatches) -> list[Mapping[str, Any]]:
         """Returns this rank's part of a step's microbatches."""
         return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
 
-    def shapes(self, step: Microbatches) -> tuple[str, ...]:
-        return tuple(self.counted.microbatch(microbatch).key for microbatch in step)
-
-    def drop_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None
+    def count(self, step: Microbatches) -> list[CountedMicrobatch]:
+        return list(map(self.counted.microbatch, step))
 
     def _planned(self, plan: Callable[[], _T]) -> _T | str:
         result: _T | str = ""

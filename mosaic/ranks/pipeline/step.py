@@ -6,25 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint
-from mosaic.backends.base import Backend
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale, StepData
-from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Microbatches, Scale, StepData
+from mosaic.ranks.pipeline.executor import InTurn, Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
-from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
-from mosaic.ranks.pipeline.tensor import WeightSlices
-
-Microbatches = Sequence[Mapping[str, Any]]
+from mosaic.ranks.pipeline.setup import PipelineSetup
 
 
 class StepResult(NamedTuple):
@@ -38,54 +34,35 @@ class PipelineRunner:
     """Runs steps of one plan on this rank: drops the weights that the rank does not need, and opens its lanes.
 
     Args:
-        model: The user's.
+        setup: The model and its ranks.
         plan: Its layers on ranks.
-        counted: Its counted layers.
-        loss: Of its output.
-        grid: All ranks.
-        slices: Slices of the weights that tensor ranks share.
-        backend: This rank's backend; None: it has no lanes.
-        keeps_all: Whether the weights of other ranks stay, for other plans. Where they have no memory yet, none of them
-            stays in any case.
+        keeps_all: True if the weights of other ranks stay, for other plans, unless they have no memory yet.
 
     Raises:
         InvalidPlanError: The partition's lanes cannot do their work at the same time.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: PipelinePlan,
-        counted: CountedModel,
-        loss: Loss,
-        *,
-        grid: RankGrid,
-        slices: WeightSlices | None = None,
-        backend: Backend | None = None,
-        keeps_all: bool = False,
-    ) -> None:
+    def __init__(self, setup: PipelineSetup, plan: PipelinePlan, *, keeps_all: bool) -> None:
+        model, counted, partition = setup.model, setup.counted, plan.partition
         check_lanes(model, counted.split, plan)
-        self.grid, self._slices = grid, slices
-        self._partition = partition = plan.partition
-        chunks = partition.chunks
+        self.grid = grid = setup.grids.of(plan.degrees)
+        self._setup, self._partition = setup, partition
+        own = [index for index, chunk in enumerate(partition.chunks) if chunk.rank == grid.place]
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
-        own = [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
         self.parted = PartedModel(
             model,
             counted.split,
-            [chunk.parts for chunk in chunks],
+            [chunk.parts for chunk in partition.chunks],
             None if keeps_all and has_memory else own,
             keeps_buffers=keeps_all,
         )
-        if slices is not None:
-            slices.forget_dropped()
+        if setup.slices is not None:
+            setup.slices.forget_dropped()
         with self.parted.lent_memory():
-            self.sums = GradientSums(model, counted.split, partition, grid, slices)
-        self._counted, self._loss = counted, loss
+            self.sums = GradientSums(model, counted.split, partition, grid, setup.slices)
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
-        self.numbers = counted.numbers
-        self.numbers.add_follower(self.parted)
-        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, partition, grid.place)
+        counted.numbers.add_follower(self.parted)
+        self._lanes = InTurn() if setup.backend is None else open_lanes(setup.backend, partition, grid.place)
         grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
 
     def run(
@@ -93,7 +70,7 @@ class PipelineRunner:
         shared: SharedStep,
         microbatches: Microbatches,
         *,
-        shapes: Sequence[str],
+        counted: Sequence[CountedMicrobatch],
         scale: Scale | None = None,
         is_training: bool = True,
         digests: Digests | None = None,
@@ -103,7 +80,8 @@ class PipelineRunner:
         share, schedule = shared.shares[replica], shared.schedules[replica]
 
         # 1. The plain loop's random numbers before each microbatch, whatever the order of the schedule.
-        states = self.numbers.before_each(microbatches)
+        draws = [each.draws for each in counted]
+        states = self._setup.counted.numbers.before_each(microbatches, draws)
 
         # 2. Gradients of earlier steps of weights with a part on several ranks: they are summed already.
         if is_training:
@@ -114,26 +92,25 @@ class PipelineRunner:
         losses: dict[int, float] = {}
         if schedule is not None:
             data = StepData(
-                split=self._counted.split,
+                split=self._setup.counted.split,
                 partition=self._partition,
                 schedule=schedule,
                 microbatches=[microbatches[at] for at in share],
-                layers=self._counted.layers,
+                layers=self._setup.counted.layers,
                 averaged_over=len(microbatches) / self.grid.num_copies,
-                units_together=self._counted.units_together,
-                items=self._items if not any(map(self.numbers.draw, microbatches)) else None,
+                units_together=self._setup.counted.units_together,
+                items=None if any(draws) else self._items,
             )
             work = ChunkWork(
                 self.parted,
-                self._loss,
+                self._setup.loss,
                 data,
-                numbers=self.numbers,
                 states=[states[at] for at in share],
                 scale=scale,
                 reduce=self.sums.start,
             )
             with transport.explaining():
-                named = "; ".join(shapes[at] for at in share)
+                named = "; ".join(counted[at].key for at in share)
                 spans = self.grid.executor.run(schedule, work, shapes=named, lanes=self._lanes)
             if self.grid.tensor == 0:
                 losses = {share[at]: float(loss) for at, loss in work.losses.items()}
@@ -142,8 +119,8 @@ class PipelineRunner:
         if is_training:
             try:
                 self.sums.finish()
-                if self._slices is not None:
-                    self._slices.check_once()
+                if self._setup.slices is not None:
+                    self._setup.slices.check_once()
             except RankFailedError:
                 raise
             except BaseException as error:
@@ -164,11 +141,23 @@ Digests = Mapping[str, str]
 """Hashes of the shapes, the values and the masks of a step's microbatches."""
 
 
-def digests_of(microbatches: Microbatches, own: Microbatches, shapes: Sequence[str]) -> Digests:
-    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error."""
-    leaves = [leaf for microbatch in microbatches for leaf in pytree.tree_flatten_with_path(dict(microbatch))[0]]
-    values = [(str(path), _comparable(leaf)) for path, leaf in leaves]
-    compared = {"shapes": tuple(shapes), "values": values, "masks": masks_of(own)}
+def digests_of(microbatches: Microbatches, own: Microbatches, counted: Sequence[CountedMicrobatch]) -> Digests:
+    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error.
+
+    Raises:
+        ValueError: A tensor of a microbatch would get a gradient.
+    """
+    values = []
+    for at, microbatch in enumerate(microbatches):
+        for path, leaf in pytree.tree_leaves_with_path(dict(microbatch)):
+            name = pytree.keystr(path)
+            if isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name} of microbatch {at} requires a gradient, which other ranks than those of the first layers "
+                    "would not have; compute it in the model, or detach() it"
+                )
+            values.append((name, _comparable(leaf)))
+    compared = {"shapes": [each.key for each in counted], "values": values, "masks": masks_of(own)}
     return {name: fingerprint(value) for name, value in compared.items()}
 
 

@@ -24,9 +24,10 @@ from mosaic.pipelining.plan import FittedTimes, StepPlanner
 from mosaic.pipelining.planner import AUTO, SharedStep
 from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
+from mosaic.ranks.pipeline.chunk_work import Microbatches
 from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.setup import PLANNED, PipelineSetup
-from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
+from mosaic.ranks.pipeline.step import PipelineRunner
 from mosaic.ranks.pipeline.transport import Transport
 from mosaic.take_turns import take_turns
 
@@ -112,18 +113,19 @@ def _times(
     step: Microbatches,
 ) -> dict[str, float]:
     """Returns the median step of each plan on the slowest rank, in milliseconds."""
-    shapes = setup.shapes(step)
+    counted = setup.count(step)
 
     def timed(name: str, runner: PipelineRunner) -> list[float]:
         with runner.parted.lent_memory():
             began = time.perf_counter()
-            runner.run(shared[name], step, shapes=shapes)
+            runner.run(shared[name], step, counted=counted)
             took_ms = 1e3 * (time.perf_counter() - began)
-            setup.drop_gradients()
+            setup.model.zero_grad()
         return [max(runner.grid.transport.all_gather(took_ms))]
 
     runs = {
-        name: partial(timed, name, setup.runner(planner.plan, keeps_all=True)) for name, planner in planners.items()
+        name: partial(timed, name, PipelineRunner(setup, planner.plan, keeps_all=True))
+        for name, planner in planners.items()
     }
     take_turns(runs, 1)  # each warms up
     return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}
@@ -151,11 +153,11 @@ def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
     shared = setup.plan_sample(planner, seconds=0.0)
     if isinstance(shared, str) or (schedule := shared.schedules[0]) is None:
         return setup
-    runner, shapes = setup.runner(planner.plan, keeps_all=True), setup.shapes(step)
+    runner, counted = PipelineRunner(setup, planner.plan, keeps_all=True), setup.count(step)
     for _ in range(2):  # the first one warms up
         with runner.parted.lent_memory():
-            spans = runner.run(shared, step, shapes=shapes).spans
-            setup.drop_gradients()
+            spans = runner.run(shared, step, counted=counted).spans
+            setup.model.zero_grad()
     measured = gather_spans(spans, runner.grid.transport)
     fitted = None
     if setup.world.rank == 0:

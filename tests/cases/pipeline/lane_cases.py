@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from executor_cases import order
+from pipeline_cases import cut_in_pieces
 from torch import nn
 
 from bench.pipeline.in_process import InProcess
@@ -19,7 +20,6 @@ from mosaic.backends.host import HostBackend
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
@@ -125,10 +125,8 @@ def laned(
     split = find_split(model, step[0])
     counted = count_model(model, split, step[0], RankHardware(cluster=find_cluster("host", 2)))
     seen = [counted.microbatch(one) for one in step]
-    request = Request(
-        model=counted.model, num_ranks=num_ranks, microbatches=seen, slots_per_rank=4, sizes=dict(sizes or {})
-    )
-    partition = partition_by("colocated", request)
+    request = Request(model=counted.model, num_ranks=num_ranks, microbatches=seen, slots_per_rank=4)
+    partition = cut_in_pieces("colocated", request, dict(sizes or {}))
     if own_lanes:
         lanes = {name: lane for lane, name in enumerate(reversed(partition.modules))}
         chunks = [replace(one, lane=lanes[one.parts[0].module], share=0.25) for one in partition.chunks]
@@ -167,8 +165,8 @@ def run(
         numbers = DrawnNumbers(parted)
         with turn:
             torch.set_rng_state(start)
-            states = numbers.before_each(laned.step)
-        work = ChunkWork(parted, laned.loss, data, numbers=numbers, states=states, turn=turn)
+            states = numbers.before_each(laned.step, [numbers.draw(each) for each in laned.step])
+        work = ChunkWork(parted, laned.loss, data, states=states, turn=turn)
         way = InTurn() if backend is None else open_lanes(backend(), partition, transport.rank)
         Executor(transport).run(schedule, work, lanes=way)
         grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
