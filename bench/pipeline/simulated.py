@@ -19,7 +19,7 @@ from mosaic.pipelining.baselines import one_f_one_b
 from mosaic.pipelining.cuts import balanced_ends, in_a_loop, partition_by
 from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.orders import OrderLimits, Searched, search_orders
-from mosaic.pipelining.partition import Partition, Request, gradients_of, layer_ms, strategy_of
+from mosaic.pipelining.partition import Partition, Request, input_gradients, layer_ms, strategy_of
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import Timed, roll_out, simulate
@@ -191,11 +191,10 @@ def cornstarch_frozen(text: str) -> Iterator[Figure]:
 def _balanced(job: Job, *, is_aware: bool) -> Partition:
     """Returns layers that recompute, balanced by their time, or as if all had gradients that take twice as long."""
     microbatch, times_ms = job.known.microbatch(), []
-    gradients = gradients_of(job.model, {module.name for module in job.model.modules})
+    gradients = input_gradients(job.model, {module.name for module in job.model.modules})
     for module in job.model.modules:
-        own = gradients[module.name]
         layers = module.layers(microbatch, module.units(microbatch))
-        for layer, inputs, weights in zip(layers, own.inputs, own.weights, strict=True):
+        for layer, inputs, weights in zip(layers, gradients[module.name], module.trains, strict=True):
             again = strategy_of(layer, "recompute")
             times = 3 * layer.forward_ms, again.extra_forward_ms, again.extra_backward_ms
             times_ms.append(math.fsum(layer_ms(layer, again, inputs=inputs, weights=weights) if is_aware else times))

@@ -33,7 +33,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -350,27 +349,21 @@ def _beside(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionMethod:
-    """A method to cut a model into chunks on ranks."""
-
-    name: str
-    description: str
-    cut: Callable[[Request], Partition]
-    """Makes the partition; raises ValueError if the model has too few layers."""
-
-
-_ALL = (
-    ("separated", "each module over all ranks, in segments whose longest chunk is as short as it can be", separated),
-    ("mixed-parameters", "one chain of all layers, balanced by parameters", by_parameters),
-    ("mixed-time", "one chain of all layers, balanced by time", by_time),
-    ("mixed-v", "one chain down all ranks and back up, balanced by time", in_a_v),
-    ("parallel", "each module on ranks of its own (Cornstarch's Algorithm 1)", on_own_ranks),
-    ("lanes", "encoders side by side on shares of the same ranks, the backbone on others", on_lanes),
-    ("colocated", "the backbone over all ranks, all other modules beside it on shares of them", beside_backbone),
+PARTITION_METHODS: Mapping[str, tuple[str, Callable[[Request], Partition]]] = MappingProxyType(
+    {
+        "separated": (
+            "each module over all ranks, in segments whose longest chunk is as short as it can be",
+            separated,
+        ),
+        "mixed-parameters": ("one chain of all layers, balanced by parameters", by_parameters),
+        "mixed-time": ("one chain of all layers, balanced by time", by_time),
+        "mixed-v": ("one chain down all ranks and back up, balanced by time", in_a_v),
+        "parallel": ("each module on ranks of its own (Cornstarch's Algorithm 1)", on_own_ranks),
+        "lanes": ("encoders side by side on shares of the same ranks, the backbone on others", on_lanes),
+        "colocated": ("the backbone over all ranks, all other modules beside it on shares of them", beside_backbone),
+    }
 )
-
-PARTITION_METHODS = {name: PartitionMethod(name=name, description=text, cut=cut) for name, text, cut in _ALL}
+"""Descriptions and functions by name; a function raises ValueError if the model has too few layers."""
 
 
 def partition_by(name: str, request: Request) -> Partition:
@@ -381,4 +374,5 @@ def partition_by(name: str, request: Request) -> Partition:
     """
     if name not in PARTITION_METHODS:
         raise ValueError(unknown("partition", name, PARTITION_METHODS))
-    return PARTITION_METHODS[name].cut(request)
+    _, cut = PARTITION_METHODS[name]
+    return cut(request)

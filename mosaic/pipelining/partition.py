@@ -12,19 +12,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from operator import or_
 
 from mosaic.graph import Part
 from mosaic.pipelining.layers import Layer, Microbatch, PipelineModel, Strategy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
-    """Gradients that the layers of one module compute."""
-
-    inputs: tuple[bool, ...]
-    """True for each layer that computes gradients for its inputs."""
-    weights: tuple[bool, ...]
-    """True for each layer that computes gradients for its weights."""
 
 
 def sources_of(model: PipelineModel, present: Collection[str]) -> Mapping[str, tuple[str, ...]]:
@@ -39,21 +31,20 @@ def sources_of(model: PipelineModel, present: Collection[str]) -> Mapping[str, t
     return {name: through[name] for name in through if name in present}
 
 
-def gradients_of(model: PipelineModel, present: Collection[str]) -> Mapping[str, Gradients]:
-    """Returns the gradients that each module computes in a microbatch of the modules ``present``."""
+InputGradients = Mapping[str, tuple[bool, ...]]
+"""By module, True for each layer that computes gradients for its inputs."""
+
+
+def input_gradients(model: PipelineModel, present: Collection[str]) -> InputGradients:
+    """Returns the layers that compute gradients for their inputs in a microbatch of the modules ``present``."""
     sources = sources_of(model, present)
-    gradients: dict[str, Gradients] = {}
+    gradients: dict[str, tuple[bool, ...]] = {}
     trains_behind: dict[str, bool] = {}
     for module in model.modules:
-        if module.name not in present:
-            continue
-        trains_before = any(trains_behind[source] for source in sources[module.name])
-        inputs = []
-        for trains in module.trains:
-            inputs.append(trains_before)
-            trains_before |= trains
-        trains_behind[module.name] = trains_before
-        gradients[module.name] = Gradients(inputs=tuple(inputs), weights=tuple(module.trains))
+        if module.name in present:
+            trains_before = any(trains_behind[source] for source in sources[module.name])
+            *inputs, trains_behind[module.name] = accumulate(module.trains, or_, initial=trains_before)
+            gradients[module.name] = tuple(inputs)
     return gradients
 
 
@@ -303,7 +294,7 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
     counts = dict.fromkeys(sums, 0)
     for microbatch in request.microbatches:
         present = {module.name for module in request.model.modules if module.units(microbatch)}
-        gradients = gradients_of(request.model, present)
+        gradients = input_gradients(request.model, present)
         for module in request.model.modules:
             units = module.units(microbatch)
             pieces = even_pieces(units, (sizes or {}).get(module.name, max(units, 1)))
@@ -312,8 +303,8 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
                 layers = module.layers(microbatch, piece)
                 if len(layers) != len(module.trains):
                     raise ValueError(f"{module.name!r} has {len(layers)} layers, and trains has {len(module.trains)}")
-                own = gradients[module.name]
-                for index, (layer, inputs, weights) in enumerate(zip(layers, own.inputs, own.weights, strict=True)):
+                flags = zip(layers, gradients[module.name], module.trains, strict=True)
+                for index, (layer, inputs, weights) in enumerate(flags):
                     times = layer_ms(layer, layer.strategies[0], inputs=inputs, weights=weights)
                     sums[module.name][index] += math.fsum(times)
     return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}

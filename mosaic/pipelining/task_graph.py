@@ -29,10 +29,10 @@ from mosaic.pipelining.layers import (
 )
 from mosaic.pipelining.partition import (
     Chunk,
-    Gradients,
+    InputGradients,
     Partition,
     even_pieces,
-    gradients_of,
+    input_gradients,
     layer_ms,
     sources_of,
     strategy_of,
@@ -195,7 +195,7 @@ _Place = tuple[int, int]
 class _Flow:
     """Dataflow through the chunks of microbatches with the same modules."""
 
-    gradients: Mapping[str, Gradients]
+    gradients: InputGradients
     modules: dict[int, tuple[str, ...]]
     """Modules that each working chunk runs, in the order of chunks."""
     feeds: Mapping[int, tuple[tuple[int, str], ...]]
@@ -282,7 +282,7 @@ class _StepBuilder:
                     self._wait(current.forward[source], task, size)
 
     def _costs(
-        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
+        self, chunk: Chunk, gradients: InputGradients, microbatch: Microbatch, units: int, pair: PairKey
     ) -> _Costs:
         """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
         chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
@@ -294,7 +294,7 @@ class _StepBuilder:
     def _count(
         self,
         chunk: Chunk,
-        gradients: Mapping[str, Gradients],
+        gradients: InputGradients,
         microbatch: Microbatch,
         units: int,
         chosen: str | tuple[int, ...],
@@ -309,10 +309,10 @@ class _StepBuilder:
                 continue
             # a chunk of several modules runs whole microbatches: all units of each module
             count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
-            own = gradients[part.module]
             of_module = self._layers(part.module, chunk.share, microbatch, count)
             for at in range(part.first, part.end):
-                layer, inputs, weights = of_module[at], own.inputs[at], own.weights[at]
+                layer, inputs = of_module[at], gradients[part.module][at]
+                weights = self.modules[part.module].trains[at]
                 if not inputs and not weights:
                     layer = replace(layer, strategies=_KEEPS_NOTHING)
                 strategy = _chosen(layer, chosen, len(layers), part.module)
@@ -442,7 +442,7 @@ class _StepBuilder:
                 last[name] = index
             if names:
                 modules[index], feeds[index] = names, tuple(dict.fromkeys(inputs))
-        self._flows[present] = _Flow(gradients=gradients_of(self.model, present), modules=modules, feeds=feeds)
+        self._flows[present] = _Flow(gradients=input_gradients(self.model, present), modules=modules, feeds=feeds)
         return self._flows[present]
 
 
