@@ -128,9 +128,6 @@ class PartedModel:
         chunks: All chunks of the partition.
         own: Indices of the chunks on this rank; None: all.
         keeps_buffers: True if buffers of other ranks' layers stay, for chunks that may run here later.
-
-    Raises:
-        ValueError: The chunks are of another model.
     """
 
     def __init__(
@@ -182,13 +179,11 @@ class PartedModel:
             kwargs: Keyword arguments of the model.
             received: Tensors of earlier chunks, by module; ``join_pieces`` joins several pieces.
             strategies: Activation strategy of each of the chunk's layers, in order; empty: all are kept.
-            draws: Sites that draw random numbers. With ``all`` and the generators' state at the beginning of the
-                microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
+            draws: With ``all`` and the generators' state before the microbatch, numbers are the plain model's.
             offload: Takes the activations of layers whose strategy is ``offload``, as ``new_offload`` makes it.
 
         Returns:
-            The chunk's tensors, by module; or the model's output if it ends here, with None for leaves of other
-            modules.
+            The chunk's tensors, by module; or the model's output if it ends here, without leaves of other modules.
 
         Raises:
             ValueError: The chunk is on another rank, an input is missing, or strategies and layers differ in number.

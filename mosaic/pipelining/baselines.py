@@ -26,8 +26,7 @@ Rows = Sequence[Iterable[TaskName]]
 def orders_of(graph: TaskGraph, rows: Rows) -> Orders:
     """Returns the orders of a graph's tasks by slots.
 
-    Slots without a task are empty: skipped chunks, missing backwards, and backward for weights that is not a task of
-    its own.
+    Slots without a task are empty: skipped chunks, missing backwards, and weights' backwards that are not apart.
 
     Raises:
         ValueError: A task has no slot, or a slot is of another row.

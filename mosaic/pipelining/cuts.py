@@ -183,11 +183,8 @@ def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({
     """Assigns each module its own ranks by Cornstarch's Algorithm 1.
 
     For each number of chunks of the backbone, every other module has the fewest chunks whose longest takes no longer
-    than the backbone's longest, as far as ranks allow; the result has the shortest step by ``step_ms``.
-
-    Args:
-        request: Model, ranks and microbatches.
-        fixed: Numbers of ranks of modules that are not chosen.
+    than the backbone's longest, as far as ranks allow; the result has the shortest step by ``step_ms``. Modules in
+    ``fixed`` have these numbers of ranks.
 
     Raises:
         ValueError: Modules, or fixed numbers, need more ranks.

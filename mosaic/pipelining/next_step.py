@@ -1,21 +1,11 @@
 """Plans the next step of a pipeline in a process of its own while the present step runs.
 
-::
-
-    with closing(NextStepPlanner(step_planner)) as planner:
-        planner.start(0, microbatches[0])
-        for step in range(num_steps):
-            schedule = planner.take(step).schedule   # the best so far, or None
-            planner.start(step + 1, microbatches[step + 1], step_s=last_step_s)
-            run(schedule)
-
 ``python -m mosaic.pipelining.next_step FD PARENT`` is the process. It imports what the planning function needs, but
 not the main script as a process pool does, and it ends with its parent.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import subprocess
@@ -89,29 +79,18 @@ class NextStepPlanner:
             step: Its number.
             metadata: The planning function's argument; pickled.
             step_s: Seconds of a recent step, of which planning takes ``BUDGET_SHARE`` at most.
-
-        Raises:
-            ValueError: ``step_s`` is negative or not finite.
         """
         step_s = FIRST_STEP_S if step_s is None else step_s
-        if not 0 <= step_s < math.inf:
-            raise ValueError(f"step_s={step_s}; use finite seconds, 0 or more")
         with self._changed:
             self._step, self._step_s, self._answer = step, step_s, None
         self._send((step, pickle.dumps(metadata), BUDGET_SHARE * step_s))
 
     def take(self, step: int, *, wait_s: float = 0.0) -> Planned:
-        """Returns the schedule of a step. A search that still runs is stopped and has ``STOP_SHARE`` for its best.
+        """Returns the schedule of the step that was started last.
 
-        Args:
-            step: The step that was started last.
-            wait_s: Seconds to wait at most before the search is stopped.
-
-        Raises:
-            ValueError: Another step was started, or none.
+        A search that still runs after ``wait_s`` is stopped and has ``STOP_SHARE`` for its best.
         """
-        if step != self._step:
-            raise ValueError(f"step {step} is taken; call start({step}, ...) before")
+        assert step == self._step
         with self._changed:
             if not self._changed.wait_for(self._has_ended, wait_s):
                 self._send(None)

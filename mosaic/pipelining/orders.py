@@ -118,12 +118,6 @@ def search_orders(
 ) -> Searched | Deadlock:
     """Returns the best orders, or the first ranking's deadlock if all rankings deadlock.
 
-    Args:
-        graph: Tasks of a step.
-        method: A name of ``METHODS``.
-        limits: Limits of the search.
-        bound_ns: A known lower bound.
-
     Raises:
         ValueError: The method is unknown.
     """

@@ -103,8 +103,7 @@ class Partition:
     """Chunks of all modules.
 
     Raises:
-        ValueError: A layer is in no chunk or in two, or comes before an earlier one; a rank is out of range; lanes have
-            more than their rank, or one lane two shares; a module that is mixed with others is cut into pieces.
+        ValueError: Layers are not each in one chunk, in order; a rank, a lane's share or a size does not fit.
     """
 
     num_ranks: int
@@ -182,8 +181,7 @@ class Partition:
         """Checks that it is a partition of a model.
 
         Raises:
-            ValueError: A module is missing or unknown, its number of layers differs, or a chunk comes before one whose
-                output it needs.
+            ValueError: Its modules or their layers differ, or a chunk comes before one whose output it needs.
         """
         layers = {module.name: len(module.trains) for module in model.modules}
         if strange := sorted(set(layers) ^ set(self.modules)):

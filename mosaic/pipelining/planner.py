@@ -101,10 +101,9 @@ def plan_step(
         request: Model, ranks, and representative microbatches for the partition.
         microbatches: Microbatches of the step.
         space: The ranks.
-        options: Options of the planner.
+        options: Partition, search and its limits.
         partition: A fixed partition; None: made by ``options``.
-        contenders: Baselines of the same step, as ``contend`` returns them; a shorter one that ranks can run is the
-            result.
+        contenders: Baselines of the step; a shorter one that ranks can run is the result.
 
     Raises:
         InfeasibleError: No tried plan fits in memory; the message has rank, time, shortage and remedies.

@@ -1,8 +1,7 @@
 """Latencies of collectives and messages between the ranks of a cluster, in whole nanoseconds.
 
-The cost of a collective is ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter sends half the bytes of
-an all-reduce of the same tensor (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and takes half of its time
-in this model.
+The cost of a collective is ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter takes half the time of an
+all-reduce of the same tensor (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
 
 Ranks are numbered as in Megatron: tensor first, then context, data, pipeline. Tensor peers are neighbours; context
 peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together.

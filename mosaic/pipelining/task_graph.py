@@ -90,13 +90,7 @@ def task_graph(
 ) -> TaskGraph:
     """Returns the tasks of a step.
 
-    Args:
-        model: The model.
-        partition: Its chunks on ranks.
-        microbatches: Microbatches of the step, in the order of group numbers.
-        space: The ranks.
-        strategies: Activation strategies.
-        weights_apart: True if backward for weights is a task of its own, which then frees the kept activations.
+    Backward for weights may be a task of its own (``weights_apart``), which then frees the kept activations.
 
     Raises:
         ValueError: ``microbatches`` is empty, the partition is of another model, a time or a number of bytes is

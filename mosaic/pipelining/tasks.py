@@ -79,9 +79,7 @@ class TaskGraph:
     """Tasks of one step.
 
     Raises:
-        ValueError: An index, a time or a number of bytes is not a whole number or out of range, tasks of a rank free
-            more than they take, or tasks wait for each other in a circle.
-        BackendUnavailableError: The extension ``mosaic._search`` is not built.
+        ValueError: A number is out of range, a rank frees more than it takes, or tasks wait in a circle.
     """
 
     tasks: tuple[Task, ...]

@@ -249,16 +249,7 @@ class MemoryShortage:
 
 
 def tune(graph: TaskGraph, pairs: Sequence[Pair], orders: Orders) -> Tuned | MemoryShortage:
-    """Chooses a candidate for each pair, in fixed orders that run where memory has no limits.
-
-    Args:
-        graph: Tasks, with memory limits.
-        pairs: Forwards with their backwards; other tasks stay unchanged.
-        orders: Tasks of each row, in order.
-
-    Returns:
-        The best fitting choice, or the shortage of the leanest one.
-    """
+    """Returns the best fitting choice in orders that run without memory limits, or the shortage of the leanest one."""
     return _Tuning(graph, tuple(pairs), orders).run()
 
 

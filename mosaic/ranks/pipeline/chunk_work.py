@@ -205,13 +205,10 @@ class ChunkWork:
         model: The rank's chunks.
         loss: Of the model's output.
         data: The step's.
-        scale: Scales losses before their backward.
         states: Of the generators before each microbatch of the plain loop; None for one that draws none.
-        reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
+        scale: Scales losses before their backward.
+        reduce: Called with each chunk whose gradients are there.
         turn: A lock that ranks which are threads of one process share, as they share its generators.
-
-    Attributes:
-        losses: Of the microbatches that end here.
     """
 
     def __init__(

@@ -212,16 +212,12 @@ _POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
 
 
 class StepRun:
-    """The actions of a rank in one step. Each lane runs its own in order, on any thread.
-
-    Attributes:
-        failure: The error that ended the step on this rank first.
-        spans: Times of the actions, in the order of their ends.
-    """
+    """The actions of a rank in one step. Each lane runs its own in order, on any thread."""
 
     def __init__(self, program: Program, work: Work, transport: Transport) -> None:
         self.program = program
         self.failure: BaseException | None = None
+        """The first error of this rank."""
         self.spans: list[Span] = []
         self._work, self._transport = work, transport
         self._inbox: list[dict[Any, Any]] = [dict.fromkeys(task.sources) for task in program.tasks]
@@ -427,12 +423,8 @@ class Executor:
         Args:
             schedule: The schedule of the step.
             work: Computes its tasks.
-            shapes: Names what ``work.specs`` depends on beside the schedule: steps of other shapes may have one
-                schedule, and messages are planned once for both together.
+            shapes: Names what ``work.specs`` depends on beside the schedule, which steps of other shapes may share.
             lanes: Runs this rank's lanes; by default in turn on this thread.
-
-        Returns:
-            Times of this rank's actions.
 
         Raises:
             InvalidScheduleError: This rank's actions cannot be run.

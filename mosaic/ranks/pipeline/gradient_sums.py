@@ -105,11 +105,10 @@ class GradientSums:
                 self.counted_elsewhere.add(id(self._named[name]))
 
     def begin(self) -> None:
-        """Sets aside the sums of earlier steps of tied weights, before a step.
+        """Saves the sums of earlier steps of tied weights, before a step.
 
         Raises:
-            ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
-                its place: plans and sums were made for the others.
+            ModuleContractError: A weight or module was replaced, frozen or unfrozen since the pipeline was made.
         """
         for table, key, value, path in self._held:
             if table.get(key) is not value:

@@ -78,8 +78,7 @@ def check_lanes(model: nn.Module, split: ModelSplit, plan: PipelinePlan) -> None
     """Checks that the lanes of each rank can do their work at the same time.
 
     Raises:
-        InvalidPlanError: Two train one parameter, and would add to its gradient in no fixed order; names it. Or layers
-            or sequences are shared by ranks, whose exchanges would meet in no fixed order.
+        InvalidPlanError: Two train one parameter, or ranks share layers or sequences.
     """
     partition, degrees = plan.partition, plan.degrees
     if degrees.tensor * degrees.context > 1 and len(partition.rows) > partition.num_ranks:

@@ -33,12 +33,15 @@ from mosaic.ranks.world.world import World
 
 
 class Position(NamedTuple):
-    """A rank in the grid; the fields are explained at ``RankGrid``."""
+    """A rank in the grid."""
 
     replica: int
     place: int
+    """Rank in the pipeline, as partitions and schedules have it."""
     context: int
+    """Index among the ranks that share its sequences."""
     tensor: int
+    """Index among the ranks that share its layers."""
 
 
 def positions(degrees: Degrees) -> list[Position]:
@@ -52,19 +55,7 @@ def positions(degrees: Degrees) -> list[Position]:
 
 
 class RankGrid:
-    """All ranks by replica, place in the pipeline and tensor index, and this rank among them. All ranks make it.
-
-    Attributes:
-        world: All ranks.
-        degrees: Ranks along each axis.
-        replica: Index of this rank's replica.
-        place: Its rank in the pipeline, as partitions and schedules have it.
-        context: Its index among the ranks that share its sequences.
-        tensor: Its index among the ranks that share its layers.
-        context_group: The ranks that share its sequences, where there are several.
-        transport: Connects it with the other places of its replica.
-        executor: Executes its replica's schedules.
-    """
+    """All ranks by replica, place in the pipeline and tensor index, and this rank among them. All ranks make it."""
 
     def __init__(self, grids: RankGrids, degrees: Degrees) -> None:
         self.world, self.degrees, self._grids = grids.world, degrees, grids

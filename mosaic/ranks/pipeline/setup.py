@@ -373,8 +373,7 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
     """A block in which a model is run; its buffers are restored.
 
     Raises:
-        UnsplittableError: One that belongs into checkpoints was changed, such as a running average: a step runs
-            microbatches in another order than the plain loop, replicas each run some of them, and the trial many more.
+        UnsplittableError: A buffer that belongs into checkpoints was changed, such as a running average.
     """
     before = [
         (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())

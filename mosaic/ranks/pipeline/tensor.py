@@ -56,15 +56,7 @@ def share_layers(
 ) -> tuple[CountedModel, WeightSlices]:
     """Splits weights of layers over the ranks of a group; returns the layers for planning, and this rank's slices.
 
-    Args:
-        model: The user's model.
-        counted: Its layers.
-        group: The ranks that share this one's layers.
-        progress: Of this rank.
-        degrees: Tensor ranks by module.
-        own: The modules whose layers are shared by the group; others stay whole here.
-        plan: The user's styles.
-        sample: A microbatch.
+    ``degrees`` are tensor ranks by module, of which ``own`` are shared by the group; others stay whole here.
 
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
@@ -289,8 +281,7 @@ class WeightSlices:
         """Compares gradients of whole weights between tensor ranks after the first step.
 
         Raises:
-            ModuleContractError: They differ, so inputs of the weight differ between the ranks: it stands between split
-                modules, and its gradients are to be summed.
+            ModuleContractError: They differ: the weight stands between split modules, and needs a sum.
         """
         if self._is_checked:
             return

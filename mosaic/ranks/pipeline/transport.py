@@ -1,23 +1,14 @@
 """Messages between the ranks of a pipeline over torch.distributed, by NCCL on GPUs and gloo on CPUs.
 
-A channel is a pair of ranks, a lane of each, a sense, and a direction (activations go forward, gradients backward). Its
-messages arrive in the order in which they were posted, so both ends post them in one order; those of other lanes may
-come before or after. Posting never waits. Either end may end only once both are posted.
+A channel is a pair of ranks, a lane of each, and a direction: activations go forward, gradients backward. Both ends
+post its messages in one order, and those of one task as one group by ``batch_isend_irecv``: NCCL then launches one
+kernel for all of their tensors. A wait for one message of a group may wait for all of them. Posting never waits.
 
-Messages of one moment, which one task sends through one channel, are posted as one group by ``batch_isend_irecv``: NCCL
-then launches one kernel for all of their tensors. Both ends read the groups off the schedule, so they match. A wait for
-one message of a group may wait for all of them. This cannot deadlock: the other end posts the same group at once, after
-the one task that made it, so that each of its messages arrives where the first one does. Gloo posts the messages of a
-group one by one, in the same order and with the same tags.
-
-Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
-when the transport is made, in one order, and warm them up pair by pair. NCCL sends groups through the communicator of
-all ranks of a process group, and single messages (up to torch 2.14) through one of the pair: everything is posted as a
-group here, so that no message overtakes another. There each pair has a process group of its own, because messages to
-one peer would queue behind those to another.
-
-On GPUs lanes that message each other have communicators of their own, too: NCCL has no tags, and one lane's messages
-would queue behind another's. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
+Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them in
+one order, and warm them up pair by pair. NCCL (up to torch 2.14) sends groups and single messages through different
+communicators, so everything is posted as a group, and no message overtakes another. There each pair of ranks has a
+process group of its own, and so have lanes that message each other: NCCL has no tags, and messages would queue behind
+others. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
 """
 
 from __future__ import annotations
@@ -127,12 +118,6 @@ class Transport:
             all of them as ``rank``. It receives in the first of its lines, and sends to the ranks that receive in a
             line with it. None: all are in one. A failure of a rank ends the waits in all lines.
         name: Unique among the transports of the run.
-
-    Attributes:
-        line: Ranks of this rank's pipeline.
-        rank: Index of this rank there.
-        size: Number of its ranks.
-        progress: The present activity of this rank.
     """
 
     def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
