@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,6 @@ from mosaic.errors import ModuleContractError
 
 MIN_BYTES = 1024
 """Smaller tensors stay: a copy would take longer than they are worth."""
-
-
-class Copies(Protocol):
-    """Copies between a device and the host that run beside the device's work."""
-
-    def store(self, tensor: Tensor) -> Any:
-        """Begins a copy to the host; nothing may write to the tensor until it has ended."""
-
-    def fetch(self, stored: Any) -> Any:
-        """Begins a copy back."""
-
-    def wait(self, fetched: Any) -> Tensor:
-        """Returns the tensor for work that is submitted from now on."""
 
 
 class ThreadCopies:
@@ -80,8 +67,11 @@ class StreamCopies:
         return result
 
 
+Copies = ThreadCopies | StreamCopies
+"""``store`` begins a copy to the host, ``fetch`` one back, and ``wait`` returns the tensor for work from now on."""
+
+
 def copies_for(device: torch.device) -> Copies:
-    """Returns what copies activations of a device."""
     return StreamCopies(device) if device.type == "cuda" else ThreadCopies()
 
 

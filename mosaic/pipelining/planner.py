@@ -113,15 +113,15 @@ def plan_step(
     limits = job.options.limits
     plans = [plan for plan in contenders.values() if not isinstance(plan, str)]
     plans = [plan for plan in plans if all(task.kind is not ActionKind.WEIGHTS for task in plan.graph.tasks)]
-    cuts = sorted(job.cuts(partition), key=lambda cut: cut.natural_ns)
+    cuts = sorted(job.cuts(partition), key=lambda cut: cut.makespan_ns)
     shortage = None
-    best_cut: _Cut | None = None  # None if no partition may be shorter than a contender
+    best_cut: PlannedStep | None = None  # None if no partition may be shorter than a contender
     share = 1.0 if len(cuts) == 1 else _TRIAL_SHARE / len(cuts)
     for cut in cuts:
         if plans and (job.is_over() or cut.bound_ns >= min(plan.makespan_ns for plan in plans)):
             continue
         try:
-            planned = job.plan(cut, limits.share(share))
+            planned = _MemoryPlanning(cut, job.options.method, limits.share(share)).run()
         except InfeasibleError as error:
             shortage = shortage or error
             continue
@@ -133,7 +133,8 @@ def plan_step(
         raise shortage
     if len(cuts) > 1 and best_cut is not None and not job.is_over():
         with suppress(InfeasibleError):  # other draws than the first time; earlier plans stay
-            plans.append(job.plan(best_cut, replace(limits.share(1 - _TRIAL_SHARE), seconds=job.seconds_left)))
+            rest = replace(limits.share(1 - _TRIAL_SHARE), seconds=job.seconds_left)
+            plans.append(_MemoryPlanning(best_cut, job.options.method, rest).run())
     return min(plans, key=lambda planned: planned.makespan_ns)
 
 
@@ -203,18 +204,6 @@ def contend(
     return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """A partition with its tasks."""
-
-    partition: Partition
-    name: str
-    graph: TaskGraph
-    bound_ns: int
-    natural_ns: int
-    """Makespan of the natural order without memory limits."""
-
-
 class _Job:
     """A step on ranks, and its planning."""
 
@@ -232,14 +221,14 @@ class _Job:
         limits = self.options.limits
         return limits.is_counted_out or not self.seconds_left or bool(limits.should_stop and limits.should_stop())
 
-    def cuts(self, fixed: Partition | None) -> list[_Cut]:
-        """Returns the partitions to try; without time the first alone.
+    def cuts(self, fixed: Partition | None) -> list[PlannedStep]:
+        """Returns the partitions to try, in natural order without memory limits; without time the first alone.
 
         Raises:
             ValueError: No partition fits the model.
         """
         names = TRIED if self.options.partition == AUTO and fixed is None else (self.options.partition,)
-        cuts: list[_Cut] = []
+        cuts: list[PlannedStep] = []
         problem = None
         for name in names:
             try:
@@ -254,47 +243,32 @@ class _Job:
             graph = task_graph(self.request.model, partition, self.microbatches, self.space)
             natural = roll_out(replace(graph, limit_bytes=()))
             assert not isinstance(natural, Deadlock)  # without limits nothing waits for memory
+            orders, timed = natural
             cuts.append(
-                _Cut(
+                PlannedStep(
                     partition=partition,
-                    name="given" if fixed else name,
                     graph=graph,
+                    orders=orders,
+                    timed=timed,
                     bound_ns=lower_bound_ns(graph),
-                    natural_ns=natural[1].makespan_ns,
+                    training=training_chunks(self.request.model, partition),
+                    origin=f"{'given' if fixed else name}, {self.options.method}",
                 )
             )
         if not cuts:
             raise problem or ValueError(f"no partition of {', '.join(names)} uses all ranks; use fewer")
         return cuts
 
-    def plan(self, cut: _Cut, limits: OrderLimits) -> PlannedStep:
-        """Plans one partition; raises InfeasibleError where nothing that is tried fits in memory."""
-        orders, graph, timed, strategies = _MemoryPlanning(cut.graph, self.options.method, limits).run()
-        return PlannedStep(
-            partition=cut.partition,
-            graph=graph,
-            orders=orders,
-            timed=timed,
-            bound_ns=cut.bound_ns,
-            strategies=strategies,
-            training=training_chunks(self.request.model, cut.partition),
-            origin=f"{cut.name}, {self.options.method}",
-        )
-
-
-_Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
-"""Orders, tasks with the times and bytes of the strategies, their simulation, and the strategies."""
-
 
 class _MemoryPlanning:
     """Orders and strategies of one partition: the shortest of several searches that fits in memory."""
 
-    def __init__(self, graph: TaskGraph, method: str, limits: OrderLimits) -> None:
-        self.graph, self.method, self.limits = graph, method, limits
+    def __init__(self, cut: PlannedStep, method: str, limits: OrderLimits) -> None:
+        self.cut, self.graph, self.method, self.limits = cut, cut.graph, method, limits
         self.began, self.effort_left = time.monotonic(), limits.effort
-        self.fitting: list[_Fitting] = []
+        self.fitting: list[PlannedStep] = []
 
-    def run(self) -> _Fitting:
+    def run(self) -> PlannedStep:
         """Returns the shortest orders and strategies that fit.
 
         Raises:
@@ -304,7 +278,7 @@ class _MemoryPlanning:
         first = self._search(replace(self.graph, limit_bytes=()), _FIRST_SHARE if is_limited else 1.0)
         assert isinstance(first, Searched)  # without limits nothing waits for memory
         if self._holds(first.timed):
-            return first.orders, self.graph, first.timed, "keep"
+            return replace(self.cut, orders=first.orders, timed=first.timed)
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
         pairs = pairs_of(self.graph)
         shortage = self._tune(pairs, first.orders)
@@ -319,7 +293,7 @@ class _MemoryPlanning:
             if not self.fitting:
                 reason = str(shortage or self._shortage(searched))
                 raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
-        return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
+        return min(self.fitting, key=lambda plan: plan.makespan_ns)
 
     def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
         """Chooses strategies in these orders, then searches for better orders with them."""
@@ -328,7 +302,7 @@ class _MemoryPlanning:
             return tuned
         strategies = strategies_of(self.graph, pairs, tuned.choice)
         if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
-            self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
+            self._add(tuned.graph, orders, tuned.timed, strategies)
         self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
         return None
 
@@ -343,7 +317,10 @@ class _MemoryPlanning:
 
     def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
         if isinstance(searched, Searched) and self._holds(searched.timed):  # tasks wait for memory, constants do not
-            self.fitting.append((searched.orders, graph, searched.timed, strategies))
+            self._add(graph, searched.orders, searched.timed, strategies)
+
+    def _add(self, graph: TaskGraph, orders: Orders, timed: Timed, strategies: Strategies) -> None:
+        self.fitting.append(replace(self.cut, graph=graph, orders=orders, timed=timed, strategies=strategies))
 
     def _holds(self, timed: Timed) -> bool:
         return max(self._excess_bytes(timed), default=0) <= 0

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 from mosaic.backends.base import Lane, Lanes
@@ -94,11 +94,15 @@ class Program:
     """Messages that this rank sends or receives."""
 
 
+_task_name = lru_cache(maxsize=100_000)(TaskName.parse)
+"""The same object each time, for quick look-ups."""
+
+
 class _Compiler:
     """Compiles a schedule, as ``lower`` makes it, for one rank."""
 
-    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
-        self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
+    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work) -> None:
+        self.schedule, self.rank, self.work = schedule, rank, work
         self.rows = schedule.rows_of(rank)
         lanes: Counter[int] = Counter()
         self.home: dict[str, tuple[int, int]] = {}
@@ -108,7 +112,7 @@ class _Compiler:
             lanes[other] += 1
         cells = dict.fromkeys(cell for row in self.rows for cell in row if cell[-1] != ")")
         self.index = {cell: index for index, cell in enumerate(cells)}
-        self.tasks = [RankTask(name=self._name(cell)) for cell in cells]
+        self.tasks = [RankTask(name=_task_name(cell)) for cell in cells]
         self.messages: list[Message] = []
         self.message_index: dict[str, int] = {}
         self.posted: dict[tuple[str, str, int, LanePair], list[int]] = {}
@@ -144,7 +148,7 @@ class _Compiler:
         return turns
 
     def _add_edge(self, edge: str, source: str, target: str) -> None:
-        ends = Edge(self._name(source), self._name(target))
+        ends = Edge(_task_name(source), _task_name(target))
         here, there = self.index.get(source, -1), self.index.get(target, -1)
         message, is_forward = -1, ends.source.kind is ActionKind.FORWARD
         if here < 0 or there < 0:
@@ -176,7 +180,7 @@ class _Compiler:
         text, _, inner = cell[:-1].partition("(")
         verb = Verb(text)
         if verb is Verb.FREE:
-            return verb, -1, self._name(inner)
+            return verb, -1, _task_name(inner)
         if verb is Verb.REDUCE:
             return verb, -1, int(inner)
         index = self.message_index[inner]
@@ -184,7 +188,7 @@ class _Compiler:
             together = self.posted[self._channel(cell)]
             return verb, index, tuple(together) if index == together[0] else ()
         source, _, target = inner.partition(">")
-        arrives = (self.names[source], self.index[target]) if verb is Verb.AWAIT_RECEIVED else None
+        arrives = (_task_name(source), self.index[target]) if verb is Verb.AWAIT_RECEIVED else None
         return verb, index, arrives
 
     def _channel(self, cell: str) -> tuple[str, str, int, LanePair]:
@@ -192,13 +196,6 @@ class _Compiler:
         verb, _, edge = cell[:-1].partition("(")
         message = self.messages[self.message_index[edge]]
         return verb, edge.partition(">")[0], message.peer, message.lanes
-
-    def _name(self, text: str) -> TaskName:
-        """Returns a task's name, the same object each time, for quick look-ups."""
-        name = self.names.get(text)
-        if name is None:
-            name = self.names[text] = TaskName.parse(text)
-        return name
 
     def _error(self, cell: str, problem: str) -> InvalidScheduleError:
         return InvalidScheduleError(f"rank {self.rank}, {cell}: {problem}", grid=self.schedule.text)
@@ -304,13 +301,6 @@ class StepRun:
         return pending.wait()
 
 
-class LaunchMode(Protocol):
-    """Runs the lanes of a rank."""
-
-    def run(self, step: StepRun) -> None:
-        """Runs all actions of a step; raises the first error of an action."""
-
-
 class InTurn:
     """Runs all lanes on one thread, in an order that suits them all."""
 
@@ -401,10 +391,11 @@ class OnStreams:
             tickets[index] = ticket
 
 
+LaunchMode = InTurn | OnThreads | OnStreams
+"""Runs all actions of a step on a rank's lanes, and raises the first error of an action."""
+
 MAX_PROGRAMS = 64
 """Most programs that an executor keeps."""
-MAX_NAMES = 100_000
-"""Most parsed names of tasks that it keeps."""
 
 
 class Executor:
@@ -412,7 +403,6 @@ class Executor:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._names: dict[str, TaskName] = {}
         self._programs: dict[tuple[str, str], Program] = {}
 
     def run(
@@ -441,8 +431,6 @@ class Executor:
         if (known := self._programs.pop(key, None)) is not None:
             self._programs[key] = known  # the most recent one stands last
             return known
-        if len(self._names) > MAX_NAMES:
-            self._names.clear()
         try:
             size = 1 + max(schedule.rank_of, default=0)
             if size != self.transport.size:
@@ -450,7 +438,7 @@ class Executor:
                     f"the schedule is for {size} ranks, and there are {self.transport.size}; start {size}, or plan for "
                     f"{self.transport.size}"
                 )
-            program = _Compiler(schedule, self.transport.rank, work, self._names).compile()
+            program = _Compiler(schedule, self.transport.rank, work).compile()
         except BaseException as error:
             self.transport.abort(f"cannot run its schedule: {type(error).__name__}: {error}")
             raise

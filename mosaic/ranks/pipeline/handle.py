@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,28 +13,40 @@ from torch import Tensor, nn
 
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
-from mosaic.errors import ModuleContractError
-from mosaic.parts.chunk_call import ForwardPatch
 from mosaic.parts.finding.find import check_model
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
+from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.chunk_work import Microbatches
+from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.lanes import describe_lanes
-from mosaic.ranks.pipeline.played_steps import MAX_STEPS, OwnStep, PlayedStep
 from mosaic.ranks.pipeline.random_numbers import Modes
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import Digests, PipelineRunner, check_alike, digests_of
 from mosaic.ranks.pipeline.tensor import check_draws
 from mosaic.ranks.pipeline.transport import TensorSpec
-from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial
+from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial, gather_spans
 from mosaic.ranks.running import loops
 from mosaic.ranks.world.world import World
 
 MAX_KINDS = 1024
 """Most kinds of steps that ranks have agreed on and know."""
+
+
+_WAITS = (f"{Verb.AWAIT_SENT}(", f"{Verb.AWAIT_RECEIVED}(")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedStep:
+    """One step twice: its tasks, and when each starts."""
+
+    measured: tuple[TaskGraph, Sequence[int]]
+    simulated: tuple[TaskGraph, Sequence[int]]
+    """The same order with counted times."""
 
 
 class Pipeline(Checkpointer):
@@ -68,10 +78,11 @@ class Pipeline(Checkpointer):
         self._number = 0
         self._last_s = 0.0
         self._kinds: set[tuple[str, str]] = set()
-        self._steps: deque[OwnStep] = deque(maxlen=MAX_STEPS)
+        self._played: tuple[list[CountedMicrobatch], PipelineSchedule | None] = [], None
+        """The last step of this rank's replica."""
+        self._spans: Sequence[Span] = ()
         self._modes = Modes(setup.model)
         self._checked_modes = self._modes.now()
-        self._plain_calls = setup.model.register_forward_pre_hook(PlainCalls(setup.counted.split.sites[0].path))
         self.active = True
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(setup.model.parameters())
@@ -103,10 +114,9 @@ class Pipeline(Checkpointer):
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
-        number, replica = self.world.progress.step, self._runner.grid.replica
-        losses, spans = self._runner.run(shared, own, counted=counted, scale=scale, digests=digests)
-        share = tuple(counted[at] for at in shared.shares[replica])
-        self._steps.append(OwnStep(number=number, step=share, schedule=shared.schedules[replica], spans=spans))
+        losses, self._spans = self._runner.run(shared, own, counted=counted, scale=scale, digests=digests)
+        replica = self._runner.grid.replica
+        self._played = [counted[at] for at in shared.shares[replica]], shared.schedules[replica]
         self._number += 1
         self._last_s = time.perf_counter() - began
         return losses
@@ -165,11 +175,12 @@ class Pipeline(Checkpointer):
         ``computing_ms`` and ``waiting_ms`` are this rank's in the last step: its tasks, and waits for messages of other
         ranks. ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
         """
-        last = self._steps[-1] if self._steps else None
-        own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
+        computing_ns = sum(end - start for cell, start, end in self._spans if cell[0].isdigit())
+        waiting_ns = sum(end - start for cell, start, end in self._spans if cell.startswith(_WAITS))
+        times = {"computing_ms": computing_ns / 1e6, "waiting_ms": waiting_ns / 1e6}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
         counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._schedules.failed_ahead)}
-        return {"step_ms": 1e3 * self._last_s, **own, **counts, **tried}
+        return {"step_ms": 1e3 * self._last_s, **times, **counts, **tried}
 
     def describe(self) -> str:
         """Returns the plan, the trial it comes from, and the chunks of each rank, as text."""
@@ -199,27 +210,20 @@ class Pipeline(Checkpointer):
         Raises:
             ValueError: No step has run, or this rank's replica had no microbatches.
         """
-        if not self._steps:
+        if not self._number:
             raise ValueError("no step has run; call timeline() after step()")
-        return self._steps[-1].played(self._planner, self._runner.grid.transport)
-
-    def write_trace(self, folder: str | Path) -> Path:
-        """Writes the computation and the waits of this rank in the last steps, at most 100.
-
-        ``mosaic doctor --trace FOLDER`` says from the files of all ranks which one is slow: whose layers take longer
-        over planned times than those of others.
-
-        Args:
-            folder: Folder of ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
-
-        Returns:
-            The file of this rank.
-
-        Raises:
-            MosaicError: The folder cannot be written.
-        """
-        computed = [span for step in self._steps for span in step.computed(self._planner)]
-        return self.world.write_trace(folder, computed)
+        measured = gather_spans(self._spans, self._runner.grid.transport)
+        microbatches, schedule = self._played
+        if schedule is None:
+            raise ValueError("this rank's replica had no microbatches in the last step; ask another rank")
+        graph, timed = self._planner.simulate(microbatches, schedule)
+        own = [measured[str(TaskName.of(task))] for task in graph.tasks]
+        tasks = (replace(task, time_ns=end - start) for task, (start, end) in zip(graph.tasks, own, strict=True))
+        first = min(start for start, _ in own)
+        return PlayedStep(
+            measured=(replace(graph, tasks=tuple(tasks)), [start - first for start, _ in own]),
+            simulated=(graph, timed.start_ns),
+        )
 
     def remove(self, *, gather: bool = True) -> None:
         """Makes the model plain and whole again; every rank calls it. Calling it again does nothing.
@@ -241,7 +245,6 @@ class Pipeline(Checkpointer):
                 if self._slices is not None:
                     self._slices.rejoin()
                 gather_model(self._model, self.world)
-                self._plain_calls.remove()
         finally:
             self._schedules.close()
             if self._sequences is not None:
@@ -310,29 +313,10 @@ def _text(microbatch: Mapping[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainCalls:
-    """A hook before a model's forward; copies of the model have it, too."""
-
-    layer: str
-    """Name of a module that chunks stand in for while they run."""
-
-    def __call__(self, model: nn.Module, args: Any) -> None:
-        """Raises ModuleContractError, unless a chunk calls the model, or all weights are here."""
-        if isinstance(model.get_submodule(self.layer).__dict__.get("forward"), ForwardPatch):
-            return
-        away = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-        if away:
-            raise ModuleContractError(
-                f"{away[0]} and {len(away) - 1} more weights are on other ranks, so that {type(model).__name__} cannot "
-                "be called here; pipe.step() trains, pipe.evaluate() gives losses without gradients, and "
-                "pipe.remove(), on every rank, gives the whole model back"
-            )
-
-
 _REMEDY = (
-    "pipe.save(), pipe.export() and pipe.digest(), called on every rank, have the whole model's, and "
-    "pipe.remove() brings them here. A sum over parameters in a loss is the optimizer's weight_decay"
+    "pipe.step() trains and pipe.evaluate() gives losses. pipe.save(), pipe.export() and pipe.digest(), called on "
+    "every rank, have the whole model's weights, and pipe.remove() brings them here. A sum over parameters in a loss "
+    "is the optimizer's weight_decay"
 )
 
 

@@ -22,7 +22,6 @@ import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.parts.offload import Offload
 from mosaic.pipelining.tasks import memory_peaks
-from mosaic.rank_trace import RankTrace
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.graphs import colocated
@@ -188,13 +187,10 @@ def evaluated(rank: int, size: int, place: Path) -> None:
             assert (one.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
     assert pipe.metrics()["computing_ms"] > 0
     assert pipe.metrics()["failed_ahead"] == 0
-    pipe.write_trace(place)
-    spans = RankTrace.read(place / f"trace-rank{rank}.json").spans
-    assert any(span.kind == "compute" and span.expected_ms > 0 for span in spans)
-    with pytest.raises(ModuleContractError, match=r"weights are on other ranks.*pipe.evaluate"):
+    with pytest.raises(ModuleContractError, match=r"needs values of .* on rank.*pipe.evaluate"):
         model(**ragged()[0][0])
     pipe.remove(gather=False)
-    with pytest.raises(ModuleContractError, match="weights are on other ranks"):
+    with pytest.raises(ModuleContractError, match=r"needs values of .* on rank"):
         model(**ragged()[0][0])
 
 
