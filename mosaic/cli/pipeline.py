@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from mosaic.artifact import save, write_text
+from mosaic.artifact import save
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError, unknown
@@ -22,7 +22,6 @@ from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
-from mosaic.pipelining.torch_csv import to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 from mosaic.user_file import import_function
 
@@ -75,7 +74,7 @@ class PipelineCommand:
     baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
     """Baselines to show beside it; none with --baselines alone."""
     output: Path = Path("schedule.json")
-    """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
+    """File of the schedule, as JSON."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it below the fastest baseline, as .png or .svg."""
     json: Json = None
@@ -83,6 +82,10 @@ class PipelineCommand:
     def execute(self) -> None:
         if self.method not in METHODS:
             raise ValueError(unknown("method", self.method, METHODS))
+        if self.output.suffix == ".csv":
+            raise ValueError(
+                f"--output {self.output}; schedules are written as JSON: use {self.output.with_suffix('.json')}"
+            )
         request, microbatches, machine, space = self._job()
         options = PlannerOptions(
             partition=self.partition,
@@ -91,11 +94,7 @@ class PipelineCommand:
         )
         contenders = contend(request, microbatches, space=space, names=self.baselines)
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
-        schedule = planned.schedule()
-        if self.output.suffix == ".csv":
-            write_text(to_torch_csv(schedule), self.output)
-        else:
-            save(schedule, self.output)
+        save(planned.schedule(), self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         simulated = {name: plan for name, plan in contenders.items() if not isinstance(plan, str)}
