@@ -1,21 +1,19 @@
-"""Ways kept for a later start, and a user's loss around a model; each function is one rank's program."""
+"""A plan kept for a later start; each function is one rank's program."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
+import mosaic
 from mosaic.artifact import load, save
-from mosaic.errors import MosaicError
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.retrain.worker.pipelined import PipelinedModel
+from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
+from ranks.programs.pipeline.trained import options
 
 TOO_LITTLE = 1200
 """Bytes; for all layers on each rank."""
@@ -42,55 +40,36 @@ class Layered(nn.Module):
         return x
 
 
-def batch_of(rows: int) -> dict[str, Any]:
-    inputs = {"left": torch.randn(rows, 4), "right": torch.randn(rows, 4)}
-    return {"inputs": inputs, "label": torch.arange(rows) % 4, "names": ["row"] * rows}
-
-
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(model(**batch["inputs"]), batch["label"])
-
-
-def around(rank: int, size: int, place: Path) -> None:
-    """Random numbers that ranks would draw otherwise than one device are refused."""
-    torch.manual_seed(3)
-    batches = [batch_of(rows) for rows in (3, 3, 2)]
-    own = Layered()
-    own.noise = torch.Generator()  # type: ignore[assignment]
-    with pytest.raises(MosaicError, match="has random generators of its own"):
-        PipelinedModel(own, loss, batches, plan=None, memory_bytes=0)
-    drawing = PipelinedModel(Layered(), drawn_loss, batches, plan=None, memory_bytes=0)
-    with pytest.raises(MosaicError, match="draws random numbers from Python or NumPy"):
-        drawing.add_gradients(batches, None)
-    drawing.remove()
+def microbatch(rows: int) -> dict[str, Tensor]:
+    return {"left": torch.randn(rows, 4), "right": torch.randn(rows, 4)}
 
 
 def again(rank: int, size: int, place: Path) -> None:
     """A trial's plan, and its rival, give the same bits after a file."""
     torch.manual_seed(3)
-    steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
+    steps = [[microbatch(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
 
-    def begun(way: PipelinePlan | None) -> PipelinedModel:
-        return PipelinedModel(Layered(), loss, steps[0], plan=way, memory_bytes=TOO_LITTLE)
+    def begun(plan: PipelinePlan | None) -> Pipeline:
+        asked = {"plan": plan, "memory_bytes": TOO_LITTLE, "options": options()}
+        return mosaic.pipeline(Layered(), steps[0], loss=lambda output, _: output.square().mean(), **asked)
+
+    def gradients_of(pipe: Pipeline) -> list[Tensor]:
+        for step in steps:
+            torch.manual_seed(7)
+            pipe.step(step)
+        gradients = [one.grad for one in pipe.parameters() if one.grad is not None]
+        pipe.remove(gather=False)
+        return gradients
 
     tried = begun(None)
-    first, way = gradients_of(tried, steps), tried.plan
+    first, plan = gradients_of(tried), tried.plan
     path = place / f"kept{rank}.json"
-    save(way, path)
-    assert load(PipelinePlan, path) == way
-    assert way.degrees.pipeline == size
-    check_equal(first, gradients_of(begun(load(PipelinePlan, path)), steps))
-    rival = replace(way, baseline="" if way.baseline else "1f1b")
-    check_equal(*(gradients_of(begun(rival), steps) for _ in range(2)))
-
-
-def gradients_of(model: PipelinedModel, steps: Any) -> list[Tensor]:
-    """Runs steps of shapes of their own."""
-    for step in steps:
-        torch.manual_seed(7)
-        model.add_gradients(step, None)
-    model.remove()
-    return [one.grad for one in model.model.parameters() if one.grad is not None]
+    save(plan, path)
+    assert load(PipelinePlan, path) == plan
+    assert plan.degrees.pipeline == size
+    check_equal(first, gradients_of(begun(load(PipelinePlan, path))))
+    rival = replace(plan, baseline="" if plan.baseline else "1f1b")
+    check_equal(*(gradients_of(begun(rival)) for _ in range(2)))
 
 
 def check_equal(one: list[Tensor], other: list[Tensor]) -> None:
@@ -98,8 +77,4 @@ def check_equal(one: list[Tensor], other: list[Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def drawn_loss(model: nn.Module, batch: Any) -> Tensor:
-    return loss(model, batch) * random.random()
-
-
-on_two_ranks = in_turn(again, around)
+on_two_ranks = in_turn(again)
