@@ -143,7 +143,6 @@ class PartedModel:
         self.split = split
         self.chunks = tuple(map(tuple, chunks))
         self.own = frozenset(range(len(self.chunks)) if own is None else own)
-        split.check_chunks(self.chunks)
         self.device = device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
         self._patches = self._make_patches()

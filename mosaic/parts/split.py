@@ -216,19 +216,6 @@ class ModelSplit:
         """Returns a microbatch with copies of the tensors that the model writes into."""
         return {name: copied(value) if name in self.written_inputs else value for name, value in kwargs.items()}
 
-    def check_chunks(self, chunks: Sequence[Sequence[Part]]) -> None:
-        """Checks that chunks are of this model.
-
-        Raises:
-            ValueError: They are of other modules, or of other numbers of layers.
-        """
-        for chunk in chunks:
-            for part in chunk:
-                module = self.by_name.get(part.module)
-                if module is None or module.count != part.total:
-                    known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
-                    raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")
-
 
 def _has_data(value: Any) -> bool:
     """Returns True for an argument with data; a mapping of tensors without rows, such as a tower's, has none."""

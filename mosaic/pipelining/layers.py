@@ -151,11 +151,7 @@ class CountedMicrobatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedModule:
-    """A module of the user's model; a ``LayeredModule`` of ``CountedMicrobatch``.
-
-    Raises:
-        ValueError: Its lists differ in length.
-    """
+    """A module of the user's model; a ``LayeredModule`` of ``CountedMicrobatch``."""
 
     name: str
     trains: tuple[bool, ...]
@@ -165,10 +161,6 @@ class CountedModule:
     """Bytes of each layer: weights, and gradients and optimizer state if trained."""
     fit: ModuleFit = AS_COUNTED
     """Correction of counted times by measured steps."""
-
-    def __post_init__(self) -> None:
-        if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
-            raise ValueError(f"{self.name}: lists of {len(self.trains)} layers differ in length; give each layer one")
 
     def num_parameters(self, first: int, count: int) -> int:
         return sum(self.parameters[first : first + count])

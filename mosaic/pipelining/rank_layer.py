@@ -23,6 +23,7 @@ import numpy as np
 from mosaic.context import CONTEXT_METHODS, MaskWords, causal, packed, plan_context, token_words
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import operator_ms, phase_ms
+from mosaic.errors import unknown
 from mosaic.pipelining.layers import Layer, Strategy
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 
@@ -35,7 +36,7 @@ class ContextSharing:
     """Sharing of a module's inputs along the context axis.
 
     Raises:
-        ValueError: A name is unknown, or a number is below 1.
+        ValueError: The load balancer is unknown.
     """
 
     mask: Callable[[int, int], MaskWords] | None = None
@@ -52,16 +53,8 @@ class ContextSharing:
     """Seed of the first mask."""
 
     def __post_init__(self) -> None:
-        tables = {
-            "method": tuple(CONTEXT_METHODS),
-            "exchange": ("gather", "needed"),
-            "items": ("share", "repeat", "split"),
-        }
-        for name, table in tables.items():
-            if (value := getattr(self, name)) not in table:
-                raise ValueError(f"{name}={value!r}; use one of {', '.join(table)}")
-        if self.block < 1:
-            raise ValueError(f"block={self.block}; use 1 or more")
+        if self.method not in CONTEXT_METHODS:
+            raise ValueError(unknown("load balancer", self.method, CONTEXT_METHODS))
 
 
 PLAIN_SHARING = ContextSharing()

@@ -49,7 +49,7 @@ WRONG = [
     (2, "plan --pipeline 4 --model {VLM} --tensor 4 --partition diagonal", "unknown partition 'diagonal'"),
     (2, "plan --pipeline 4 --model {VLM} --tensor 4 --microbatches 0", "microbatches=0; a step has at least one"),
     (2, "plan --pipeline 100 --model {VLM} --tensor 4", "layers for 100 ranks"),
-    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --share luck", "method='luck'; use one of lpt"),
+    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
     (3, "plan --pipeline 4 --model {VLM} --tensor 4 --seconds 0.2 --memory-gb 2", "what would help"),
     # run and bench
     (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),

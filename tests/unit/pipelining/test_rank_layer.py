@@ -65,7 +65,7 @@ def test_one_context_rank_is_as_none_bit_for_bit(unit: str) -> None:
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match="method='gather'; use one of lpt"):
+    with pytest.raises(ValueError, match="unknown load balancer 'gather'; choose one of: lpt"):
         ContextSharing(method="gather")
     with pytest.raises(ValueError, match="4 blocks for 8 ranks"):
         layers(512, context=8)

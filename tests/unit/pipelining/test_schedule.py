@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from executor_cases import order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.schedule_checker import check_pipeline_schedule
-from pipeline_cases import cut_in_pieces, images, models, steps, two_encoders, vision_and_text
+from pipeline_cases import cut_in_pieces, images, models, steps, vision_and_text
 from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
@@ -20,7 +19,7 @@ from mosaic.hardware import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower, partition_of_schedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 
@@ -181,10 +180,3 @@ def test_memory_above_a_ranks_limit_is_refused_and_the_moment_named():
 def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:
     partition = partition_by(method, request)
     return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()
-
-
-def test_a_schedule_of_another_model_is_refused_and_both_are_named():
-    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
-    other = replace(request, model=two_encoders())
-    with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
-        partition_of_schedule(planned(request, "separated"), other)

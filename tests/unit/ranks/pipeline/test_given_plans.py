@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_cases import images, vision_and_text
+from pipeline_cases import images, two_encoders, vision_and_text
 
 from mosaic.artifact import save
+from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
@@ -41,3 +43,9 @@ def test_a_plan_is_a_partition_a_schedule_or_its_file(tmp_path: Path):
         assert [(one.parts, one.rank) for one in found.chunks] == [
             (one.parts, one.rank) for one in planned.partition.chunks
         ]
+
+
+def test_a_schedule_of_another_model_is_refused_and_both_are_named():
+    planned = plan_step(REQUEST, images(2), options=PlannerOptions(method="natural", partition="mixed-time"))
+    with pytest.raises(InvalidScheduleError, match=r"has the modules vision, audio, text, the partition vision, text"):
+        partition_of(planned.schedule(), replace(REQUEST, model=two_encoders()))
