@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import RandomState, python_state, torch_state
+from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.blank import BlankResults, Forward, ModuleCall, is_kept_by_selection, without_cache
 from mosaic.parts.offload import Offload
 from mosaic.parts.split import ModelSplit, Value
@@ -71,11 +71,11 @@ class ChunkCall:
         if index in self.own:
             self.resume_random_numbers()
             site, strategy = self.split.sites[index], self.strategies.get(index, "keep")
-            if strategy == "selective" and not site.may_select:
+            if site.has_effects and strategy != "offload":
+                strategy = "keep"  # a second run would not repeat the first
+            elif strategy == "selective" and not site.may_select:
                 strategy = "recompute"
-            is_repeated = site.has_effects and strategy not in ("keep", "offload")
-            run = repeatable(patch.run, tuple(patch.module.buffers())) if is_repeated else patch.run
-            result = run_layer(strategy, run, args, kwargs, offload=self.offload)
+            result = run_layer(strategy, patch.run, args, kwargs, offload=self.offload)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
@@ -210,32 +210,6 @@ class _Received(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
-
-
-def repeatable(layer: Forward, buffers: Sequence[torch.Tensor]) -> Forward:
-    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
-    first: list[tuple[list[torch.Tensor], RandomState]] = []
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        now = [buffer.detach().clone() for buffer in buffers], python_state()
-        if not first:
-            first.append(now)
-            return layer(*args, **kwargs)
-        _restore(buffers, first[0])
-        try:
-            return layer(*args, **kwargs)
-        finally:
-            _restore(buffers, now)
-
-    return run
-
-
-@torch.no_grad()
-def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
-    for buffer, value in zip(buffers, state[0], strict=True):
-        buffer.copy_(value)
-    state[1].restore()
 
 
 def run_layer(

@@ -41,7 +41,7 @@ class Site:
     keeps_shape: bool = False
     """True if its first result has its first input's shape and dtype."""
     has_effects: bool = False
-    """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+    """True if a run changes arguments or buffers, or draws numbers of numpy or Python: it is not recomputed."""
     may_select: bool = field(default=False, compare=False)
     """True if its backward may run with what selective recomputation keeps."""
     form: Any = field(default=None, repr=False, compare=False)

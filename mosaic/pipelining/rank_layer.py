@@ -164,6 +164,7 @@ def rank_layer(
     trains: bool,
     share: RankShare = WHOLE,
     halves: int = 2,
+    may_recompute: bool = True,
     may_select: bool = False,
     may_offload: bool = False,
 ) -> Layer:
@@ -206,10 +207,9 @@ def rank_layer(
     gathered_bytes = whole_bytes if tensor > 1 else 0
     fetched_bytes = 0 if fetched is None else 6 * _key_bytes(counts.forward, share, tensor) // HEAD_GROUPS
     input_bytes = min(kept_bytes, whole_bytes // tensor)
-    strategies = [
-        Strategy(name="keep", kept_bytes=kept_bytes),
-        Strategy(name="recompute", kept_bytes=input_bytes, extra_backward_ms=forward_ms),
-    ]
+    strategies = [Strategy(name="keep", kept_bytes=kept_bytes)]
+    if may_recompute:
+        strategies.append(Strategy(name="recompute", kept_bytes=input_bytes, extra_backward_ms=forward_ms))
     if may_select:
         kinds = (*_PRODUCTS, OperatorKind.ATTENTION)
         results_bytes = sum(each.calls * each.written_bytes for each in forward.of_kind(*kinds))

@@ -129,6 +129,7 @@ def count_model(
             hidden_bytes=sizes[site.module][1] if site.is_layer else 0,
             trains=any(parameter.requires_grad for parameter in module.parameters()),
             share=shares[site.module],
+            may_recompute=not site.has_effects,
             may_select=site.is_layer and site.may_select,
             may_offload=site.is_layer and offload,
         )
