@@ -105,19 +105,6 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
         assert tuned.bound_ns == makespan(graph, pairs, orders, [pair.fastest for pair in pairs])
 
 
-def test_no_choice_of_a_small_step_ends_much_earlier_than_the_one_found() -> None:
-    graph, pairs, orders = one_f_one_b(2, (1.0, 0.4, 1.6), num_candidates=3, limit_share=0.3, seed=4)
-    tuned = tune(graph, pairs, orders)
-    assert isinstance(tuned, Tuned)
-    best = tuned.timed.makespan_ns
-    for choice in itertools.product(range(3), repeat=len(pairs)):
-        altered = with_candidates(graph, pairs, choice)
-        timed = simulated(altered, orders)
-        if all(used <= limit for used, limit in zip(peaks(altered, timed), graph.limit_bytes, strict=True)):
-            best = min(best, timed.makespan_ns)
-    assert tuned.timed.makespan_ns <= best * 1.02
-
-
 def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
     graph, pairs, orders = one_f_one_b(3, RAGGED, limit_share=1.0)
     limits = (graph.limit_bytes[0], 300_000_000, graph.limit_bytes[2])
