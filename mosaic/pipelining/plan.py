@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mosaic.hardware import Cluster
 from mosaic.pipelining.layers import AS_COUNTED, CountedModule, Microbatch, ModuleFit, PipelineModel
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
-from mosaic.pipelining.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
-from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms, task_graph
+from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import TaskGraph, Timed, simulate
 
 
@@ -55,44 +54,6 @@ class StepPlanner:
     """Model with fitted times, ranks of one pipeline, and the microbatches of the sample."""
     space: RankSpace
     options: PlannerOptions
-
-    @classmethod
-    def make(
-        cls,
-        name: str,
-        degrees: Degrees,
-        request: Request,
-        *,
-        space: RankSpace,
-        options: PlannerOptions,
-        fitted: FittedTimes,
-        baseline: str = "",
-    ) -> StepPlanner:
-        """Makes a partition for the first replica's share of a step of the request's microbatches.
-
-        Raises:
-            InfeasibleError, ValueError: See ``plan_step`` and ``plan_baseline``.
-        """
-        request = replace(request, num_ranks=degrees.pipeline)
-        share = shares_of(request, request.microbatches, degrees.data)[0]
-        step = [request.microbatches[at] for at in share]
-        if baseline:
-            planned = plan_baseline(baseline, request, step, space=space)
-        else:
-            planned = plan_step(request, step, space=space, options=options)
-        sums_ms = 0.0
-        if isinstance(space.network, Cluster):
-            machine = RankHardware(cluster=space.network, degrees=degrees)
-            sums_ms = gradient_sums_ms(machine, request.model, planned.partition)
-        plan = PipelinePlan(
-            name=name,
-            baseline=baseline,
-            degrees=degrees,
-            partition=planned.partition,
-            fitted=fitted,
-            predicted_ms=planned.makespan_ns / 1e6 + sums_ms,
-        )
-        return cls(plan=plan, request=request, space=space, options=options)
 
     def __call__(self, step: Sequence[Microbatch], limits: OrderLimits) -> SharedStep:
         """Plans a step with the options' effort, and the clock, the threads and the end of ``limits``."""

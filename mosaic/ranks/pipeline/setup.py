@@ -28,10 +28,10 @@ from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
-from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
+from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
-from mosaic.pipelining.task_graph import RankSpace
+from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
 from mosaic.ranks.pipeline.chunk_work import Loss, Microbatches
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
@@ -104,22 +104,30 @@ class PipelineSetup:
         baseline: str = "",
         options: PlannerOptions | None = None,
     ) -> StepPlanner | str:
-        """Makes a plan on rank 0 for all; returns the reason where there is none."""
+        """Makes a plan on rank 0 for all, for the first replica's share; returns the reason where there is none."""
+        degrees, options = degrees or self.degrees, options or self.options
+        request = replace(self.request, num_ranks=degrees.pipeline)
 
-        def plan() -> StepPlanner:
-            planner = StepPlanner.make(
-                name,
-                degrees or self.degrees,
-                self.request,
-                space=self.space,
-                options=options or self.options,
-                fitted=self.fitted,
+        def planner() -> StepPlanner:
+            share = shares_of(request, request.microbatches, degrees.data)[0]
+            step = [request.microbatches[at] for at in share]
+            if baseline:
+                planned = plan_baseline(baseline, request, step, space=self.space)
+            else:
+                planned = plan_step(request, step, space=self.space, options=options)
+            machine = replace(self.counted.machine, degrees=degrees)
+            plan = PipelinePlan(
+                name=name,
                 baseline=baseline,
+                degrees=degrees,
+                partition=planned.partition,
+                fitted=self.fitted,
+                predicted_ms=planned.makespan_ns / 1e6 + gradient_sums_ms(machine, request.model, planned.partition),
             )
-            check_lanes(self.model, self.counted.split, planner.plan)
-            return planner
+            check_lanes(self.model, self.counted.split, plan)
+            return StepPlanner(plan=plan, request=request, space=self.space, options=options)
 
-        return self._planned(plan)
+        return self._planned(planner)
 
     def plan_sample(self, planner: StepPlanner, *, seconds: float | None = None) -> SharedStep | str:
         """Plans the sample's step on rank 0 for all; returns the reason where it cannot be planned."""
