@@ -59,8 +59,6 @@ def is_cache(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A call of a module that may not run."""
-
     module: nn.Module
     forward: Forward
     """Its own."""
@@ -172,7 +170,6 @@ class BlankResults:
         return result
 
     def zeros(self, call: ModuleCall) -> tuple[list[Any], Any]:
-        """Returns the leaves of a call's result, tensors as zeros, and their tree."""
         result = self.of(call)
         leaves = [
             torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device) if isinstance(leaf, torch.Tensor) else leaf

@@ -39,8 +39,6 @@ class ChunkEnded(BaseException):
 
 @dataclass(kw_only=True)
 class ChunkCall:
-    """State of one call."""
-
     split: ModelSplit
     blank: BlankResults
     device: torch.device

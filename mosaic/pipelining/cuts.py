@@ -334,7 +334,6 @@ def _beside(
     quotas: Mapping[str, tuple[int, int]],
     segments: Mapping[str, int],
 ) -> Partition:
-    """Returns the partition with a lane and its slots for each module."""
     chunks = []
     for name, own in times.items():
         lane, slots = quotas[name]

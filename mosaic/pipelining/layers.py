@@ -124,8 +124,6 @@ AS_COUNTED = ModuleFit()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedLayers:
-    """Counts of a microbatch in one module."""
-
     units: int
     layers: tuple[Layer, ...]
     boundary_bytes: int

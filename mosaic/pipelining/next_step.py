@@ -34,8 +34,6 @@ _WATCH_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The answer for one step."""
-
     schedule: Any = None
     """The best schedule so far, if any."""
     error: str = ""
@@ -107,7 +105,6 @@ class NextStepPlanner:
             return Planned(error=f"the schedule of step {step} cannot be read: {problem!r}")
 
     def close(self) -> None:
-        """Ends the process; calling it again does nothing."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

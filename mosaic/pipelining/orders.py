@@ -72,7 +72,6 @@ class OrderLimits:
         )
 
     def rollouts_of(self, num_tasks: int) -> int:
-        """Returns the number of roll-outs that a search of ``num_tasks`` tasks may make."""
         if self.rollouts is not None:
             return self.rollouts
         num_rollouts = self.threads * self.effort * _TASKS_A_SECOND / max(1, num_tasks)
@@ -81,8 +80,6 @@ class OrderLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The best orders of a search, with a lower bound."""
-
     method: str
     """A name of ``METHODS``."""
     orders: Orders

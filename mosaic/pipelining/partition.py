@@ -163,11 +163,9 @@ class Partition:
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
-        """Names of the modules, in the order of their first chunks."""
         return tuple(dict.fromkeys(part.module for chunk in self.chunks for part in chunk.parts))
 
     def modules_on(self, rank: int) -> tuple[str, ...]:
-        """Returns the names of the modules with layers on a rank."""
         return tuple(dict.fromkeys(part.module for chunk in self.chunks if chunk.rank == rank for part in chunk.parts))
 
     @cached_property

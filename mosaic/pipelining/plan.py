@@ -22,7 +22,6 @@ class FittedTimes:
     modules: dict[str, ModuleFit] = field(default_factory=dict)
 
     def model(self, model: PipelineModel) -> PipelineModel:
-        """Returns a counted model with these corrections."""
         modules = []
         for module in model.modules:
             assert isinstance(module, CountedModule)

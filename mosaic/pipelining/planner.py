@@ -52,8 +52,6 @@ class PlannerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """The plan of one step."""
-
     partition: Partition
     graph: TaskGraph
     """Tasks, with the times and bytes of the chosen strategies."""
@@ -205,8 +203,6 @@ def contend(
 
 
 class _Job:
-    """A step on ranks, and its planning."""
-
     def __init__(
         self, request: Request, microbatches: Sequence[Microbatch], space: RankSpace, options: PlannerOptions
     ) -> None:
@@ -307,7 +303,6 @@ class _MemoryPlanning:
         return None
 
     def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
-        """Searches with a share of the remaining effort."""
         left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
         limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
         searched = search_orders(graph, method=self.method, limits=limits)

@@ -27,8 +27,6 @@ from mosaic.pipelining.tasks import ActionKind, Orders, PairKey, Task, TaskGraph
 
 
 class Verb(StrEnum):
-    """Actions of a row beside computation."""
-
     SEND = "SEND"
     RECEIVE = "RECV"
     AWAIT_SENT = "SENT"
@@ -160,7 +158,6 @@ class PipelineSchedule(StrictFile):
 
     @property
     def text(self) -> str:
-        """All rows, one line each."""
         return "\n".join(f"rank {rank}: {' '.join(row)}" for rank, row in zip(self.rank_of, self.rows, strict=True))
 
 
@@ -257,8 +254,6 @@ def lower(
 
 
 class _Walk:
-    """Walk over all rows, one task at a time."""
-
     def __init__(self, graph: TaskGraph, orders: Orders, training: set[int]) -> None:
         self.graph, self.orders = graph, orders
         self.names = [str(TaskName.of(task)) for task in graph.tasks]

@@ -71,7 +71,6 @@ class RankSpace:
             )
 
     def devices_of(self, rank: int) -> range:
-        """Returns the devices of a rank."""
         counts = self.devices_per_rank
         if isinstance(counts, int):
             return range(rank * counts, (rank + 1) * counts)
@@ -148,8 +147,6 @@ def workspace_bytes(layers: Sequence[LayerMemory]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """Costs of one chunk with one piece."""
-
     forward_ns: int
     backward_ns: int
     """Backward for inputs, including the time of strategies."""
@@ -188,8 +185,6 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """State of one microbatch."""
-
     index: int
     microbatch: Microbatch
     flow: _Flow
@@ -205,8 +200,6 @@ class _Pass:
 
 
 class _StepBuilder:
-    """Tasks and waits under construction."""
-
     def __init__(
         self,
         model: PipelineModel,

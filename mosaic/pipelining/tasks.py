@@ -138,8 +138,6 @@ def _whole(name: str, values: Sequence[int], of: str = "") -> array[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A simulated step."""
-
     start_ns: Sequence[int]
     makespan_ns: int
     """End of the last task."""

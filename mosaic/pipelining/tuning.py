@@ -138,7 +138,6 @@ class Pair:
 
     @property
     def fastest(self) -> int:
-        """Index of the candidate with the least added time."""
         return min(range(len(self.candidates)), key=lambda at: self.candidates[at].added_ns)
 
     @property
@@ -173,7 +172,6 @@ def pairs_of(graph: TaskGraph) -> tuple[Pair, ...]:
 
 
 def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
-    """Returns the strategy index of each layer, by pair."""
     tasks = (graph.tasks[pair.forward] for pair in pairs)
     return {
         (task.chunk, task.microbatch, task.piece): pair.candidates[candidate].strategies
@@ -254,8 +252,6 @@ def tune(graph: TaskGraph, pairs: Sequence[Pair], orders: Orders) -> Tuned | Mem
 
 
 class _Tuning:
-    """State of a tuning."""
-
     def __init__(self, graph: TaskGraph, pairs: tuple[Pair, ...], orders: Orders) -> None:
         self.graph, self.free = graph, replace(graph, limit_bytes=())
         self.pairs, self.orders = pairs, orders

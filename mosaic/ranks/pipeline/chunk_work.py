@@ -84,7 +84,6 @@ class StepData:
         )
 
     def ends(self, task: TaskName) -> bool:
-        """Returns whether the model ends with a forward, which then has a loss."""
         parts = self.partition.chunks[task.chunk].parts
         return parts[-1].module == self.split.modules[-1].name and parts[-1].end == parts[-1].total
 

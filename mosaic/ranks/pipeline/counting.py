@@ -41,8 +41,6 @@ STATE_BYTES, MOMENT_BYTES = 8, 8
 
 @dataclass(frozen=True, kw_only=True)
 class CountedModel:
-    """The counted layers of a model, for planning."""
-
     split: ModelSplit
     whole: PartedModel
     """With each module's first layer as a chunk, for the shapes behind it; keeps all weights."""
@@ -180,7 +178,6 @@ def _counts(module: nn.Module, args: Any, kwargs: Any, machine: RankHardware) ->
 
 
 def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Returns the arguments of each site's call."""
     seen: dict[tuple[str, int], tuple[Any, Any]] = {}
     counts: dict[str, int] = {}
     sites = {(site.path, site.call): site for site in whole.split.sites if site.path}

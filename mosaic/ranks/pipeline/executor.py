@@ -81,8 +81,6 @@ together, or who receives from whom."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The actions of one rank in one step."""
-
     cells: tuple[tuple[str, ...], ...]
     """Text of each action, by lane."""
     rows: tuple[tuple[Action, ...], ...]
@@ -343,7 +341,6 @@ def _has_one_lane(step: StepRun) -> bool:
 
 
 def _walk(step: StepRun, lane: int, state: ThreadState) -> None:
-    """Runs one lane on the present thread."""
     with state.applied():
         for at, (kind, index, _) in enumerate(step.program.rows[lane]):
             if kind in _TASKS:
@@ -399,8 +396,6 @@ MAX_PROGRAMS = 64
 
 
 class Executor:
-    """Executes schedules on one rank."""
-
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._programs: dict[tuple[str, str], Program] = {}

@@ -33,8 +33,6 @@ from mosaic.ranks.world.world import World
 
 
 class Position(NamedTuple):
-    """A rank in the grid."""
-
     replica: int
     place: int
     """Rank in the pipeline, as partitions and schedules have it."""
@@ -45,7 +43,6 @@ class Position(NamedTuple):
 
 
 def positions(degrees: Degrees) -> list[Position]:
-    """Returns the position of each rank of the world."""
     return [
         Position(replica, place, context, tensor)
         for replica in range(degrees.data)

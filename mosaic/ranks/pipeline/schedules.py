@@ -39,11 +39,9 @@ class StepSchedules:
         self.failed_ahead = 0
 
     def __len__(self) -> int:
-        """Returns the number of kinds of steps whose schedule is known."""
         return len(self._known)
 
     def of(self, number: int, counted: _Counted, *, last_s: float) -> SharedStep:
-        """Returns the schedules of a step, announced or not."""
         key = _key(counted)
         is_announced, self._announced = self._announced == number, -1
         schedules = None
@@ -72,11 +70,9 @@ class StepSchedules:
         self._ahead.start(number, counted, step_s=last_s or None)
 
     def forwards(self, counted: _Counted) -> SharedStep:
-        """Returns the schedules of forwards alone."""
         return self._planned(("forwards", *_key(counted)), lambda: self._planner.plan_forwards(counted))
 
     def close(self) -> None:
-        """Ends the process beside rank 0."""
         if self._ahead is not None:
             self._ahead.close()
 

@@ -149,7 +149,6 @@ class Sequences:
             raise
 
     def remove(self) -> None:
-        """Restores the language model's own attention."""
         for hook in self._hooks:
             hook.remove()
         self._restore()

@@ -154,11 +154,9 @@ class PipelineSetup:
         return StepPlanner(plan=plan, request=request, space=setup.space, options=self.options)
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
-        """Returns the setup with measured times."""
         return replace(self, request=replace(self.request, model=fitted.model(self.counted.model)), fitted=fitted)
 
     def cut(self, step: Microbatches) -> list[Mapping[str, Any]]:
-        """Returns this rank's part of a step's microbatches."""
         return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
 
     def count(self, step: Microbatches) -> list[CountedMicrobatch]:
@@ -332,7 +330,6 @@ def degrees_of(
 
 
 def _width_at(place: int, partition: Partition, tensor: Mapping[str, int]) -> int:
-    """Returns the tensor ranks of a place."""
     own = {name: tensor[name] for name in partition.modules_on(place)}
     if len(set(own.values())) > 1:
         raise ValueError(f"rank {place} of the plan has modules with tensor={own}; give them one number, or ranks")

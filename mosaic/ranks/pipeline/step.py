@@ -24,8 +24,6 @@ from mosaic.ranks.pipeline.setup import PipelineSetup
 
 
 class StepResult(NamedTuple):
-    """One step on this rank."""
-
     losses: Tensor
     spans: Sequence[Span]
 

@@ -44,8 +44,6 @@ SMALLEST_GAIN = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineTrial:
-    """Result of a trial."""
-
     best: StepPlanner
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median step of each plan on the slowest rank; empty without a trial."""
