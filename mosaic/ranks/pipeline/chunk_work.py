@@ -298,7 +298,8 @@ class ChunkWork:
         return tuple(spec for spec in specs if not is_back or spec.dtype.is_floating_point)
 
     def _run(self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors]) -> Any:
-        state, strategies, offload = self._states[task.microbatch], self._data.strategies_of(task), None
+        state, strategies = self._states[task.microbatch], self._data.strategies_of(task)
+        offload = None
         if "offload" in strategies and torch.is_grad_enabled():
             offload = self._offloads[task] = self._model.new_offload()
         forward = partial(self._model.forward, task.chunk, kwargs, received, strategies, offload=offload)

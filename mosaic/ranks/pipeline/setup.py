@@ -105,27 +105,27 @@ class PipelineSetup:
         options: PlannerOptions | None = None,
     ) -> StepPlanner | str:
         """Makes a plan on rank 0 for all, for the first replica's share; returns the reason where there is none."""
-        degrees, options = degrees or self.degrees, options or self.options
-        request = replace(self.request, num_ranks=degrees.pipeline)
+        grid, chosen = degrees or self.degrees, options or self.options
+        request = replace(self.request, num_ranks=grid.pipeline)
 
         def planner() -> StepPlanner:
-            share = shares_of(request, request.microbatches, degrees.data)[0]
+            share = shares_of(request, request.microbatches, grid.data)[0]
             step = [request.microbatches[at] for at in share]
             if baseline:
                 planned = plan_baseline(baseline, request, step, space=self.space)
             else:
-                planned = plan_step(request, step, space=self.space, options=options)
-            machine = replace(self.counted.machine, degrees=degrees)
+                planned = plan_step(request, step, space=self.space, options=chosen)
+            machine = replace(self.counted.machine, degrees=grid)
             plan = PipelinePlan(
                 name=name,
                 baseline=baseline,
-                degrees=degrees,
+                degrees=grid,
                 partition=planned.partition,
                 fitted=self.fitted,
                 predicted_ms=planned.makespan_ns / 1e6 + gradient_sums_ms(machine, request.model, planned.partition),
             )
             check_lanes(self.model, self.counted.split, plan)
-            return StepPlanner(plan=plan, request=request, space=self.space, options=options)
+            return StepPlanner(plan=plan, request=request, space=self.space, options=chosen)
 
         return self._planned(planner)
 

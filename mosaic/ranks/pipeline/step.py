@@ -16,7 +16,7 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Microbatches, Scale, StepData
-from mosaic.ranks.pipeline.executor import InTurn, Span
+from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
@@ -60,7 +60,9 @@ class PipelineRunner:
             self.sums = GradientSums(model, counted.split, partition, grid, setup.slices)
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
         counted.numbers.add_follower(self.parted)
-        self._lanes = InTurn() if setup.backend is None else open_lanes(setup.backend, partition, grid.place)
+        self._lanes: LaunchMode = (
+            InTurn() if setup.backend is None else open_lanes(setup.backend, partition, grid.place)
+        )
         grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
 
     def run(
