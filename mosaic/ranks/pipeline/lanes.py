@@ -39,8 +39,8 @@ def backend_of(world: World) -> Backend | None:
     return HostBackend(cores=cores_of_rank(beside.index(world.rank), len(beside)))
 
 
-def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaunchMode:
-    """Opens a lane for each row of a rank; where it has one row, that runs on all slots, on the calling thread.
+def open_lanes(backend: Backend | None, partition: Partition, rank: int) -> LaunchMode:
+    """Opens a lane for each row of a rank; one row, or all without a backend, run on the calling thread.
 
     Raises:
         InvalidPlanError: The device has fewer slots than the rank has lanes.
@@ -48,7 +48,7 @@ def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaunchMode:
     rows = [row for row in partition.rows if row[0] == rank]
     shares = [next((chunk.share for chunk in partition.chunks if chunk.row == row), 0.0) for row in rows]
     shares = [share for share in shares if share]
-    if len(shares) < 2:
+    if backend is None or len(shares) < 2:
         return InTurn()
     slots = slots_of(shares, backend.device.num_slots)
     lanes = backend.open_lanes(slots)

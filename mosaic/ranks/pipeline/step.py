@@ -16,7 +16,7 @@ from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Microbatches, Scale, StepData
-from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
+from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
