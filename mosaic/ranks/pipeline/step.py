@@ -60,9 +60,7 @@ class PipelineRunner:
             self.sums = GradientSums(model, counted.split, partition, grid, setup.slices)
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
         counted.numbers.add_follower(self.parted)
-        self._lanes: LaunchMode = (
-            InTurn() if setup.backend is None else open_lanes(setup.backend, partition, grid.place)
-        )
+        self._lanes = open_lanes(setup.backend, partition, grid.place)
         grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
 
     def run(

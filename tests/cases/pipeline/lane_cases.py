@@ -27,7 +27,7 @@ from mosaic.pipelining.schedule import PipelineSchedule, lower
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, StepData
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.executor import Executor, InTurn
+from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.lanes import check_lanes, open_lanes
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.transport import Transport
@@ -167,7 +167,7 @@ def run(
             torch.set_rng_state(start)
             states = numbers.before_each(laned.step, [numbers.draw(each) for each in laned.step])
         work = ChunkWork(parted, laned.loss, data, states=states, turn=turn)
-        way = InTurn() if backend is None else open_lanes(backend(), partition, transport.rank)
+        way = open_lanes(backend and backend(), partition, transport.rank)
         Executor(transport).run(schedule, work, lanes=way)
         grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
         return grads, work.losses
