@@ -117,18 +117,6 @@ def begin(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
     return mosaic.pipeline(model, sample, **asked), model, plain
 
 
-def planned_by_default(rank: int, size: int, place: Path) -> None:
-    """With the trial, steps of shapes that were not seen before, planned ahead."""
-    pipe, model, plain = begin(llava, options=options())
-    assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
-    assert "planned" in pipe.describe()
-    check_equal(pipe, model, plain, ragged(), ahead=True)
-    played = pipe.timeline()
-    for graph, starts in (played.measured, played.simulated):
-        assert len(starts) == len(graph.tasks) == len(played.measured[1])
-    pipe.remove()
-
-
 def in_one_chain(rank: int, size: int, place: Path) -> None:
     """One chain of mixed chunks, with layers made again."""
     pipe, model, plain = begin(llava, options=options(partition="mixed-time"), memory_bytes=420_000, trial=False)
@@ -286,7 +274,7 @@ def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
 
 
 on_two_ranks = in_turn(
-    *(planned_by_default, in_one_chain, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes),
+    *(in_one_chain, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes),
     text_to_video,
 )
 on_three_ranks = in_turn(with_a_scaler, resumed)
