@@ -106,7 +106,8 @@ class _StoredTensor:
     __slots__ = ("__weakref__", "fetched", "layer", "stored")
 
     def __init__(self, layer: _StoredLayer, stored: Any) -> None:
-        self.layer, self.stored, self.fetched = layer, stored, None
+        self.layer, self.stored = layer, stored
+        self.fetched: Any = None
 
 
 class _StoredLayer:
