@@ -32,7 +32,7 @@ NORM = {"BatchNorm1d": "LayerNorm"}
 
 def written(path: Path, changes: dict[str, str], budget: dict[str, Any]) -> Folder:
     """Writes a folder whose program has some other lines."""
-    folder = write_folder(path, DAY, budget=budget)
+    folder = write_folder(path, DAY, budget=budget, export="ema")
     program = path / "train.py"
     text = program.read_text()
     for before, after in changes.items():
