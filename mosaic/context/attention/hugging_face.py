@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ NAME = "mosaic_context"
 """Name of the attention function."""
 _BIASES = ("sinks", "position_bias", "indices", "block_indices")
 """Keywords of layers that alter scores or leave keys out in ways that attention over ranks does not have."""
+_CALLS: ContextVar[tuple[Attend | None, ...]] = ContextVar("mosaic_context", default=())
+"""The ``context`` of each call in progress, for layers that drop their keywords."""
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary positions that depend on the greatest position of a call."""
 _SECOND_MASK = "attention_mask is given beside context; the plan has the mask already: leave it out"
@@ -86,7 +88,25 @@ def use_attention(model: Any) -> Callable[[], None]:
             "the handle before you attach it again"
         )
     model.set_attn_implementation(NAME)
-    return partial(model.set_attn_implementation, before)
+    hooks = (
+        model.register_forward_pre_hook(_begin_call, with_kwargs=True),
+        model.register_forward_hook(_end_call, always_call=True),
+    )
+
+    def restore() -> None:
+        for hook in hooks:
+            hook.remove()
+        model.set_attn_implementation(before)
+
+    return restore
+
+
+def _begin_call(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    _CALLS.set((*_CALLS.get(), keywords.get("context")))
+
+
+def _end_call(module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
+    _CALLS.set(_CALLS.get()[:-1])
 
 
 def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) -> None:
@@ -161,11 +181,12 @@ def attention(
     context: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of transformers' layers, which hand down the ``context`` of the model's call."""
+    """Attention function of transformers' layers; ``context`` comes from the layer, or from the model's call."""
+    context = context or next(reversed(_CALLS.get()), None)
     if context is None:
-        raise UnsupportedModelError(
+        raise ValueError(
             f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "
-            "Models whose layers drop their keywords, as StableLM's do, train without context parallelism"
+            "Layers that drop their keywords, as StableLM's do, cannot be recomputed: use no gradient checkpointing"
         )
     options = {"dropout": dropout or None, **options}
     biases = [name for name in ("dropout", *_BIASES) if options.get(name) is not None]

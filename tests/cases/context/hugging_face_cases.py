@@ -24,6 +24,8 @@ from transformers import (
     MiniCPM3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -80,8 +82,9 @@ def make(family: str) -> nn.Module:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
         model = GptOssForCausalLM(GptOssConfig(**SIZES, **WINDOWS, **experts))
         model.set_experts_implementation("eager")
-    elif family == "stablelm":  # layers that drop keywords
-        model = StableLmForCausalLM(StableLmConfig(**{name: SIZES[name] for name in SIZES if name != "head_dim"}))
+    elif family in DROPPED:
+        kind, config = DROPPED[family]
+        model = kind(config(**{name: size for name, size in SIZES.items() if name != "head_dim"}))
     else:
         model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **WINDOWS))
     for module in model.modules():
@@ -95,7 +98,12 @@ def norm_in_double(module: Gemma2RMSNorm | Gemma3RMSNorm, x: torch.Tensor) -> to
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1 + module.weight)
 
 
-FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3", "mistral", "gemma2", "gpt_oss")
+DROPPED: dict[str, Any] = {
+    "stablelm": (StableLmForCausalLM, StableLmConfig),
+    "nemotron": (NemotronForCausalLM, NemotronConfig),
+}
+"""Their layers drop keywords that they do not know."""
+FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3", "mistral", "gemma2", "gpt_oss", *DROPPED)
 
 
 def tokens() -> dict[str, torch.Tensor]:
