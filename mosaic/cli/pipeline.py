@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from mosaic.artifact import save
+from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.errors import MosaicError, unknown
+from mosaic.errors import InvalidFileError, MosaicError, unknown
 from mosaic.hardware import find_cluster
+from mosaic.pipelining.baselines import BASELINES, Baseline
 from mosaic.pipelining.layers import Microbatch, PipelineModel
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
@@ -22,6 +23,7 @@ from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
+from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 from mosaic.user_file import import_function
 
@@ -72,9 +74,9 @@ class PipelineCommand:
     memory_gb: float | None = None
     """Memory of each device; by default from its description."""
     baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
-    """Baselines to show beside it; none with --baselines alone."""
+    """Baselines to show beside it: names, or schedules as torch's .csv; none with --baselines alone."""
     output: Path = Path("schedule.json")
-    """File of the schedule, as JSON."""
+    """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it below the fastest baseline, as .png or .svg."""
     json: Json = None
@@ -82,19 +84,19 @@ class PipelineCommand:
     def execute(self) -> None:
         if self.method not in METHODS:
             raise ValueError(unknown("method", self.method, METHODS))
-        if self.output.suffix == ".csv":
-            raise ValueError(
-                f"--output {self.output}; schedules are written as JSON: use {self.output.with_suffix('.json')}"
-            )
         request, microbatches, machine, space = self._job()
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
-        contenders = contend(request, microbatches, space=space, names=self.baselines)
+        files = {name: _baseline_of(name) for name in self.baselines if name.endswith(".csv")}
+        contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
-        save(planned.schedule(), self.output)
+        if self.output.suffix == ".csv":
+            write_text(to_torch_csv(planned.schedule()), self.output)
+        else:
+            save(planned.schedule(), self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         simulated = {name: plan for name, plan in contenders.items() if not isinstance(plan, str)}
@@ -164,3 +166,10 @@ class PipelineCommand:
         if sharing:
             modules = tuple(replace(module, sharing=replace(module.sharing, **sharing)) for module in modules)
         return replace(result[0], modules=modules), list(result[1])
+
+
+def _baseline_of(name: str) -> Baseline:
+    try:
+        return baseline_of_csv(name, Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFileError(f"{name} cannot be read as a schedule in torch's CSV: {error}") from None
