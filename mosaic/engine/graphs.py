@@ -48,6 +48,7 @@ _MAX_CAPTURES = 12
 """Kinds of calls of one module, such as shapes, that are captured; further ones run eagerly."""
 _MAX_ATTEMPTS = 3
 """Failed captures of one kind of call after which it runs eagerly for good."""
+_TWICE = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -130,6 +131,9 @@ class ModuleGraphs:
             self._api.synchronize()  # it may still be running
             if not graph.in_flight:
                 graph.close()
+        elif graph is not None and graph.is_differentiated_twice:
+            self.refused[site.name] = _TWICE
+            raise RefusalError(_TWICE)
         elif graph is not None:
             if graph.in_flight:
                 raise RefusalError(
@@ -213,6 +217,7 @@ class ModuleGraph:
         assert site.module is not None
         assert isinstance(site.lane, StreamLane)
         self.name = site.name
+        self.is_differentiated_twice = False
         self._api = api
         self._lane = site.lane
         self._module = module = site.module
@@ -471,6 +476,31 @@ class ModuleGraph:
         with torch.autocast(self._api.device.type, enabled=False):
             return torch.autograd.grad(outputs, self._targets, list(grads), allow_unused=True, retain_graph=True)
 
+    def backward_twice(
+        self, autocast: torch.dtype | None, sources: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
+        self._check_open()
+        self.is_differentiated_twice = True
+        tensors, device = list(self._static), self._api.device
+        for place, source in zip(self._sources, sources, strict=True):
+            if isinstance(place, int):
+                tensors[place] = source
+        with preserved(self._module), torch.autocast(device.type, autocast, enabled=autocast is not None), as_lane():
+            before = torch_state(device)
+            leaves = flatten(self._run_on(tensors))[0]
+            if not before.is_same(torch_state(device)):
+                raise UnsupportedModelError(
+                    f"create_graph=True through {self.name!r}, which draws random numbers in a CUDA graph: they cannot "
+                    "be drawn again; colocate with Options(cuda_graphs=False)"
+                )
+        results = {number: leaf for number, leaf in zip(self._outputs, leaves, strict=True) if isinstance(number, int)}
+        chosen = [index for index in self._differentiable if gradients[index] is not None]
+        if not chosen:
+            return [None] * len(sources)
+        outputs, grads = [results[index] for index in chosen], [gradients[index] for index in chosen]
+        return torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True)
+
     def _check_open(self) -> None:
         if self._closed:
             raise MosaicError(f"the graphs of {self.name!r} are closed; run backward before closing them")
@@ -491,6 +521,9 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: ModuleGraph, passed: _Pass, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.graph, ctx.passed = graph, passed
+        kind = graph._api.device.type
+        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        ctx.save_for_backward(*sources)
         ctx.set_materialize_grads(False)
         results = tuple(graph.results())
         ctx.mark_non_differentiable(*(t for index, t in enumerate(results) if index not in graph._differentiable))
@@ -498,11 +531,8 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise UnsupportedModelError(
-                f"create_graph=True through {ctx.graph.name!r}, which runs as a CUDA graph: that has no gradients of "
-                "gradients; colocate with Options(cuda_graphs=False)"
-            )
+        if torch.is_grad_enabled():  # create_graph=True
+            return (None, None, *ctx.graph.backward_twice(ctx.autocast, ctx.saved_tensors, gradients))
         return (None, None, *ctx.graph.backward(ctx.passed, gradients))
 
 

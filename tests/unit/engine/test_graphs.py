@@ -15,8 +15,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import mosaic
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -144,13 +142,19 @@ def test_a_change_between_calls_is_seen(change: str):
         assert ours.graphs.num_captures == (1 if change == "hook" else 2)
 
 
-def test_gradients_of_gradients_are_refused_by_name():
-    x = pair_batch()[0].requires_grad_()
+def test_gradients_of_gradients_are_right_and_the_module_is_left_alone_from_then_on():
+    model, x = tower(), pair_batch()[0]
+    penalties = []
     with bench() as ours:
-        for _ in range(2):
-            result = ours.call("tower", tower(), x).sum()
-            with pytest.raises(mosaic.errors.UnsupportedModelError, match="create_graph=True through 'tower'"):
-                torch.autograd.grad(result, x, create_graph=True)
+        for run in (lambda x: ours.call("tower", model, x), model, lambda x: ours.call("tower", model, x)):
+            given_x = x.clone().requires_grad_()
+            (grad,) = torch.autograd.grad(run(given_x).sum(), given_x, create_graph=True)
+            model.zero_grad()
+            grad.square().sum().backward()
+            penalties.append(model[0].weight.grad.clone())
+        assert "create_graph" in ours.graphs.refused["tower"]
+    assert torch.allclose(penalties[0], penalties[1])
+    assert torch.equal(penalties[2], penalties[1])
 
 
 def test_a_second_backward_through_one_forward_needs_retain_graph():
