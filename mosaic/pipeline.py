@@ -78,7 +78,7 @@ def pipeline(
         ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    asked = PipelineOptions(
+    request = PipelineOptions(
         loss=loss,
         modules=modules,
         plan=plan,
@@ -94,7 +94,7 @@ def pipeline(
     with world.opening():
         microbatches = [sample] if isinstance(sample, Mapping) else list(sample)
         step = microbatches * -(-2 * world.size // len(microbatches))
-        setup = make_setup(model, step, world, asked)
+        setup = make_setup(model, step, world, request)
         with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():
             if setup.partition is not None:
                 chosen_plan = plan if isinstance(plan, PipelinePlan) else setup.partition

@@ -100,14 +100,14 @@ class AnalyticCost(Cost):
             raise ValueError(
                 f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
             )
-        known = self._of(module)
-        low, high = neighbours(tuple(known), degree)
+        counts = self._of(module)
+        low, high = neighbours(tuple(counts), degree)
         low_ms, high_ms = (
-            phase_ms(known[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
+            phase_ms(counts[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
         )
-        whole = known[1].batch if 1 in known else 0
-        if whole and known[low].batch and known[high].batch:  # times follow the samples of the fullest device
-            alone_ms = between_ms(low_ms, high_ms, known[low].batch, known[high].batch, -(-whole // degree))
+        whole = counts[1].batch if 1 in counts else 0
+        if whole and counts[low].batch and counts[high].batch:  # times follow the samples of the fullest device
+            alone_ms = between_ms(low_ms, high_ms, counts[low].batch, counts[high].batch, -(-whole // degree))
         else:
             alone_ms = between_ms(low_ms, high_ms, low, high, degree)
         return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)

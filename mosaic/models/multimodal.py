@@ -422,8 +422,8 @@ class TranslatingModel(nn.Module):
 
         Returns ``loss``, the mean over targets and tasks, and of several tasks each one's own by its name.
         """
-        known = (*self.encoders, *(f"{name}_targets" for name in self.targets))
-        tasks = _tasks(batch, self.tasks, known)
+        fields = (*self.encoders, *(f"{name}_targets" for name in self.targets))
+        tasks = _tasks(batch, self.tasks, fields)
         goals = {
             task: {name: rows[f"{name}_targets"] for name in self.targets if f"{name}_targets" in rows}
             for task, rows in tasks.items()

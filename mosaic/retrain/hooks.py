@@ -38,10 +38,10 @@ def pending(folder: Folder) -> tuple[PendingHook, ...]:
 
 def remember(folder: Folder, promote: Promote, version: str, day: str) -> None:
     """Adds the hooks of a version; call it before the link changes, so none is lost."""
-    known = pending(folder)
-    commands = {hook.command for hook in known if hook.version == version}
+    earlier = pending(folder)
+    commands = {hook.command for hook in earlier if hook.version == version}
     new = (PendingHook(command=each, version=version, day=day) for each in promote.hooks if each not in commands)
-    save(PendingHooks(hooks=(*known, *new)), folder.pending)
+    save(PendingHooks(hooks=(*earlier, *new)), folder.pending)
 
 
 def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple[str, ...]:

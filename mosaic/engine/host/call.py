@@ -251,20 +251,20 @@ class Call:
         values = [grad.value() if isinstance(grad, LaneTensor) else grad for grad in grads]
         roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
         grads = [grad for grad in values if grad is not None]
-        asked: list[torch.Tensor | None] = []
+        gradients: list[torch.Tensor | None] = []
         try:
             if by_caller and roots:
                 wanted = [*self._inputs, *self.parameters]
                 with _without_hooks(self.parameters):
-                    asked = list(torch.autograd.grad(roots, wanted, grads, retain_graph=keep, allow_unused=True))
+                    gradients = list(torch.autograd.grad(roots, wanted, grads, retain_graph=keep, allow_unused=True))
             elif roots:
                 torch.autograd.backward(roots, grads, retain_graph=keep)
         except BaseException as error:
             add_place(error, "in the backward of module", self)
             raise
-        by_input = asked or self._arrived
+        by_input = gradients or self._arrived
         gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
-        returned = [*gathered, *asked[len(self._inputs) :]]
+        returned = [*gathered, *gradients[len(self._inputs) :]]
         self._arrived[:] = [None] * len(self._arrived)
         self._captured[:] = []
         if not keep:

@@ -317,12 +317,12 @@ class _Call:
 
     def tag(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
         """Tags a result; an argument that is returned is the caller's, a view of one stays with the lane of that."""
-        known = self._owners.get(id(tensor), self._tagged.get(id(tensor)))
-        if known is None:
-            known = self._tagged[id(tensor)] = (
+        owner = self._owners.get(id(tensor), self._tagged.get(id(tensor)))
+        if owner is None:
+            owner = self._tagged[id(tensor)] = (
                 self._tag_view(tensor, point) if tensor._is_view() else tagged(tensor, point)
             )
-        return known
+        return owner
 
     def _tag_view(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
         base = tensor._base

@@ -112,17 +112,17 @@ def count_model(
         module.name: _share(whole, index, sample, machine, sharing, has_items=module.name in split.encoders)
         for index, module in enumerate(split.modules)
     }
-    known: dict[Any, ModuleCounts] = {}
+    counted: dict[Any, ModuleCounts] = {}
     layers = {module.name: [list[Layer]() for _ in range(module.count)] for module in split.modules}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
         weights = [(name, each.shape, each.requires_grad) for name, each in module.named_parameters()]
         key = alike, _text(args), _text(kwargs), type(module), tuple(weights)
-        if key not in known:
-            known[key] = _counts(module, args, kwargs, machine)
+        if key not in counted:
+            counted[key] = _counts(module, args, kwargs, machine)
         layer = rank_layer(
-            known[key],
+            counted[key],
             machine,
             hidden_bytes=sizes[site.module][1] if site.is_layer else 0,
             trains=any(parameter.requires_grad for parameter in module.parameters()),

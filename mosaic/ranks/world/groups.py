@@ -112,14 +112,14 @@ def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int 
     if value is None and num_collectives == 0:
         environ[LAUNCH_ORDER] = "1"
         return
-    found = f"{LAUNCH_ORDER}={value}"
+    present = f"{LAUNCH_ORDER}={value}"
     if value is None:
         many = "an unknown number of" if num_collectives is None else str(num_collectives)
-        found = f"{many} collectives of NCCL before mosaic.colocate, without {LAUNCH_ORDER}"
+        present = f"{many} collectives of NCCL before mosaic.colocate, without {LAUNCH_ORDER}"
     raise BackendUnavailableError(
         "collectives of several modules could wait for each other: NCCL reads the order of launches once, at a "
         f"process's first collective; run `export {LAUNCH_ORDER}=1` before the ranks start",
-        found=found,
+        found=present,
         needed=f"{LAUNCH_ORDER}=1 from the start of the process, or no collective before mosaic.colocate",
     )
 
