@@ -68,8 +68,8 @@ Step = Callable[[Any, Call, int], torch.Tensor]
 """Computes a loss from the model, ``Call`` and the number of the step."""
 
 
-def train(model: nn.Module, step: Step, call: Call, *, steps: int = 5, every: int = 1, none: bool = True) -> Record:
-    """Trains, stepping the optimizer ``every`` so many losses; notes losses, gradients, parameters and buffers."""
+def train(model: nn.Module, step: Step, call: Call, *, steps: int = 5) -> Record:
+    """Trains; notes losses, gradients, parameters and buffers."""
     record = Record()
     torch.manual_seed(3)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
@@ -78,9 +78,8 @@ def train(model: nn.Module, step: Step, call: Call, *, steps: int = 5, every: in
         loss.backward()
         record.note(loss, torch.rand(1))
         record.note_model(model, optimizer)
-        if (number + 1) % every == 0:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=none)
+        optimizer.step()
+        optimizer.zero_grad()
     record.note_model(model, optimizer)
     return record
 

@@ -76,6 +76,13 @@ def global_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return left * self.right(y)
 
 
+def class_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    Following.scale = 2.0 if self.is_on else 1.0
+    left = self.left(x)
+    Following.scale = 1.0
+    return left * self.right(y)
+
+
 def result_in_an_attribute(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     right = self.right(y)
     self.left.scale = right.mean() * 3 if self.is_on else 1.0
@@ -201,6 +208,7 @@ CASES: dict[str, Callable[[], Glued]] = {
     "a buffer is written before the call": following(buffer_written_before),
     "a buffer is replaced before the call": following(buffer_replaced_before),
     **{f"weights are {update.__name__} before the call": partial(teacher, update, "before") for update in COUNTED},
+    "an attribute of a class is set around the call": following(class_around),
 }
 
 

@@ -98,7 +98,7 @@ class Step:
         return self.graph.num_ranks
 
 
-def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) -> Step:
+def step(seed: int, *, num_ranks: int | None = None) -> Step:
     """A random order of a random step of a random model, cut at random."""
     chance = random.Random(seed)
     while True:
@@ -106,7 +106,7 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
         drawn, name = model(chance), chance.choice(METHODS)
         step = tuple(
             Microbatch(text_tokens=9, images=chance.randint(0, 4), audio_s=chance.choice([0.0, 1.0, 3.0]))
-            for _ in range(chance.randint(1, max_microbatches))
+            for _ in range(chance.randint(1, 4))
         )
         sizes = {module.name: chance.randint(1, 4) for module in drawn.modules if module.name != "text"}
         try:

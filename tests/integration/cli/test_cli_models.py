@@ -34,13 +34,6 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     assert {module["bound_by"] for module in explained["modules"]} == {"SM-bound"}
 
 
-def test_a_text_to_video_model_is_planned_for_eight_described_gpus(tmp_path: Path):
-    asked = ["--model", "zoo:t2v-gpu", "--device", "h100-80g", "--gpus", "8", "--output", str(tmp_path / "plan.json")]
-    assert run(["plan", *asked]) == 0
-    placed = {placement.module for placement in artifact.load(Plan, tmp_path / "plan.json").placements}
-    assert placed == {"encoders.video", "encoders.text", "transformer"}
-
-
 _BOUNDS = """
 import torch
 from torch import nn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 from engine_cases import TwoTowers, pair_batch
@@ -17,17 +16,13 @@ BUSY = ProfileSettings(retry_seconds=0.0, sample_seconds=0.05, min_repeats=2, ma
 NOTE = "other processes used 61% of the CPU; times are not comparable"
 
 
-def begin(model: TwoTowers, **options: Any) -> mosaic.Handle:
-    given = mosaic.Options(**{"cache": None, "profiling": BUSY, "trial": None, **options})
-    return mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=given)
-
-
 def test_a_profile_that_others_disturbed_is_marked_in_the_log_and_in_describe(
     model: TwoTowers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     others_use(monkeypatch, 0.61)
     with caplog.at_level(logging.WARNING, logger="mosaic"):
-        handle = begin(model)
+        options = mosaic.Options(cache=None, profiling=BUSY, trial=None)
+        handle = mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=options)
     assert handle.plan.foreign_cpu_share == 0.61
     assert f"while the modules were profiled, {NOTE}" in [record.getMessage() for record in caplog.records]
     assert f"while the modules were profiled, {NOTE}" in handle.describe().splitlines()

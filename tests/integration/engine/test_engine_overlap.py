@@ -6,7 +6,9 @@ import gc
 import weakref
 from typing import Any
 
+import engine_cases
 import pytest
+import stream_cases
 import torch
 from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, tower
 from meetings import MeetBothWays, Meeting
@@ -23,36 +25,6 @@ class Meets(nn.Module):
         return MeetBothWays.apply(self.layers(x), self.meeting)
 
 
-def spans_of(handle, phase: str) -> list[Any]:
-    return [span for span in handle.timeline().spans if span.phase == phase]
-
-
-@pytest.mark.parametrize("stages", [SIDE_BY_SIDE, [{"left": 1}, {"right": 2}]], ids=["side by side", "in turn"])
-def test_modules_of_disjoint_lanes_meet_in_forward_and_in_backward(stages):
-    meeting = Meeting()
-    model = TwoTowers(Meets(meeting), Meets(meeting))
-    handle = colocate(model, pair_batch(), stages)
-    try:
-        for step in range(4):
-            meeting.on = step > 0 and stages is SIDE_BY_SIDE  # the first call is learned in place, one by one
-            model(*pair_batch(step)).square().mean().backward()
-        for phase in ("forward", "backward"):
-            pairs = {}
-            for span in spans_of(handle, phase):
-                pairs.setdefault(span.step, {})[span.module] = span
-            # In the first step a call on a lane is learned, and not recorded.
-            pairs = {step: pair for step, pair in pairs.items() if len(pair) == 2}
-            for pair in pairs.values():
-                left, right = pair["left"], pair["right"]
-                overlap = min(left.end_ms, right.end_ms) - max(left.start_ms, right.start_ms)
-                assert (overlap > 0) is (stages is SIDE_BY_SIDE)
-                assert set(left.slots).isdisjoint(right.slots) is (stages is SIDE_BY_SIDE)
-            assert len(pairs) == 3
-    finally:
-        handle.remove()
-    assert meeting.meetings.count("forward") == meeting.meetings.count("backward") == 6 * (stages is SIDE_BY_SIDE)
-
-
 def test_glue_follows_its_branch_instead_of_waiting_for_it():
     meeting = Meeting()
 
@@ -67,7 +39,7 @@ def test_glue_follows_its_branch_instead_of_waiting_for_it():
         for step in range(3):
             meeting.on = step > 0
             model(*pair_batch(step)).square().mean().backward()
-        glue = [span for span in spans_of(handle, "glue") if span.module == "left"]
+        glue = [span for span in handle.timeline().spans if (span.phase, span.module) == ("glue", "left")]
         assert glue
         assert all(span.slots == (0,) for span in glue)
     finally:
@@ -75,19 +47,25 @@ def test_glue_follows_its_branch_instead_of_waiting_for_it():
     assert meeting.meetings.count("forward") == meeting.meetings.count("backward") == 4
 
 
-def test_nothing_that_a_step_made_outlives_it():
+@pytest.mark.parametrize("cases", [engine_cases, stream_cases], ids=["host", "streams"])
+def test_nothing_that_a_step_made_outlives_it(cases: Any):
     model = TwoTowers()
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    gc.disable()
-    try:
-        alive = []
-        for step in range(10):
-            batch = [tensor.requires_grad_() for tensor in pair_batch(step)]
-            output = model(*batch)
-            alive += [weakref.ref(tensor) for tensor in (output, *batch)]
-            output.square().mean().backward()
-        del output, batch
-        assert sum(ref() is not None for ref in alive) == 0
-    finally:
-        gc.enable()
-        handle.remove()
+
+    def step() -> list[weakref.ref[torch.Tensor]]:
+        x, y = pair_batch()
+        left = model.left(x)
+        glue = left * 2
+        (glue @ model.right(y).T).sum().backward()
+        out = model(x, y)
+        out.sum().backward()
+        plain = [tensor._plain for tensor in (left, glue) if hasattr(tensor, "_plain")]
+        return [weakref.ref(tensor) for tensor in (x, left, glue, out, *plain)]
+
+    with cases.colocated(model, pair_batch(), SIDE_BY_SIDE):
+        gc.disable()
+        try:
+            for _ in range(10):
+                made = step()
+                assert [ref() for ref in made] == [None] * len(made)
+        finally:
+            gc.enable()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import queue
 import random
 import threading
 import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,8 +24,9 @@ from engine_cases import (
     tower,
     train,
 )
+from hidden_state_cases import CASES, shown
+from hidden_state_cases import train as train_shown
 from torch import nn
-from torch.nn import functional
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -36,61 +36,12 @@ from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 SCALE = contextvars.ContextVar("SCALE", default=1.0)
 OF_THREAD = threading.local()
-SEEN: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its content is no state of a model's
-"""True for each forward of a left tower that ran on a lane."""
 
 
-def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    """Layers times a buffer and an attribute, which may be set around the call."""
-    SEEN.put(on_lane())
-    return self.layers(x) * self.center * self.layers.scale
-
-
-class Classed(Doing):
-    factor = 1.0
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x) * self.factor
-
-
-class Scaled(TwoTowers):
-    """``around`` changes something of the left tower for one call."""
-
-    def __init__(self, around: Callable[[Any, float], None]) -> None:
-        super().__init__(Classed(scaled))
-        self.left.register_buffer("center", torch.ones(16))
-        self.left.layers.scale = 1.0
-        self.around = around
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.around(self, 2.0)
-        left = functional.normalize(self.left(x), dim=-1)
-        self.around(self, 1.0)
-        return torch.cat([left @ self.weight, self.right(y)]) * self.scale
-
-
-def by_inner_number(model: Any, value: float) -> None:
-    model.left.layers.scale = value
-
-
-def by_buffer_data(model: Any, value: float) -> None:
-    model.left.center.data.fill_(value)
-
-
-def by_class(model: Any, value: float) -> None:
-    Classed.factor = value
-
-
-@pytest.mark.parametrize("around", [by_inner_number, by_buffer_data, by_class])
-def test_a_module_that_its_caller_changes_around_the_call_runs_in_place(around: Any):
-    seen_on_lanes()
-    run_both(lambda: Scaled(around), pair_batch(), SIDE_BY_SIDE, train(5), on_lanes=False)
-    assert seen_on_lanes() == 0
-
-
-def seen_on_lanes() -> int:
-    """Takes what was seen so far; returns how often it was a lane."""
-    return sum(SEEN.get() for _ in range(SEEN.qsize()))
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_done_around_a_call_is_seen_by_the_call(case: str):
+    in_sample = "another module's result" not in case  # where the sample shows it, that module is not placed
+    run_both(partial(shown, case, in_sample), pair_batch(), SIDE_BY_SIDE, train_shown, on_lanes=False)
 
 
 def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_names_it():

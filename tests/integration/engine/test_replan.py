@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, Record, assert_same, tower
+from engine_cases import Record, assert_same, tower
 from torch import nn
 
 import mosaic
@@ -19,7 +19,6 @@ from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.plan import Plan, plan_from_quotas
 
 Batch = dict[str, torch.Tensor]
-SOLVED = mosaic.Options(cache=None, profiling=FAST, trial=None)
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +41,9 @@ class Encoders(nn.Module):
         return sum(self.encoders[name](rows) @ self.mix for name, rows in batch.items())
 
 
-def batch_of(model: Encoders, step: int = 0, rows: int = 6) -> Batch:
+def batch_of(model: Encoders, step: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(100 + step)
-    return {name: torch.randn(rows, 8, generator=generator) for name in model.encoders}
+    return {name: torch.randn(6, 8, generator=generator) for name in model.encoders}
 
 
 def side_by_side(model: nn.Module, sample: Any) -> Plan:
@@ -55,24 +54,15 @@ def side_by_side(model: nn.Module, sample: Any) -> Plan:
     return plan_from_quotas(stages, graph=graph, device=HostBackend(2).device)
 
 
-def colocate(model: Encoders, options: mosaic.Options | None = None) -> mosaic.Handle:
+def colocate(model: Encoders) -> mosaic.Handle:
     sample = batch_of(model)
-    plan = side_by_side(model, sample) if options is None else None
-    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or SOLVED)
+    return mosaic.colocate(model, sample=sample, plan=side_by_side(model, sample), backend=HostBackend(2))
 
 
-def train(
-    model: Encoders,
-    record: Record,
-    optimizer: torch.optim.Optimizer,
-    steps: range,
-    *,
-    rows: int = 6,
-    micro_batches: int = 2,
-) -> None:
+def train(model: Encoders, record: Record, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
-        for micro in range(micro_batches):
-            loss = model(**batch_of(model, 10 * step + micro, rows)).square().mean()
+        for micro in range(2):
+            loss = model(**batch_of(model, 10 * step + micro)).square().mean()
             loss.backward()
             record.note(loss, torch.rand(1))
         record.note_model(model, optimizer)

@@ -18,7 +18,6 @@ from mosaic.errors import InvalidScheduleError
 from mosaic.hardware import Link
 from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, lower
 from mosaic.pipelining.task_graph import RankSpace, task_graph, training_chunks
 from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
@@ -167,8 +166,3 @@ def test_memory_above_a_ranks_limit_is_refused_and_the_moment_named():
     late = mutated(made, lambda rows: [moved(rows, f"FREE({name})", -1) for name in ("0F0", "0F0.1", "2F0")])
     with pytest.raises(InvalidScheduleError, match="more than it has"):
         check_pipeline_schedule(late, dataclasses.replace(graph, limit_bytes=peak))
-
-
-def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:
-    partition = partition_by(method, request)
-    return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()

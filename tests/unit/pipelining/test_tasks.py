@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import cut_in_pieces, images, models, plain, steps, vision_and_text
 from pipeline_oracle import natural, simulated
-from task_graph_cases import FORWARD
 
 from mosaic.graph import Part
 from mosaic.pipelining.cuts import partition_by
@@ -24,7 +23,7 @@ PARTS = (Part(module="text"),)
 
 
 def task(**given) -> Task:
-    return Task(**{"row": 0, "kind": FORWARD, "parts": PARTS, "microbatch": 0, "time_ns": 5, **given})
+    return Task(**{"row": 0, "kind": ActionKind.FORWARD, "parts": PARTS, "microbatch": 0, "time_ns": 5, **given})
 
 
 def graph(*tasks: Task, waits: tuple[Wait, ...] = (), **given) -> TaskGraph:
@@ -51,9 +50,6 @@ def test_tasks_that_wait_in_a_circle_are_refused_with_the_circle():
     waits = tuple(Wait(source=a, target=b) for a, b in ((0, 1), (1, 2), (2, 1)))
     with pytest.raises(ValueError, match=r"in a circle: (1 -> 2 -> 1|2 -> 1 -> 2); leave out"):
         graph(task(), task(), task(), waits=waits)
-
-
-F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
 
 def made(model: PipelineModel, microbatches, name: str = "separated", num_ranks: int = 2, **more) -> TaskGraph:

@@ -9,21 +9,24 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_oracle import simulated
-from tuning_cases import one_f_one_b
+from pipeline_cases import chain, images, models, steps
+from pipeline_oracle import natural, simulated
 
-from mosaic.pipelining.layers import Layer, Strategy
+from bench.papers.data_sets import Microbatch
+from mosaic.pipelining.cuts import partition_by
+from mosaic.pipelining.layers import Layer, PipelineModel, Strategy
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
 from mosaic.pipelining.tuning import (
     MemoryShortage,
     Pair,
     Tuned,
     candidates_of,
+    pairs_of,
     tune,
     with_candidates,
 )
-
-RAGGED = (1.0, 0.4, 1.6, 0.7, 1.3, 0.4, 1.0, 1.6)
 
 
 def layer(*ways: tuple[float, float, int], workspace: int = 0) -> Layer:
@@ -81,21 +84,27 @@ def makespan(graph: TaskGraph, pairs: list[Pair], orders: Orders, choice: list[i
     return simulated(with_candidates(graph, pairs, choice), orders).makespan_ns
 
 
-@given(
-    st.integers(1, 4),
-    st.lists(st.sampled_from([0.4, 0.7, 1.0, 1.6]), min_size=1, max_size=7),
-    st.floats(0.0, 1.1),
-    st.integers(0, 99),
-)
+def in_turn(model: PipelineModel, microbatches: Sequence[Microbatch], num_ranks: int) -> tuple[TaskGraph, Orders]:
+    """A step with everything kept, without a limit of memory, and an order that runs."""
+    request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches)
+    graph = task_graph(model, partition_by("mixed-time", request), microbatches)
+    return graph, natural(graph)
+
+
+@given(models(min_layers=4), steps(), st.integers(1, 4), st.floats(0.0, 1.1))
 @settings(max_examples=25, deadline=None)
 def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_than_the_leanest(
-    num_ranks: int, sizes: list[float], share: float, seed: int
+    model: PipelineModel, microbatches: Sequence[Microbatch], num_ranks: int, share: float
 ) -> None:
-    graph, pairs, orders = one_f_one_b(num_ranks, sizes, limit_share=share, seed=seed)
-    tuned = tune(graph, pairs, orders)
-    leanest = with_candidates(graph, pairs, [pair.leanest for pair in pairs])
+    free, orders = in_turn(model, microbatches, num_ranks)
+    pairs = pairs_of(free)
+    leanest = with_candidates(free, pairs, [pair.leanest for pair in pairs])
     at_leanest = simulated(leanest, orders)
-    fits = all(used <= limit for used, limit in zip(peaks(leanest, at_leanest), graph.limit_bytes, strict=True))
+    least, most = peaks(leanest, at_leanest), peaks(free, simulated(free, orders))
+    limits = (round(low * 0.9 + share * (high - low * 0.9)) for low, high in zip(least, most, strict=True))
+    graph = replace(free, limit_bytes=tuple(limits))
+    tuned = tune(graph, pairs, orders)
+    fits = all(used <= limit for used, limit in zip(least, graph.limit_bytes, strict=True))
     assert isinstance(tuned, Tuned if fits else MemoryShortage)
     if isinstance(tuned, Tuned):
         again = simulated(with_candidates(graph, pairs, tuned.choice), orders)
@@ -106,15 +115,15 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
 
 
 def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
-    graph, pairs, orders = one_f_one_b(3, RAGGED, limit_share=1.0)
-    limits = (graph.limit_bytes[0], 300_000_000, graph.limit_bytes[2])
-    short = tune(replace(graph, limit_bytes=limits), pairs, orders)
+    free, orders = in_turn(chain(6), images(*[1] * 8), 3)
+    pairs, most = pairs_of(free), peaks(free, simulated(free, orders))
+    graph = replace(free, limit_bytes=(most[0], 50, most[2]))
+    short = tune(graph, pairs, orders)
     assert isinstance(short, MemoryShortage)
     assert short.rank == 1
     said = str(short)
-    assert "rank 1 is short of" in said
-    assert "0.3 GB" in said
+    assert f"rank 1 is short of {short.short_bytes / 1e9:.3g} GB of its 5e-08 GB" in said
     assert "ms into the step" in said
     assert "smaller microbatches, or more ranks" in said
-    enough = replace(graph, limit_bytes=(limits[0], limits[1] + short.short_bytes, limits[2]))
+    enough = replace(graph, limit_bytes=(most[0], 50 + short.short_bytes, most[2]))
     assert isinstance(tune(enough, pairs, orders), Tuned)
