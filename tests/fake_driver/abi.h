@@ -14,7 +14,6 @@ enum : Result {
     kOutOfMemory = 2,
     kNotInitialized = 3,
     kDeinitialized = 4,
-    kStubLibrary = 34,
     kNoDevice = 100,
     kInvalidDevice = 101,
     kInvalidImage = 200,
@@ -23,8 +22,6 @@ enum : Result {
     kNotFound = 500,
     kIllegalAddress = 700,
     kContextIsDestroyed = 709,
-    kLaunchFailed = 719,
-    kNotSupported = 801,
     kSystemDriverMismatch = 803,
     kInvalidResourceType = 914,
     kInvalidResourceConfiguration = 915,
@@ -34,11 +31,9 @@ enum : Result {
 
 constexpr int kResourceTypeSm = 1;
 constexpr unsigned kIgnoreSmCoscheduling = 0x1;
-constexpr unsigned kMaxPotentialClusterSize = 0x2;
 constexpr unsigned kGreenDefaultStream = 0x1;
 constexpr unsigned kStreamNonBlocking = 0x1;
 
-constexpr unsigned kBackfill = 0x1;
 constexpr std::uint64_t kPerThreadDefaultStream = 0x2;
 
 constexpr int kAttributeMultiprocessorCount = 16;

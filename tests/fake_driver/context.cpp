@@ -37,14 +37,6 @@ Result cuCtxPopCurrent(void** context) {
     return kSuccess;
 }
 
-Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-    FAKE_ENTER("cuCtxGetStreamPriorityRange");
-    if (stack().empty()) return kInvalidContext;
-    *least = 0;
-    *greatest = -5;
-    return kSuccess;
-}
-
 Result cuMemGetInfo(std::size_t* free, std::size_t* total) {
     FAKE_ENTER("cuMemGetInfo");
     if (stack().empty()) return kInvalidContext;
@@ -61,7 +53,6 @@ const std::vector<Function>& context_functions() {
     static const std::vector<Function> functions = {
         {"cuCtxPushCurrent", 4000, address_of(&cuCtxPushCurrent)},
         {"cuCtxPopCurrent", 4000, address_of(&cuCtxPopCurrent)},
-        {"cuCtxGetStreamPriorityRange", 5050, address_of(&cuCtxGetStreamPriorityRange)},
         {"cuMemGetInfo", 3020, address_of(&cuMemGetInfo)},
     };
     return functions;

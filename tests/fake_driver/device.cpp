@@ -35,9 +35,7 @@ State::State() : version(std::stoi(variable("MOSAIC_FAKE_VERSION", "13000"))) {
     }
     for (const std::string& failure : parts(variable("MOSAIC_FAKE_FAIL", ""), ',')) {
         const auto equals = failure.find('=');
-        const auto at = failure.find('@');
-        const int nth = at == std::string::npos ? 0 : std::stoi(failure.substr(at + 1));
-        failures[failure.substr(0, std::min(at, equals))] = {std::stoi(failure.substr(equals + 1)), nth};
+        failures[failure.substr(0, equals)] = {std::stoi(failure.substr(equals + 1)), 0};
     }
     for (const std::string& sms : parts(variable("MOSAIC_FAKE_CLUSTERS", ""), ',')) {
         clusters.push_back(static_cast<unsigned>(std::stoul(sms)));
@@ -54,7 +52,7 @@ State& state() {
 
 // "This leaves the process in an inconsistent state and any further CUDA work will return the same error. To continue
 // using CUDA, the process must be terminated and relaunched" (cuda.h, CUDA_ERROR_ILLEGAL_ADDRESS and its like).
-bool is_sticky(Result status) { return status == kIllegalAddress || status == kLaunchFailed; }
+bool is_sticky(Result status) { return status == kIllegalAddress; }
 
 Result enter(const char* name) {
     static const std::set<std::string> before_init = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress",
@@ -117,7 +115,6 @@ Result cuGetErrorName(Result status, const char** text) {
         {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
         {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
         {kDeinitialized, "CUDA_ERROR_DEINITIALIZED"},
-        {kStubLibrary, "CUDA_ERROR_STUB_LIBRARY"},
         {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
         {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
         {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
@@ -125,13 +122,10 @@ Result cuGetErrorName(Result status, const char** text) {
         {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
         {kNotFound, "CUDA_ERROR_NOT_FOUND"},
         {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-        {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
         {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
-        {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
         {kSystemDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
         {kInvalidResourceType, "CUDA_ERROR_INVALID_RESOURCE_TYPE"},
         {kInvalidResourceConfiguration, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"},
-        {kStreamDetached, "CUDA_ERROR_STREAM_DETACHED"},
         {kUnknown, "CUDA_ERROR_UNKNOWN"},
     };
     FAKE_ENTER("cuGetErrorName");

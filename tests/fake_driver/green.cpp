@@ -5,7 +5,6 @@ namespace fake {
 namespace {
 
 constexpr int kStreamsOutliveContexts = 13010;  // from here on a stream can be destroyed after its context
-constexpr int kDefaultStreamOptional = 13030;
 constexpr std::size_t kBytesOfContext = std::size_t{3} << 20;
 constexpr std::size_t kBytesOfStream = std::size_t{64} << 10;
 
@@ -15,14 +14,11 @@ Result cuGreenCtxCreate(GreenContext** out, Descriptor* descriptor, int device, 
     if (out == nullptr || made_from == nullptr) return kInvalidValue;
     if (!state().has(device)) return kInvalidDevice;
     if (made_from->device != device) return kInvalidValue;
-    if (flags != kGreenDefaultStream && (flags != 0 || state().version < kDefaultStreamOptional)) {
-        return kInvalidValue;
-    }
+    if (flags != kGreenDefaultStream) return kInvalidValue;  // which versions before 13.3 need
     if (state().primary_references[device]++ == 0) ++state().created["primary"];
     auto context = std::make_unique<GreenContext>();
     context->device = device;
     context->sms = made_from->sms;
-    if (state().quirk == "one_sm_less") context->sms.pop_back();
     *out = keep(state().contexts, std::move(context));
     state().used_bytes[device] += kBytesOfContext;
     ++state().created["green"];
@@ -52,7 +48,7 @@ Result cuGreenCtxGetDevResource(GreenContext* handle, Resource* out, int type) {
     return kSuccess;
 }
 
-Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags, int priority) {
+Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags, int) {
     FAKE_ENTER("cuGreenCtxStreamCreate");
     GreenContext* context = find(state().contexts, handle);
     if (context == nullptr || !context->alive) return kInvalidContext;
@@ -60,7 +56,6 @@ Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags
     auto stream = std::make_unique<Stream>();
     stream->context = context;
     stream->device = context->device;
-    stream->priority = priority;
     *out = keep(state().streams, std::move(stream));
     ++context->num_streams;
     state().used_bytes[context->device] += kBytesOfStream;

@@ -46,18 +46,6 @@ def error_of(call):
 """
 
 
-def compile_library(folder: Path, *sources: Path) -> Path:
-    """Compiles sources into ``folder/libcuda.so.1``, as one unit, and returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c++", "-"]
-    unit = "".join(f'#include "{source}"\n' for source in sources)
-    built = subprocess.run(
-        [*command, "-o", folder / "libcuda.so.1"], input=unit, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stderr
-    return folder
-
-
 class Nursery:
     """A process from which children are forked; see ``fake_driver.children``."""
 
@@ -97,7 +85,14 @@ class FakeDriver:
 
     @classmethod
     def build(cls, folder: Path) -> FakeDriver:
-        return cls(compile_library(folder, *sorted(SOURCES.glob("*.cpp"))))
+        """Compiles the sources into ``folder/libcuda.so.1``, as one unit."""
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c++", "-"]
+        unit = "".join(f'#include "{source}"\n' for source in sorted(SOURCES.glob("*.cpp")))
+        command += ["-o", str(folder / "libcuda.so.1")]
+        built = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stderr
+        return cls(folder)
 
     def environment(self, **settings: str | int) -> dict[str, str]:
         """The child's environment: ``devices="132:9.0"``, ``version=13000``, ``fail=...``, ``quirk=...``."""

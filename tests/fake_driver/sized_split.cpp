@@ -1,5 +1,7 @@
 // cuDevSmResourceSplit, by the rules that cuda.h of CUDA 13.1 states: groups of the sizes asked for in one call,
 // without rounding. The quirk other_sizes makes the first group two SMs smaller than promised.
+#include <algorithm>
+
 #include "resource.h"
 
 namespace fake {
@@ -7,53 +9,24 @@ namespace {
 
 constexpr unsigned kMaxCoscheduled = 32;
 
-struct Group {
-    unsigned count;
-    unsigned coscheduled;
-    bool backfill;
-};
-
-bool is_hopper(const Hidden& whole) { return state().devices[static_cast<std::size_t>(whole.device)].major >= 9; }
-
-Result check_params(const GroupParams& params, const Hidden& whole, Group* group) {
-    const bool hopper = is_hopper(whole);
+// How many SMs of a group are scheduled together; 0 for parameters that the driver refuses. A count is never rounded.
+unsigned together_of(const GroupParams& params, const Hidden& whole) {
+    const bool hopper = state().devices[static_cast<std::size_t>(whole.device)].major >= 9;
     for (const unsigned word : params.reserved) {
-        if (word != 0) return kInvalidValue;
+        if (word != 0) return 0;
     }
-    if (params.flags & ~kBackfill) return kInvalidValue;
-    const unsigned most = hopper ? kMaxCoscheduled : 2;
-    if (params.coscheduled % 2 != 0 || params.coscheduled > most) return kInvalidValue;
-    const unsigned default_coscheduled = hopper ? 8 : 2;
-    *group = {params.sm_count, params.coscheduled ? params.coscheduled : default_coscheduled,
-              (params.flags & kBackfill) != 0};
-    if (group->count == 0) return kSuccess;
-    if (group->count < 2 || group->count > whole.sms.count() || group->count % 2 != 0) return kInvalidValue;
-    // A count is never rounded.
-    return group->backfill || group->count % group->coscheduled == 0 ? kSuccess : kInvalidValue;
-}
-
-// Assigns SMs to one group; `left` loses them. A count of 0 discovers what is possible.
-Result assign(Group& group, SmSet& left, SmSet* sms) {
-    const unsigned available = static_cast<unsigned>(left.count());
-    const unsigned structured = reachable(left, group.coscheduled);
-    if (group.count == 0) group.count = group.backfill ? available / 2 * 2 : structured;
-    if (group.count > (group.backfill ? available : structured)) return kInvalidResourceConfiguration;
-    *sms = take(left, group.count, group.backfill ? 1 : group.coscheduled);
-    return kSuccess;
+    const unsigned together = params.coscheduled ? params.coscheduled : hopper ? 8 : 2;
+    const bool fits = params.sm_count >= 2 && params.sm_count <= whole.sms.count() && params.sm_count % together == 0;
+    return params.flags == 0 && together % 2 == 0 && together <= (hopper ? kMaxCoscheduled : 2) && fits ? together : 0;
 }
 
 Result check_call(const Resource* result, unsigned groups, const Resource* input, const Resource* remainder,
                   unsigned flags, const GroupParams* params) {
-    if (input == nullptr || params == nullptr || groups == 0 || flags != 0) return kInvalidValue;
+    if (result == nullptr || input == nullptr || params == nullptr || groups == 0 || flags != 0) return kInvalidValue;
     if (input->type != kResourceTypeSm) return kInvalidResourceType;
     if (read(*input).source != Source::query) return kInvalidResourceConfiguration;
     if (remainder != nullptr && !is_zero(*remainder)) return kInvalidValue;
-    for (unsigned i = 0; i < groups; ++i) {
-        if (result != nullptr && !is_zero(result[i])) return kInvalidValue;
-        // Without results there is only discovery.
-        if (result == nullptr && params[i].sm_count != 0) return kInvalidResourceConfiguration;
-    }
-    return kSuccess;
+    return std::all_of(result, result + groups, is_zero) ? kSuccess : kInvalidValue;
 }
 
 Result cuDevSmResourceSplit(Resource* result, unsigned groups, const Resource* input, Resource* remainder,
@@ -64,17 +37,13 @@ Result cuDevSmResourceSplit(Resource* result, unsigned groups, const Resource* i
     SmSet left = whole.sms;
     ++state().last_split;
     for (unsigned i = 0; i < groups; ++i) {
-        Group group{};
-        SmSet sms;
-        if (const Result bad = check_params(params[i], whole, &group)) return bad;
-        if (const Result bad = assign(group, left, &sms)) return bad;
-        if (result != nullptr && group.count < group.coscheduled) return kInvalidResourceConfiguration;
-        params[i].sm_count = group.count;
-        if (result != nullptr) {
-            write(&result[i], {Source::result, whole.device, state().last_split, sms}, group.coscheduled);
-        }
+        const unsigned count = params[i].sm_count;
+        const unsigned together = together_of(params[i], whole);
+        if (together == 0) return kInvalidValue;
+        if (count > reachable(left, together)) return kInvalidResourceConfiguration;
+        write(&result[i], {Source::result, whole.device, state().last_split, take(left, count, together)}, together);
     }
-    if (result != nullptr && state().quirk == "other_sizes") result[0].sm.count -= 2;
+    if (state().quirk == "other_sizes") result[0].sm.count -= 2;
     if (remainder != nullptr && left.any()) {
         write(remainder, {Source::remainder, whole.device, state().last_split, left}, remainder_alignment(2));
     }

@@ -4,7 +4,7 @@
 //
 // MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
 // overlapping_groups (each group but the first has an SM of the one before in place of its own), other_sizes
-// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and its like (launch.cpp).
+// (sized_split.cpp), kernels_spread and its like (launch.cpp).
 //
 // MOSAIC_FAKE_CLUSTERS=18,16,... gives the device GPCs of so many SMs; without it there is one, of all SMs. Then splits
 // make "fewer groups [...] than purely dividing the total SM count by the minCount due to cluster requirements"
@@ -141,9 +141,7 @@ Result check_split(const Resource* result, const unsigned* groups, const Resourc
     const Hidden whole = read(*input);
     if (whole.source != Source::query) return kInvalidResourceConfiguration;
     if (!state().has(whole.device) || min_count > input->sm.count) return kInvalidValue;
-    if (flags & ~(kIgnoreSmCoscheduling | kMaxPotentialClusterSize)) return kInvalidValue;
-    const bool hopper = state().devices[static_cast<std::size_t>(whole.device)].major >= 9;
-    if ((flags & kMaxPotentialClusterSize) && !hopper) return kInvalidValue;
+    if (flags & ~kIgnoreSmCoscheduling) return kInvalidValue;
     if (remainder != nullptr && !is_zero(*remainder)) return kInvalidValue;
     if (result == nullptr) return kSuccess;
     if (*groups == 0) return kInvalidValue;

@@ -45,7 +45,6 @@ struct GreenContext {
 struct Stream {
     GreenContext* context;  // null for a device's legacy default stream
     int device;
-    int priority;
     bool alive = true;
     int num_given = 0;
     int num_run = 0;
@@ -73,7 +72,7 @@ struct State {
     // Told by environment variables, read once.
     int version = 13000;                      // MOSAIC_FAKE_VERSION
     std::vector<FakeDevice> devices;          // MOSAIC_FAKE_DEVICES=132:9.0,108:8.0
-    std::map<std::string, Failure> failures;  // MOSAIC_FAKE_FAIL=cuDeviceGet=101,cuGreenCtxCreate@2=2
+    std::map<std::string, Failure> failures;  // MOSAIC_FAKE_FAIL=cuDeviceGet=101
     std::vector<unsigned> clusters;           // MOSAIC_FAKE_CLUSTERS=18,16,...: SMs of each GPC, see split.cpp
     int first_current = -1;                   // MOSAIC_FAKE_CURRENT=0: torch's device, see context.cpp
     std::string quirk;                        // MOSAIC_FAKE_QUIRK: a driver that breaks a rule, see split.cpp

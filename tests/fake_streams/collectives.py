@@ -43,12 +43,10 @@ class FakeNccl:
 
     Attributes:
         issued: What was launched, in order.
-        forgets_to_wait: Makes ``wait`` order nothing, for a test of the tests.
     """
 
     def __init__(self, runtime: FakeStreams) -> None:
         self.issued: list[Issued] = []
-        self.forgets_to_wait = False
         self._runtime = runtime
         self._streams: dict[str, FakeStream] = {}
 
@@ -101,7 +99,7 @@ class FakeNccl:
         merge(stream.clock, here.clock)
         with runtime.use_stream(stream):
             runtime.launch(kind, list(reads), list(writes))
-        work = FakeWork(runtime, begin(), {} if self.forgets_to_wait else dict(stream.clock))
+        work = FakeWork(runtime, begin(), dict(stream.clock))
         if async_op:
             return work
         work.wait()

@@ -21,42 +21,22 @@ class FakePartition:
     creation_ms: float = 37.0
 
 
-@dataclass(frozen=True)
-class FakeCost:
-    num_contexts: int
-    creation_ms: float
-    driver_bytes: int
-
-
-@dataclass(frozen=True)
-class FakeStats:
-    num_contexts: int
-    num_lent: int
-    layouts: list[FakeCost]
-
-
 @dataclass
 class FakePool:
     driver: FakeGreenDriver
     layouts: list[list[FakePartition]] = field(default_factory=list)
-    costs: list[FakeCost] = field(default_factory=list)
     closed: bool = False
-    num_verified: int = 0
     known: dict[tuple[object, ...], FakePartition] = field(default_factory=dict)
 
-    def add_layout(self, layout: Sequence[Sequence[int]]) -> FakeCost:
+    def add_layout(self, layout: Sequence[Sequence[int]]) -> None:
         flat = [slot for slots in layout for slot in slots]
         if len(set(flat)) != len(flat):
             raise ValueError(f"layout {layout} has a slot twice")
-        made = 0
         self.layouts.append([])
         for slots in layout:
             if tuple(slots) not in self.known:
-                made += 1
                 self.known[tuple(slots)] = self.driver.partition(slots)
             self.layouts[-1].append(self.known[tuple(slots)])
-        self.costs.append(FakeCost(made, 37.0 * made, made << 21))
-        return self.costs[-1]
 
     def lend(self, layout: int, partition: int) -> int:
         if self.closed:
@@ -66,7 +46,7 @@ class FakePool:
         return found.stream
 
     def give_back(self, stream: int) -> None:
-        (found,) = [one for one in self._all() if one.stream == stream]
+        (found,) = [one for one in self.known.values() if one.stream == stream]
         if not found.num_borrowers:
             raise ValueError(f"stream {stream} is not lent")
         found.num_borrowers -= 1
@@ -76,18 +56,14 @@ class FakePool:
 
     def verify(self, image: bytes) -> None:
         assert image == self.driver.image
-        self.num_verified += 1
-        for found in self._all():
+        for found in self.known.values():
             found.sm_ids = found.ids
 
-    def stats(self) -> FakeStats:
-        return FakeStats(len(self._all()), sum(one.num_borrowers > 0 for one in self._all()), self.costs)
+    def stats(self) -> FakePool:
+        return self  # whose layouts can be counted
 
     def close(self) -> None:
         self.closed = True
-
-    def _all(self) -> list[FakePartition]:
-        return list(self.known.values())
 
 
 class FakeGreenDriver:
@@ -95,20 +71,16 @@ class FakeGreenDriver:
 
     image = b"the probe"
 
-    def __init__(self, num_slots: int = 4, *, sms_per_slot: int = 8, remainder_sms: int = 4) -> None:
-        self.slots = SlotDescription(
-            fine=False, num_slots=num_slots, sms_per_slot=sms_per_slot, remainder_sms=remainder_sms
-        )
+    def __init__(self, num_slots: int = 4) -> None:
+        self.slots = SlotDescription(fine=False, num_slots=num_slots, sms_per_slot=8, remainder_sms=4)
         self.pools: list[FakePool] = []
-        self.spread_sms: list[int] = []
-        """SMs that all kernels may use besides their own."""
         self.no_nvrtc = False
         self._num_streams = 0
 
     @property
     def num_lent(self) -> int:
         """Streams that are lent now."""
-        return sum(pool.stats().num_lent for pool in self.pools)
+        return sum(one.num_borrowers > 0 for pool in self.pools for one in pool.known.values())
 
     def describe(self) -> CudaDevice:
         slots = self.slots
@@ -134,13 +106,13 @@ class FakeGreenDriver:
         return self.image
 
     def probe_stream(self, stream: int) -> tuple[int, ...]:
-        found = [one for pool in self.pools for one in pool._all() if one.stream == stream]
+        found = [one for pool in self.pools for one in pool.known.values() if one.stream == stream]
         return tuple(found[0].ids) if found else tuple(range(self.describe().num_sms))
 
     def partition(self, slots: Sequence[int]) -> FakePartition:
         size = self.slots.sms_per_slot
         ids = [slot * size + sm for slot in slots for sm in range(size)]
-        return FakePartition(list(slots), len(ids), len(ids), sorted({*ids, *self.spread_sms}), self._next_stream())
+        return FakePartition(list(slots), len(ids), len(ids), ids, self._next_stream())
 
     def _next_stream(self) -> int:
         self._num_streams += 1
