@@ -1,26 +1,18 @@
-"""Work that does not end before it is told to, for each kind of backend: so that tests need no time to pass."""
+"""Work that does not end before it is told to, for each kind of backend: so that tests need no time to pass.
+
+Submitted work that calls ``hold`` does not end from then on; ``open`` lets it end.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Protocol
 
 from fake_streams import FakeStreams, Hold
 
 from mosaic.backends.cuda.backend import CudaBackend
 
 WAIT_S = 60
-
-
-class Gate(Protocol):
-    """Holds the lane on which ``hold`` is called."""
-
-    def hold(self) -> None:
-        """To be called by submitted work, which does not end from then on."""
-
-    def open(self) -> None:
-        """Lets the work end."""
 
 
 class ThreadGate:
@@ -80,3 +72,6 @@ class CudaGate:
     @staticmethod
     def _check(status: int) -> None:
         assert status == 0, f"the driver returned {status}"
+
+
+Gate = ThreadGate | FakeStreamGate | CudaGate

@@ -15,10 +15,6 @@ def flops_of(phase: PhaseCounts, *kinds: OperatorKind) -> int:
     return sum(operator.flops * operator.calls for operator in phase.of_kind(*kinds))
 
 
-def names_of(phase: PhaseCounts) -> set[str]:
-    return {operator.name for operator in phase.operators}
-
-
 MATMUL, ATTENTION, CONV, MEMORY = (
     OperatorKind.MATMUL,
     OperatorKind.ATTENTION,

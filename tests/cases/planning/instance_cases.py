@@ -114,9 +114,7 @@ class Solved:
     plan: Plan | None = None
 
 
-def solve_instance(
-    instance: Instance, *, method: str = "exact", time_limit: float = 10.0
-) -> tuple[Solved, InfeasibleError | None]:
+def solve_instance(instance: Instance, *, method: str = "exact", time_limit: float = 10.0) -> Solved:
     """Plans as ``mosaic plan`` does, and has the checker accept the plan."""
     limits = SearchLimits(effort=time_limit)
     try:
@@ -129,7 +127,7 @@ def solve_instance(
             search=SearchOptions(limits=limits),
         )
     except InfeasibleError as error:
-        return Solved(status="infeasible", reasons=error.reasons), error
+        return Solved(status="infeasible", reasons=error.reasons)
     objective_ms, bound_ms = checked_ms(instance, plan), plan.search.bound_ms
     assert bound_ms <= objective_ms + ROUNDING * max(objective_ms, len(plan.stages))
     is_known = bound_ms > 0 or plan.search.status == "optimal"
@@ -138,4 +136,4 @@ def solve_instance(
         objective_ms=objective_ms,
         bound_ms=min(bound_ms, objective_ms) if is_known else None,
         plan=plan,
-    ), None
+    )

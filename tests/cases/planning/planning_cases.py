@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.plan import Plan
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
+from mosaic.solver import SearchOptions, solve
 
 Time = Callable[[int, int], float]
 """Milliseconds over (degree, quota)."""
@@ -70,6 +74,12 @@ def profile_of(
         memory=tuple(memory),
         environment=ENVIRONMENT,
     )
+
+
+def plan_of(profile: Profile, method: str = "gahc", *, num_devices: int = 1, **search: Any) -> Plan:
+    """The plan of a method for a profile's own graph and device."""
+    cost, options = CostModel.from_profile(profile), SearchOptions(**search)
+    return solve(profile.graph, cost, profile.device, num_devices=num_devices, method=method, search=options)
 
 
 def flat(time_ms: float) -> Time:

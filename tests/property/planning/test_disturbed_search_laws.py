@@ -79,10 +79,8 @@ def phases(of: st.SearchStrategy) -> st.SearchStrategy:
 @st.composite
 def by_equation_8(draw: st.DrawFn, instance: Instance) -> Eq8Interference:
     weight = st.floats(0, 20)
-    drawn = draw(bandwidths(instance))
-    if draw(st.booleans()):
-        return Eq8Interference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight))), drawn)
-    return Eq8Interference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight, e3=weight))), drawn)
+    forms = st.builds(Eq8, e1=st.floats(-10, 10), e2=weight, e3=st.just(0.0) | weight)
+    return Eq8Interference(draw(phases(forms)), draw(bandwidths(instance)))
 
 
 @st.composite
@@ -126,7 +124,11 @@ def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
     return instance, cost
 
 
-def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
+@pytest.mark.parametrize("form", ["measured", "eq8", "pairwise"])
+@bounded(60)
+@given(data=st.data())
+def test_exact_agrees_with_brute_force_under_every_form(form, data):
+    instance, cost = data.draw(disturbed(form))
     exact, truth = (
         plan(instance.graph, cost, instance.device, num_devices=instance.num_devices)
         for plan in (partial(solve, method="exact"), plan_by_brute_force)
@@ -134,18 +136,6 @@ def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
     assert exact.search.status == "optimal"
     assert exact.predicted_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
     assert exact.search.bound_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
-
-
-@bounded(100)
-@given(made=disturbed("measured"))
-def test_exact_agrees_with_brute_force_beside_measured_pairs_that_get_milder_with_slots(made):
-    agrees_with_brute_force(*made)
-
-
-@bounded(60)
-@given(made=disturbed("eq8") | disturbed("pairwise"))
-def test_exact_agrees_with_brute_force_under_forms_over_bandwidth(made):
-    agrees_with_brute_force(*made)
 
 
 @bounded(30)

@@ -14,7 +14,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_cases import profile_of
+from planning_cases import plan_of, profile_of
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
@@ -22,9 +22,7 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.simulate.step import simulate
-from mosaic.solver.planners.spindle import MetaOp, continuous_optimum, rounded, schedule_level, two_points
-from mosaic.solver.solve import solve
-from mosaic.solver.task import SearchOptions
+from mosaic.solver.planners.spindle import MetaOp, continuous_optimum, two_points
 
 BOUNDED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 CLOSE = 1 + 1e-9
@@ -40,14 +38,8 @@ class Instance:
     hold_memory: bool = False
 
     def plan(self, name: str) -> Plan:
-        return solve(
-            self.profile.graph,
-            CostModel.from_profile(self.profile),
-            self.profile.device,
-            num_devices=self.num_devices,
-            method=name,
-            search=SearchOptions(layers=self.layers, hold_memory=self.hold_memory),
-        )
+        options = {"layers": self.layers, "hold_memory": self.hold_memory}
+        return plan_of(self.profile, name, num_devices=self.num_devices, **options)
 
 
 def time_of(floor: float, work: float, cost_of_degree: float):
@@ -188,24 +180,3 @@ def test_the_continuous_optimum_fills_the_devices_and_all_end_together(data, num
         if sum(degrees) <= num_devices:
             whole = max(one.time(n) * one.num_operators for one, n in zip(level, degrees, strict=True))
             assert end <= whole * (1 + 1e-6)
-
-
-@given(st.data(), st.integers(1, 16))
-@BOUNDED
-def test_a_level_is_cut_into_at_most_two_waves_a_metaop(data: st.DataObject, num_devices: int) -> None:
-    level = data.draw(st.lists(metaops(num_devices), min_size=1, max_size=6))
-    end, devices = continuous_optimum(level, num_devices)
-    tuples = [
-        rounded(two_points(one, share, end), one.num_operators) for one, share in zip(level, devices, strict=True)
-    ]
-    waves = schedule_level(level, tuples, num_devices)
-    assert len(waves) <= sum(map(len, tuples)) <= 2 * len(level)
-    done = [0] * len(level)
-    for wave in waves:
-        assert len({piece.metaop for piece in wave}) == len(wave)
-        assert sum(piece.degree for piece in wave) <= num_devices
-        for piece in wave:
-            assert piece.degree in level[piece.metaop].degrees
-            assert piece.count >= 1
-            done[piece.metaop] += piece.count
-    assert done == [one.num_operators for one in level]

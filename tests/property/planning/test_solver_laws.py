@@ -1,7 +1,8 @@
-"""Laws that every plan of every solver obeys, on random small instances."""
+"""Laws that every plan of every solver and its simulated step obey, on random small instances."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,10 +14,13 @@ from planning_cases import pair, profile_of
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import Bandwidths, CostModel, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions, StageEvaluator, solve
-from mosaic.solver.options import all_options
+from mosaic.solver.exact import search_exactly
+from mosaic.solver.options import DeploymentOption, all_options
 from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +41,12 @@ class Instance:
             num_devices=self.num_devices,
             search=SearchOptions(hold_memory=False, **search),  # the laws here are of single stages
         )
+
+    def search_space(self, cost: CostModel) -> tuple[dict[str, tuple[DeploymentOption, ...]], Machine]:
+        """The options of every module, and the devices."""
+        device, count = self.profile.device, self.num_devices
+        options = all_options(self.profile.graph, cost=cost, device=device, num_devices=count)
+        return options, Machine(num_devices=count, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
 
 
 @st.composite
@@ -127,9 +137,8 @@ def costs(draw: st.DrawFn) -> tuple[Instance, CostModel]:
 @BOUNDED
 def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(made: tuple[Instance, CostModel]) -> None:
     instance, cost = made
-    device, names = instance.profile.device, instance.profile.graph.names
-    machine = Machine(num_devices=instance.num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    options = all_options(instance.profile.graph, cost=cost, device=device, num_devices=instance.num_devices)
+    names = instance.profile.graph.names
+    options, machine = instance.search_space(cost)
     evaluated = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
     exact = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
     assert (evaluated is None) == (exact is None)
@@ -145,3 +154,52 @@ def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots
     assert greedy.predicted_ms <= in_turn.predicted_ms
     assert greedy.sequential_ms == in_turn.predicted_ms
     assert greedy.predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
+
+
+@given(instances(max_modules=6))
+@BOUNDED
+def test_a_step_lies_between_its_chains_and_its_stages_and_keeps_the_order_of_slots(instance: Instance) -> None:
+    graph, plan = instance.profile.graph, instance.plan("auto")
+    step = simulate(plan, graph)
+    chains = []
+    for phase in Phase:
+        length = {p.module: p.forward_ms if phase is Phase.FORWARD else p.backward_ms for p in plan.placements}
+        chain: dict[str, float] = {}
+        for name in graph.topological_order():
+            chain[name] = length[name] + max((chain[o] for o in graph.predecessors(name)), default=0.0)
+        chains.append(max(chain.values()))
+    busy: dict[tuple[int, int], float] = defaultdict(float)
+    for placement in plan.placements:
+        for cell in placement.cells:
+            busy[cell] += placement.forward_ms + placement.backward_ms
+    assert max(sum(chains), *busy.values()) <= step.makespan_ms * ROUNDING
+    assert step.makespan_ms <= plan.predicted_ms * ROUNDING
+    spans = {(span.part.module, span.phase): span for span in step.spans}
+    assert len(spans) == 2 * len(graph.names)
+    for edge in graph.edges:
+        forward, backward = Phase.FORWARD, Phase.BACKWARD
+        assert spans[edge.source, forward].end_ms <= spans[edge.target, forward].start_ms * ROUNDING
+        assert spans[edge.target, backward].end_ms <= spans[edge.source, backward].start_ms * ROUNDING
+    for i, one in enumerate(plan.placements):
+        for other in plan.placements[i + 1 :]:
+            for phase in Phase:
+                first, second = sorted((spans[one.module, phase], spans[other.module, phase]), key=lambda s: s.end_ms)
+                shares = set(one.cells) & set(other.cells)
+                assert not shares or first.end_ms <= second.start_ms * ROUNDING
+
+
+@given(instances())
+@settings(BOUNDED, max_examples=20)
+def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(instance: Instance) -> None:
+    cost = CostModel.from_profile(instance.profile)
+    options, machine = instance.search_space(cost)
+    search = partial(search_exactly, instance.profile.graph, options, cost=cost, machine=machine)
+    best = search()
+    for stage in best.stages:
+        try:
+            other = search(forbidden=[tuple(stage.choices)])
+        except InfeasibleError:
+            continue
+        assert other.cost_ms >= best.cost_ms
+        assert all(set(one.choices) != set(stage.choices) for one in other.stages)
+        assert other.record.bound_ms == pytest.approx(other.cost_ms)

@@ -8,19 +8,16 @@ from pathlib import Path
 from bench import bundle
 
 
-def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> Path:
-    """Makes a wheel with one module, ``made_NAME``."""
-    made = folder / f"{name}-1.0-{tag}.whl"
+def make_wheel(folder: Path, name: str) -> None:
     info = f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(made, "w") as file:
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as file:
         file.writestr(f"made_{name}.py", "here = True\n")
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
-    return made
 
 
 def test_a_bundle_installs_offline_into_a_folder_of_its_own(tmp_path: Path):
-    wheel(tmp_path, "one")
+    make_wheel(tmp_path, "one")
     bundle.install(tmp_path, tmp_path / "site")
     assert (tmp_path / "site" / "made_one.py").exists()

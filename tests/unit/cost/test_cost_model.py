@@ -48,12 +48,13 @@ def test_every_form_of_the_table_is_made_by_name_from_its_coefficients(name: str
     assert cost.placed_ms("a", F, 1, 2) == 4.0
 
 
-def test_a_frozen_module_disturbs_nobody_in_the_backward_that_it_has_not() -> None:
+def test_a_frozen_module_takes_no_time_and_disturbs_no_other_in_backward() -> None:
     old = profile()
     nodes = tuple(replace(node, trainable=node.name != "d") for node in old.graph.modules)
     samples = tuple(s for s in old.samples if (s.module, s.phase) != ("d", B))
     frozen = replace(old, graph=ModuleGraph(modules=nodes), samples=samples)
     cost = CostModel.from_profile(frozen, interference="pairwise", coefficients=HALF)
+    assert (cost.time_ms("d", B, 1, 1), cost.quotas("d")) == (0.0, tuple(range(1, 9)))
     assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) == 4.0
     assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2), ("b", 2)]) == pytest.approx(4 * 1.2)
 
@@ -84,12 +85,3 @@ def test_cost_model_counts_resident_kept_and_peak_memory() -> None:
     peaks = {F: 130, B: 50}
     profile = replace(base, samples=tuple(replace(s, peak_bytes=peaks[s.phase]) for s in base.samples))
     assert CostModel.from_profile(profile).memory_bytes("m", 1) == 1000 + 7 + 100 + 50
-
-
-def test_a_frozen_module_without_backward_samples_takes_no_time_there() -> None:
-    base = profile_of({"m": flat(2)}, num_slots=1)
-    forward_only = tuple(s for s in base.samples if s.phase is F)
-    frozen = ModuleGraph(modules=(ModuleNode(name="m", trainable=False),))
-    cost = CostModel.from_profile(replace(base, graph=frozen, samples=forward_only))
-    assert cost.time_ms("m", B, 1, 1) == 0.0
-    assert cost.quotas("m") == (1,)

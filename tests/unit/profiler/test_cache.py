@@ -106,15 +106,6 @@ def test_a_users_profile_is_learned_without_its_higher_degrees():
     assert [(beside.module, beside.beside) for beside in renamed] == [("c", "d")] * 2 + [("d", "c")] * 2
 
 
-# A user's own folder.
-
-
-@pytest.fixture
-def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "mosaic" / "profiles"
-
-
 def described(model: nn.Module | None = None, **options: Any) -> tuple[Profile, str]:
     backend = HostBackend(num_slots=1)  # no gain to be had, so nothing is placed
     handle = mosaic.colocate(
@@ -124,11 +115,14 @@ def described(model: nn.Module | None = None, **options: Any) -> tuple[Profile, 
     return handle.profile, handle.describe()
 
 
-def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(users_folder: Path):
+def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first, said = described()
     assert not first.reused
     assert "4 samples measured" in said
-    assert any(users_folder.glob("*.json"))
+    assert any((tmp_path / "mosaic" / "profiles").glob("*.json"))
     again, said = described()
     assert again.samples == first.samples
     assert again.reused == again.samples

@@ -110,13 +110,10 @@ def test_memory_that_ran_out_is_released_before_the_next_measurement():
     assert tried.reason == "out of memory: no more"
 
 
-def subject(*args: Any, **kwargs: Any) -> Subject:
-    return Subject("vision", nn.Linear(8, 4), args, kwargs)
-
-
 def test_a_replica_gets_its_share_of_every_tensor_rounded_up():
     x, mask = torch.randn(6, 8, requires_grad=True), torch.ones(6, 3, dtype=torch.bool)
-    cut = split_batch(subject(x, {"mask": [mask]}, scale=torch.tensor(2.0), positions=torch.arange(8)[None]), 4)
+    options = {"scale": torch.tensor(2.0), "positions": torch.arange(8)[None]}
+    cut = split_batch(Subject("vision", nn.Linear(8, 4), (x, {"mask": [mask]}), options), 4)
     assert torch.equal(cut.args[0], x[:2])
     assert cut.args[0].requires_grad
     assert cut.args[0].is_leaf

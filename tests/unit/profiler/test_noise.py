@@ -16,13 +16,13 @@ TAKEN = ForeignLoad.taken
 
 
 class Machine:
-    """Four cores, of which this process may use ``cores``; what each process and core has used, in seconds."""
+    """Four cores; what each process and core has used, in seconds."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *, cores: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.now = root, 0.0
         monkeypatch.setattr(ForeignLoad, "taken", TAKEN)
         monkeypatch.setattr(noise.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(noise, "available_cores", lambda: cores)
+        monkeypatch.setattr(noise, "available_cores", lambda: (0, 1, 2, 3))
         self.write("sys/fs/cgroup/none", "")
         self.write("proc/self/cgroup", "0::/\n")
         self.cores(0, 0, 0, 0)

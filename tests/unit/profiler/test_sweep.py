@@ -150,19 +150,11 @@ class Measured:
         return {Phase.FORWARD: (1 / quota,) * 5, Phase.BACKWARD: (2 / quota,) * 5}
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
-    return Measured(monkeypatch)
-
-
-def within(max_seconds: float | None, **options: Any) -> Profile:
-    return profiled(slots=4, settings=dataclasses.replace(FAST, max_seconds=max_seconds), **options)
-
-
 def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_and_a_plan_can_be_made(
-    measured: Measured, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    profile = within(0.0)
+    measured = Measured(monkeypatch)
+    profile = profiled(slots=4, settings=dataclasses.replace(FAST, max_seconds=0.0))
     assert measured.points == [("left", 4), ("right", 4), ("left", 1), ("right", 1)]
     assert profile.pairs == ()
     assert profile.left_out == ("left at 3, 2 slots", "right at 3, 2 slots", "left beside right")

@@ -29,8 +29,8 @@ def placed(
     )
 
 
-def plan_of(*stages: tuple[Placement, ...], edges: tuple[tuple[str, str], ...] = (), num_devices: int = 1):
-    graph = graph_of([p.module for stage in stages for p in stage], edges)
+def plan_of(*stages: tuple[Placement, ...], num_devices: int = 1):
+    graph = graph_of([p.module for stage in stages for p in stage])
     plan = Plan(
         device=device_of(4),
         num_devices=num_devices,
@@ -48,25 +48,14 @@ def summed(
     return span, GradientSum(time_ms=time_ms, buckets=buckets)
 
 
-LONG_BESIDE_TWO = (
-    (placed("long", range(0, 2), 5), placed("first", range(2, 4), 2)),
-    (placed("second", range(2, 4), 3),),
-)
-
-
 def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
-    plan, graph = plan_of(*LONG_BESIDE_TWO)
+    long_and_first = (placed("long", range(0, 2), 5), placed("first", range(2, 4), 2))
+    plan, graph = plan_of(long_and_first, (placed("second", range(2, 4), 3),))
     step = simulate(plan, graph)
     assert plan.predicted_ms == 16
     assert step.makespan_ms == pytest.approx(10)
     second = next(span for span in step.spans if span.part.module == "second")
     assert (second.start_ms, second.end_ms) == (pytest.approx(2), pytest.approx(5))
-
-
-def test_a_module_waits_for_what_feeds_it_even_where_its_slots_are_free() -> None:
-    plan, graph = plan_of(*LONG_BESIDE_TWO, edges=(("long", "second"),))
-    step = simulate(plan, graph)
-    assert step.makespan_ms == pytest.approx(16)
 
 
 def test_sums_of_gradients_share_the_network_of_their_devices() -> None:

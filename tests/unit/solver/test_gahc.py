@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from planning_cases import Time, flat, linear, profile_of
+from planning_cases import Time, flat, linear, plan_of, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.solver import SearchOptions, solve
 from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.limits import SearchLimits
@@ -16,9 +15,7 @@ from mosaic.solver.stage import Machine
 
 def test_algorithm_1_keeps_to_its_time_and_says_that_it_was_ended(caplog: pytest.LogCaptureFixture) -> None:
     profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
-    cost = CostModel.from_profile(profile)
-    search = SearchOptions(limits=SearchLimits(effort=0))
-    plan = solve(profile.graph, cost, profile.device, method="gahc", search=search)
+    plan = plan_of(profile, limits=SearchLimits(effort=0))
     assert [stage.names for stage in plan.stages] == [("a",), ("b",), ("c",), ("d",)]
     assert "Algorithm 1 was ended by its limits (effort 0)" in caplog.text
 

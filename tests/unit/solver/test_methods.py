@@ -6,24 +6,19 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from planning_cases import flat, linear, profile_of
+from planning_cases import flat, linear, plan_of, profile_of
 from rich.console import Console
 
 from mosaic.cost import CostModel
 from mosaic.plan import SearchRecord
 from mosaic.report.table import comparison_table
-from mosaic.solver import METHODS, solve
+from mosaic.solver import METHODS
 from mosaic.solver.compare import compare
 from mosaic.solver.methods import Method, compared_methods, describe_methods, method_of, plan_in_turn
-from mosaic.solver.planners.waves import plan_waves, whole_job, widths_of
 from mosaic.solver.runnable import check_method, plan_to_run
 from mosaic.solver.task import Answer, Task
 
 PROFILE = profile_of({"a": linear(8), "b": flat(3)}, num_slots=2, degrees=(1, 2), edges=["ab"])
-
-
-def planned(method: str):
-    return solve(PROFILE.graph, CostModel.from_profile(PROFILE), PROFILE.device, num_devices=2, method=method)
 
 
 def mine(task: Task) -> Answer:
@@ -31,35 +26,21 @@ def mine(task: Task) -> Answer:
     return replace(plan_in_turn(task), record=SearchRecord(method=task.method))
 
 
-def narrow(task: Task) -> Answer:
-    """A planner that a user writes: every module in turn, on as few devices as it can have."""
-    widths = widths_of(task)
-    return plan_waves(task, [[(whole_job(name, widths[name][0]),) for name in task.graph.topological_order()]])
-
-
-@pytest.fixture
-def with_mine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_is_added_is_solved_run_compared_and_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", Method(name="mine", description="a solver of one's own", plan=mine))
-    planner = Method(name="narrow", description="a planner of one's own", plan=narrow)
-    monkeypatch.setitem(METHODS, "narrow", planner)
-
-
-@pytest.mark.usefixtures("with_mine")
-def test_a_method_that_is_added_is_solved_run_compared_and_described() -> None:
-    assert planned("mine").search.method == "mine"
-    assert [placed.degree for placed in planned("narrow").placements] == [1, 1]
+    assert plan_of(PROFILE, "mine").search.method == "mine"
     cost = CostModel.from_profile(PROFILE)
     assert plan_to_run("mine", PROFILE.graph, cost, PROFILE.device, num_devices=2).search.method == "mine"
     check_method("mine")
     rows = compare(PROFILE.graph, cost, PROFILE.device, num_devices=2)
     assert tuple(row.method for row in rows if row.predicted_ms) == compared_methods()
-    assert compared_methods()[-2:] == ("mine", "narrow")
+    assert compared_methods()[-1] == "mine"
     assert "mine (a solver of one's own)" in describe_methods()
 
 
 def test_a_name_that_is_not_in_the_table_is_refused_with_all_that_are() -> None:
     with pytest.raises(ValueError, match="unknown method 'mine'; choose one of: auto, sequential, data-parallel"):
-        planned("mine")
+        plan_of(PROFILE, "mine")
     assert all(method_of(name).name == name for name in METHODS)
     assert [name for name, method in METHODS.items() if method.gives_bound] == ["auto", "exact"]
 

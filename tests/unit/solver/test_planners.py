@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
-from planning_cases import Time, flat, linear, profile_of
+from planning_cases import Time, flat, linear, plan_of, profile_of
 
-from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Profile
-from mosaic.solver import solve
-from mosaic.solver.planners.spindle import (
-    AslTuple,
-    MetaOp,
-    continuous_optimum,
-    rounded,
-    two_points,
-)
-from mosaic.solver.task import SearchOptions
 
 
 def seven_three(degree: int, quota: int) -> float:
@@ -29,12 +19,6 @@ def seven_three(degree: int, quota: int) -> float:
 
 def by_degree(*times: float) -> Time:
     return lambda degree, quota: times[min(degree, len(times)) - 1]
-
-
-def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, layers: int = 12) -> Plan:
-    search = SearchOptions(hold_memory=hold_memory, layers=layers)
-    cost = CostModel.from_profile(profile)
-    return solve(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
 
 
 def planned(
@@ -47,7 +31,7 @@ def planned(
     layers: int = 12,
 ) -> Plan:
     profile = profile_of(times, num_slots=1, degrees=degrees, edges=edges)
-    return solved(profile, name, num_devices, layers=layers)
+    return plan_of(profile, name, num_devices=num_devices, layers=layers)
 
 
 def stages_of(result: Plan) -> list[dict[str, int]]:
@@ -128,14 +112,14 @@ def test_spindle_slices_the_papers_example_over_three_waves() -> None:
 
 def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
-    sliced = solved(profile, "spindle", 3)
+    sliced = plan_of(profile, "spindle", num_devices=3, layers=12)
     with pytest.raises(InvalidPlanError, match="the plan of spindle cuts a, b into parts, and whole modules are run"):
         sliced.check_matches(graph=profile.graph, device=profile.device)
-    whole = solved(profile, "spindle", 3, layers=1)
+    whole = plan_of(profile, "spindle", num_devices=3, layers=1)
     whole.check_matches(graph=profile.graph, device=profile.device)
 
 
-def profile_keeping(kept_bytes: dict[str, int], memory_bytes: int, **more: object) -> Profile:
+def profile_keeping(kept_bytes: dict[str, int], memory_bytes: int) -> Profile:
     memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept_bytes.items()]
     return profile_of(
         dict.fromkeys(kept_bytes, linear(8)),
@@ -143,24 +127,11 @@ def profile_keeping(kept_bytes: dict[str, int], memory_bytes: int, **more: objec
         degrees=(1, 2),
         memory=memory,
         memory_bytes=memory_bytes,
-        **more,
     )
 
 
 @pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
 def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
-    result = solved(profile_keeping({"a": 60, "b": 60}, 100), name, 2, layers=1)  # both devices would keep both modules
+    profile = profile_keeping({"a": 60, "b": 60}, 100)  # both devices would keep both modules
+    result = plan_of(profile, name, num_devices=2, layers=1)
     assert sorted(placed.devices for placed in result.placements) == [(0,), (1,)]
-
-
-SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)
-
-
-def test_the_papers_example_gives_8_4_and_3_6_of_12_operators() -> None:
-    end, devices = continuous_optimum([SEVEN_THREE, SEVEN_THREE], 3)
-    assert end == pytest.approx(50.4)
-    assert devices == pytest.approx((1.5, 1.5))
-    high, low = two_points(SEVEN_THREE, devices[0], end)
-    assert (high.degree, low.degree) == (2, 1)
-    assert (high.count, low.count) == pytest.approx((8.4, 3.6))
-    assert rounded((high, low), 12) == (AslTuple(degree=2, count=8), AslTuple(degree=1, count=4))

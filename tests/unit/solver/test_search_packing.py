@@ -17,12 +17,6 @@ Rows = list[list[Row]]
 Places = Sequence[tuple[int, int, Sequence[int], Sequence[int]]]
 
 
-def problem_of(rows: Rows, *, num_devices: int = NUM_DEVICES, num_slots: int, memory: int = 0) -> _search.Problem:
-    """Modules that wait for nothing, and take as long side by side as alone."""
-    modules = [_search.Module(options, []) for options in rows]
-    return _search.Problem(modules, num_devices=num_devices, num_slots=num_slots, memory_bytes=memory)
-
-
 def fits(rows: Rows, *, num_slots: int, memory: int) -> bool:
     """Every option on every set of devices, one by one; rooms in any order, since devices are alike."""
 
@@ -80,7 +74,9 @@ def test_modules_share_a_stage_just_where_some_placement_does(memory):
         rows = draw_rows(draw, num_slots, memory)
         if any(min(need for *_, need in options) > memory for options in rows):
             continue  # that module fits nowhere
-        answer = _search.plan(problem_of(rows, num_slots=num_slots, memory=memory), effort=60.0)
+        modules = [_search.Module(options, []) for options in rows]
+        problem = _search.Problem(modules, num_devices=NUM_DEVICES, num_slots=num_slots, memory_bytes=memory)
+        answer = _search.plan(problem, effort=60.0)
         possible = fits(rows, num_slots=num_slots, memory=memory)
         assert (answer.status, answer.cost_ns == 1) == ("optimal", possible)
         for stage in answer.stages:

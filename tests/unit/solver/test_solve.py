@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from planning_cases import Time, flat, linear, pair, profile_of
+from planning_cases import flat, linear, plan_of, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, Stage
-from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import SearchOptions, solve
+from mosaic.plan import Grid, Placement, Stage
+from mosaic.profile import ModuleMemory
+from mosaic.solver import solve
 from mosaic.solver.stage import start_early
-
-
-def plan_of(
-    profile: Profile, *, num_devices: int = 1, method: str = "gahc", search: SearchOptions | None = None
-) -> Plan:
-    cost = CostModel.from_profile(profile)
-    return solve(profile.graph, cost, profile.device, num_devices=num_devices, method=method, search=search)
 
 
 def test_unequal_encoders_are_planned_side_by_side_before_their_head() -> None:
@@ -34,29 +25,6 @@ def test_unequal_encoders_are_planned_side_by_side_before_their_head() -> None:
     assert plan.sequential_ms == pytest.approx(2 * (1.5 + 4 + 2))
     assert plan.predicted_speedup == pytest.approx(7.5 / 6)
     assert plan.profile == profile.fingerprint
-
-
-def test_modules_that_disturb_each_other_more_than_they_gain_run_in_turn() -> None:
-    pairs = [pair(m, n, 2.5, phase=phase) for m, n in ("ab", "ba") for phase in Phase]
-    plan = plan_of(profile_of({"a": flat(4), "b": flat(4)}, num_slots=2, pairs=pairs))
-    assert not plan.is_colocated
-    assert plan.predicted_ms == plan.sequential_ms
-
-
-def profile_of_opposite_phases(more: dict[str, Time]) -> Profile:
-    """``a`` takes 10 ms forward and ``b`` 10 ms backward, 11 ms on one slot of two; beside them ``more``."""
-    base = profile_of({"a": lambda d, q: 12.0 - q, "b": lambda d, q: 12.0 - q, **more}, num_slots=2)
-    idle = {("a", Phase.BACKWARD), ("b", Phase.FORWARD)}
-    samples = tuple(replace(s, times_ms=(0.0,)) if (s.module, s.phase) in idle else s for s in base.samples)
-    return replace(base, samples=samples)
-
-
-def test_a_merge_that_wins_by_the_sum_and_loses_by_phase_is_undone() -> None:
-    # By the paper's maximum of sums, 11 ms beat 20; a loop has both maxima, 11 + 11.
-    plan = plan_of(profile_of_opposite_phases({}))
-    assert plan.search.method == "gahc"
-    assert not plan.is_colocated
-    assert plan.predicted_ms == plan.sequential_ms == 20.0
 
 
 def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there_is() -> None:

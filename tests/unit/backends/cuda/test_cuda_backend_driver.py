@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_driver.harness import FakeDriver
 
 # The fake driver takes the kernel's source for its code.
@@ -38,16 +39,22 @@ def run(fake_driver: FakeDriver, body: str, **settings: str | int) -> Any:
     return fake_driver.run(BACKEND + body, **settings)
 
 
-def test_a_process_uses_a_backend_in_many_ways_one_after_the_other(fake_driver: FakeDriver):
+@pytest.mark.parametrize("version", [12050, 13000])
+def test_a_process_uses_a_backend_in_many_ways_one_after_the_other(fake_driver: FakeDriver, version: int):
     body = """
 told = {}
 
 def once():
     backend = CudaBackend(api=runtime)
     with backend.open_lanes(EVEN + UNEVEN) as lanes:
-        work(lanes)
-    return [count("created", kind) for kind in ("green", "stream", "library")]
+        sums, report = work(lanes), [[record.granted_sms, len(record.sm_ids)] for record in lanes.partitions]
+        opened = num_lent(backend)
+    made = [count("created", kind) for kind in ("green", "stream", "library")]
+    return [sums, report, opened, num_lent(backend), made]
 told["again"] = [once(), once(), once()]
+told["kept"] = leaked()
+CudaBackend(api=runtime).pool.close()
+told["ended"] = leaked()
 
 fine = CudaBackend(api=runtime, fine=True)
 with fine.open_lanes([(0,), tuple(range(1, 66))]) as lanes:
@@ -66,34 +73,15 @@ with backend.open_lanes(EVEN + UNEVEN) as lanes:
 told["misused"] = misused()
 result = told
 """
-    told = run(fake_driver, body, version=13000, devices="132:9.0,108:8.0")
+    told = run(fake_driver, body, version=version, devices="132:9.0,108:8.0")
     first, *others = told["again"]
+    assert first[:4] == [[8.0, 8.0], [[64, 64], [64, 64], [80, 80], [48, 48]], 4, 0]
+    assert (told["kept"], told["ended"]) == ({"primary": 1, "green": 4, "stream": 4}, {})
     assert others == [first, first], "lanes opened again make nothing new"
     assert told["fine"] == [66, [2, 130]]
     assert told["second"] == [27, [4, 4]], "the second device has slots and a pool of its own"
     assert told["failure"] == ["CUDA_ERROR_OUT_OF_MEMORY", 0, [8.0, 8.0]], "the backend stays usable"
     assert told["misused"] == []
-
-
-def test_a_step_of_two_stages_runs_and_everything_made_is_ended(fake_driver: FakeDriver):
-    body = """
-backend = CudaBackend(api=runtime)
-lanes = backend.open_lanes(EVEN + UNEVEN)
-sums = work(lanes)
-open_ = num_lent(backend)
-report = [[record.granted_sms, len(record.sm_ids)] for record in lanes.partitions]
-lanes.close()
-closed = num_lent(backend)
-kept = leaked()
-backend.pool.close()
-result = [sums, open_, report, closed, kept, leaked(), misused()]
-"""
-    sums, opened, report, closed, kept, left, misused = run(fake_driver, body, version=12050)
-    assert sums == [8.0, 8.0]
-    assert (opened, closed) == (4, 0)
-    assert report == [[64, 64], [64, 64], [80, 80], [48, 48]]
-    assert kept == {"primary": 1, "green": 4, "stream": 4}
-    assert (left, misused) == ({}, [])
 
 
 def test_a_process_ends_well_with_lanes_open(fake_driver: FakeDriver, tmp_path: Path):

@@ -156,14 +156,3 @@ def test_a_probe_that_ran_nowhere_is_an_error(fake_driver: FakeDriver):
     body = "pool = pool_of(HALVES)\nresult = error_of(lambda: pool.verify(IMAGE))"
     error = run_pools(fake_driver, body, quirk="kernels_nowhere")
     assert (error["call"], error["status"]) == ("cuLaunchKernel", "CUDA_SUCCESS")
-
-
-def test_an_image_without_the_probe_is_refused_and_leaks_nothing(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES)
-errors = [error_of(lambda: pool.verify(image)) for image in (b"", b"another kernel")]
-pool.close()
-result = [[[error["call"], error["status"]] for error in errors], leaked()]
-"""
-    statuses = [["cuLibraryLoadData", "CUDA_ERROR_INVALID_IMAGE"], ["cuLibraryGetKernel", "CUDA_ERROR_NOT_FOUND"]]
-    assert run_pools(fake_driver, body) == [statuses, {}]

@@ -16,15 +16,7 @@ from bench.gpu.parts import MEASUREMENTS
 from bench.record import Study
 from mosaic.artifact import load
 
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bench.gpu", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-
-
+COMMAND = (sys.executable, "-m", "bench.gpu")
 REHEARSED = (
     *RUNGS,
     *(
@@ -39,8 +31,8 @@ REHEARSED = (
 def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):
     only = [word for name in REHEARSED for word in ("--only", name)]
     done = subprocess.run(
-        command("--out", str(tmp_path), "--dry-run", "--no-build", *only),
-        cwd=tables.TOP, env=environment(), capture_output=True, text=True, timeout=240,
+        [*COMMAND, "--out", str(tmp_path), "--dry-run", "--no-build", *only],
+        cwd=tables.TOP, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*-dry-run.json")
@@ -66,7 +58,7 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
 @pytest.mark.skipif(preflight.why_no_gpu() is None, reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
     done = subprocess.run(
-        command("--out", str(tmp_path / "out")), cwd=tables.TOP, capture_output=True, text=True, timeout=60
+        [*COMMAND, "--out", str(tmp_path / "out")], cwd=tables.TOP, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 3
     assert "no GPU" in done.stderr
