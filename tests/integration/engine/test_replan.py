@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import Record, assert_same, tower
+from graph_cases import one_thread  # noqa: F401
 from torch import nn
 
 import mosaic
@@ -21,12 +22,7 @@ from mosaic.plan import Plan, plan_from_quotas
 Batch = dict[str, torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Encoders(nn.Module):

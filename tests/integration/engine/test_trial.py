@@ -18,19 +18,13 @@ import mosaic
 from mosaic.backends.host.backend import HostBackend
 
 
-@pytest.fixture
-def towers() -> TwoTowers:
-    torch.manual_seed(0)
-    return TwoTowers(Trap(), Trap())
-
-
 def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_measured(
-    towers: TwoTowers, caplog: pytest.LogCaptureFixture
+    model: TwoTowers, caplog: pytest.LogCaptureFixture
 ):
-    with caplog.at_level(logging.INFO, logger="mosaic"), trying(towers) as (handle, clock):
-        steps(towers, handle, clock, times(plain=10, beside=9.9, in_turn=12))
+    with caplog.at_level(logging.INFO, logger="mosaic"), trying(model) as (handle, clock):
+        steps(model, handle, clock, times(plain=10, beside=9.9, in_turn=12))
         assert not handle.active
-        assert type(towers.left) is Trap
+        assert type(model.left) is Trap
         described = handle.describe()
         assert "the model runs as it was" in described
         assert "tried the plain loop: measured 10.00 ms a step" in described
@@ -72,16 +66,16 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(("first", "then", "runs"), [("beside", "plain", PLAIN), ("plain", "beside", BESIDE)])
 def test_a_loop_whose_steps_have_become_slower_tries_the_plans_again(
-    towers: TwoTowers, first: str, then: str, runs: str
+    model: TwoTowers, first: str, then: str, runs: str
 ):
-    reference, optimizer = copy.deepcopy(towers), torch.optim.SGD(towers.parameters(), lr=0.01)
+    reference, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.01)
     before = {"plain": 10, "beside": 6} if first == "beside" else {"plain": 6, "beside": 10}
     slower = {"plain": 12, "beside": 20} if then == "plain" else {"plain": 20, "beside": 12}
-    with trying(towers) as (handle, clock):
-        num_steps = len(steps(towers, handle, clock, times(**before), optimizer=optimizer))
+    with trying(model) as (handle, clock):
+        num_steps = len(steps(model, handle, clock, times(**before), optimizer=optimizer))
         decided = running(handle)
         assert decided == (BESIDE if first == "beside" else PLAIN)
-        ran = steps(towers, handle, clock, times(**slower), 300, optimizer=optimizer, until_decided=False)
+        ran = steps(model, handle, clock, times(**slower), 300, optimizer=optimizer, until_decided=False)
         assert set(ran[:80]) == {decided}  # two windows: the first has 40 steps, and 60 must lie between two trials
         assert running(handle) == runs
         assert "trial 2 (40 steps in a row took " in handle.describe()
@@ -92,29 +86,29 @@ def test_a_loop_whose_steps_have_become_slower_tries_the_plans_again(
                 reference(*pair_batch(step)).square().mean().backward()
                 plain.step()
                 plain.zero_grad()
-        assert all(map(torch.equal, towers.parameters(), reference.parameters()))
+        assert all(map(torch.equal, model.parameters(), reference.parameters()))
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_trial_on_a_busy_machine_is_made_again_once(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
-    with trying(towers) as (handle, clock):
+def test_a_trial_on_a_busy_machine_is_made_again_once(model: TwoTowers, monkeypatch: pytest.MonkeyPatch):
+    with trying(model) as (handle, clock):
         others_use(monkeypatch, 0.5)
-        steps(towers, handle, clock, times(plain=10, beside=12))
+        steps(model, handle, clock, times(plain=10, beside=12))
         assert running(handle) == PLAIN
         others_use(monkeypatch, 0.0)
-        steps(towers, handle, clock, times(plain=10, beside=6), 300, until_decided=False)
+        steps(model, handle, clock, times(plain=10, beside=6), 300, until_decided=False)
         assert running(handle) == BESIDE
         assert "trial 2 (other processes used the CPU during the last one)" in handle.describe()
         assert handle.metrics()["trials"] == 2
 
 
-def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
+def test_nothing_is_switched_while_a_backward_is_pending(model: TwoTowers):
     """A loop that goes backward a step late: plans cannot be switched, and the loop stays as it was."""
-    optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
-    with trying(towers) as (handle, clock):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trying(model) as (handle, clock):
         late: list[torch.Tensor] = []
         for step in range(40):
-            late.append(towers(*pair_batch(step)).square().mean())
+            late.append(model(*pair_batch(step)).square().mean())
             if step:
                 late.pop(0).backward(retain_graph=False)
             clock.now_ms += 10
@@ -125,11 +119,11 @@ def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
         assert "a backward is pending at every step" in handle.describe()
 
 
-def test_two_optimizers_that_step_one_after_the_other_end_one_step(towers: TwoTowers):
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (towers.left, towers.right)]
-    with trying(towers) as (handle, _):
+def test_two_optimizers_that_step_one_after_the_other_end_one_step(model: TwoTowers):
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model.left, model.right)]
+    with trying(model) as (handle, _):
         for step in range(3):
-            towers(*pair_batch(step)).sum().backward()
+            model(*pair_batch(step)).sum().backward()
             for optimizer in optimizers:
                 optimizer.step()
         assert handle.metrics()["steps"] == 3
@@ -138,30 +132,30 @@ def test_two_optimizers_that_step_one_after_the_other_end_one_step(towers: TwoTo
 # What users do in the middle of one.
 
 
-def until(towers: TwoTowers, handle: Any, clock: LoopClock, what: str) -> None:
+def until(model: TwoTowers, handle: Any, clock: LoopClock, what: str) -> None:
     for _ in range(100):
         if running(handle) == what:
             return
-        steps(towers, handle, clock, times(plain=10, beside=6), 1)
+        steps(model, handle, clock, times(plain=10, beside=6), 1)
     raise AssertionError(f"{what} never ran")
 
 
-def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_trial_goes_on(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        until(towers, handle, clock, BESIDE)
-        steps(towers, handle, clock, times(plain=10), 1)
-        towers.left.order = "write"
+def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_trial_goes_on(model: TwoTowers):
+    with trying(model) as (handle, clock):
+        until(model, handle, clock, BESIDE)
+        steps(model, handle, clock, times(plain=10), 1)
+        model.left.order = "write"
         with pytest.raises(mosaic.MosaicError, match="a parameter of 'left' was written to"):
-            towers(*pair_batch())
-        towers.left.order = "work"
-        towers(*pair_batch()).sum().backward()
+            model(*pair_batch())
+        model.left.order = "work"
+        model(*pair_batch()).sum().backward()
         assert running(handle) != BESIDE
-        steps(towers, handle, clock, times(plain=10, in_turn=8))
+        steps(model, handle, clock, times(plain=10, in_turn=8))
         assert running(handle) == IN_TURN
         assert "ModuleContractError: a parameter of 'left' was written to" in handle.describe()
 
 
-def test_a_plan_whose_lanes_cannot_be_opened_is_left_out(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_whose_lanes_cannot_be_opened_is_left_out(model: TwoTowers, monkeypatch: pytest.MonkeyPatch):
     backend = HostBackend(num_slots=2)
     plain_open = backend.open_lanes
 
@@ -172,18 +166,16 @@ def test_a_plan_whose_lanes_cannot_be_opened_is_left_out(towers: TwoTowers, monk
         return plain_open(wanted)
 
     monkeypatch.setattr(backend, "open_lanes", refuse)
-    with trying(towers, backend=backend) as (handle, clock):
-        steps(towers, handle, clock, times(plain=10, in_turn=7))
+    with trying(model, backend=backend) as (handle, clock):
+        steps(model, handle, clock, times(plain=10, in_turn=7))
         assert running(handle) == IN_TURN
         assert "its lanes could not be opened: MosaicError: no lane for you" in handle.describe()
 
 
 @pytest.mark.parametrize("count", [0, 8])
-def test_a_handle_that_is_removed_before_the_trial_has_ended_still_tells_what_it_measured(
-    towers: TwoTowers, count: int
-):
-    with trying(towers) as (handle, clock):
-        steps(towers, handle, clock, times(plain=10, beside=6), count)
+def test_a_handle_that_is_removed_before_the_trial_has_ended_still_tells_what_it_measured(model: TwoTowers, count: int):
+    with trying(model) as (handle, clock):
+        steps(model, handle, clock, times(plain=10, beside=6), count)
         handle.remove()
         assert handle.metrics()["trial_steps"] <= count
         assert "ended without a decision" in handle.describe() or count == 0

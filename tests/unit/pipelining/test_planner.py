@@ -16,19 +16,6 @@ from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.task_graph import RankSpace
 
-FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))
-
-
-@settings(max_examples=25, deadline=None)
-@given(models(min_layers=4), steps(), st.integers(1, 2))
-def test_a_planned_step_is_between_its_bound_and_the_natural_order_and_its_schedule_holds(model, microbatches, ranks):
-    request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
-    planned = plan_step(request, microbatches, options=FEW)
-    natural = plan_step(request, microbatches, options=replace(FEW, method="natural"))
-    assert planned.bound_ns <= planned.makespan_ns <= natural.makespan_ns
-    schedule = planned.schedule()
-    assert check_pipeline_schedule(schedule, planned.graph).makespan_ns >= planned.makespan_ns
-
 
 @settings(max_examples=30, deadline=None)
 @given(models(min_layers=4), steps(), st.integers(1, 3), st.floats(0, 1), st.booleans())
@@ -41,6 +28,8 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
     options = PlannerOptions(limits=OrderLimits(rollouts=200))
     free = plan_step(request, microbatches, options=options)
+    natural = plan_step(request, microbatches, options=replace(options, method="natural"))
+    assert free.bound_ns <= free.makespan_ns <= natural.makespan_ns
     base, most = max(free.graph.base_bytes), max(free.timed.peak_bytes)
     space = RankSpace(limit_bytes=base + round(share * (most - base)))
     contenders = contend(request, microbatches, space=space, names=("gpipe", "1f1b"))
@@ -53,4 +42,5 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     assert all(isinstance(one, str) or planned.makespan_ns <= one.makespan_ns for one in contenders.values())
     assert simulated(planned.graph, planned.orders) == replace(planned.timed, start_ns=list(planned.timed.start_ns))
     assert max(planned.timed.peak_bytes) <= space.limit_bytes
-    check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
+    timed = check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
+    assert timed.makespan_ns >= planned.makespan_ns

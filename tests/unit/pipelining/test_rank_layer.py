@@ -62,10 +62,3 @@ def test_one_context_rank_is_as_none_bit_for_bit(unit: str) -> None:
         same = module(unit=unit, items=items, method="ring", exchange="needed", block=64)
         assert same.layers(microbatch, units) == plain.layers(microbatch, units)
         assert same.boundary_bytes(microbatch, units) == plain.boundary_bytes(microbatch, units)
-
-
-def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown load balancer 'gather'; choose one of: lpt"):
-        ContextSharing(method="gather")
-    with pytest.raises(ValueError, match="4 blocks for 8 ranks"):
-        layers(512, context=8)

@@ -25,14 +25,7 @@ from mosaic.pipelining.tasks import memory_peaks
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.graphs import colocated
-from ranks.programs.pipeline.trained import llama, llava, options, ragged, words
-
-
-def begun(make: Any, sample: list[dict[str, Any]], **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
-    torch.manual_seed(1)
-    model = make()
-    plain = copy.deepcopy(model)
-    return mosaic.pipeline(model, sample, **{"trial": False, "options": options(), **asked}), model, plain
+from ranks.programs.pipeline.trained import begin, llama, llava, options, ragged, words
 
 
 def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool = True) -> torch.Tensor:
@@ -47,7 +40,7 @@ def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool
 
 def under_autocast(rank: int, size: int, place: Path) -> None:
     """Steps in bfloat16, and an evaluation in full precision between them."""
-    pipe, model, plain = begun(lambda: llama().float(), words(0), options=options(partition="mixed-v"))
+    pipe, model, plain = begin(lambda: llama().float(), words(0), options=options(partition="mixed-v"))
     for step in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses = pipe.step(words(step))
@@ -119,7 +112,7 @@ def with_little_memory(rank: int, size: int, place: Path) -> None:
     make, runs, run = partial(llama, 0.2, hidden_size=128, intermediate_size=3072), [(0, False)], Offload.run
     for memory_bytes, offload in runs:
         chosen = options(partition="mixed-time", offload=offload)
-        pipe, model, plain = begun(make, step, options=chosen, memory_bytes=memory_bytes)
+        pipe, model, plain = begin(make, step, options=chosen, memory_bytes=memory_bytes)
         patches = (
             mock.patch("mosaic.parts.chunk_call.checkpoint", counted),
             mock.patch.object(Offload, "run", offloaded),
@@ -162,7 +155,7 @@ def evaluated(rank: int, size: int, place: Path) -> None:
 
     Dropout begins in the second step, by modules inside of the model, and in the third its rate changes.
     """
-    pipe, model, plain = begun(lambda: llava(dropout=0.2), ragged()[0])
+    pipe, model, plain = begin(lambda: llava(dropout=0.2), ragged()[0])
     with pytest.raises(ValueError, match="no step has run"):
         pipe.timeline()
     for number, step in enumerate(pipe.ahead([ragged()[0], *ragged()])):

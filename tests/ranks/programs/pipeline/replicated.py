@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,15 +23,6 @@ from ranks.begun import in_turn, join
 from ranks.programs.pipeline.trained import begin, check_equal, llama, llava, microbatch, options, ragged, words
 
 
-def begun(place: Path, make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
-    """A pipeline on ranks that have met."""
-    torch.manual_seed(1)
-    model = make()
-    plain = copy.deepcopy(model)
-    sample = ragged()[0] if make is not llama else [microbatch(0, 6)]
-    return mosaic.pipeline(model, sample, trial=False, **asked), model, plain
-
-
 def dropping_and_frozen_in_part() -> nn.Module:
     """The first layers of the vision tower train no more."""
     model = llava(dropout=0.2)
@@ -45,7 +34,7 @@ def dropping_and_frozen_in_part() -> nn.Module:
 def two_of_two(rank: int, size: int, place: Path) -> None:
     """Two replicas of two ranks: tied weights, dropout, what is frozen, and few microbatches."""
     asked = options(partition="mixed-v")
-    pipe, model, plain = begun(place, dropping_and_frozen_in_part, options=asked, data=2)
+    pipe, model, plain = begin(dropping_and_frozen_in_part, ragged()[0], options=asked, data=2)
     assert "2 replicas of 2" in pipe.describe()
     steps = [*ragged(), ragged()[0][:1]]  # the last one has nothing for a replica
     check_equal(pipe, model, plain, steps, ahead=True)
@@ -79,7 +68,7 @@ def of_whole_models(rank: int, size: int, place: Path) -> None:
     if rank == 0:
         save(planned.schedule(), place / "schedule.json")
     dist.barrier()
-    pipe, model, plain = begun(place, plan=place / "schedule.json", options=options())
+    pipe, model, plain = begin(llava, plan=place / "schedule.json")
     assert pipe.degrees.data == size
     assert [chunk.parts for chunk in pipe.partition.chunks] == [chunk.parts for chunk in planned.partition.chunks]
     check_equal(pipe, model, plain, ragged())
@@ -101,7 +90,7 @@ def tried(rank: int, size: int, place: Path) -> None:
 def an_error_in_one_replica(rank: int, size: int, place: Path) -> None:
     """Rank 1 fails in a backward; the other replica hears of it."""
     join(rank, size, place)
-    pipe, *_ = begin(llama, options=options(), trial=False, data=2)
+    pipe, *_ = begin(llama, data=2)
     pipe.step(words(0))
     if rank == 1:
         ChunkWork.backward = fails  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn, join
-from ranks.programs.pipeline.trained import check_equal, microbatch, options, train, words
+from ranks.programs.pipeline.trained import begin, check_equal, options, train, words
 
 SMALL = {
     "hidden_size": 16,
@@ -38,11 +38,7 @@ def qwen3() -> nn.Module:
 
 
 def begun(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
-    torch.manual_seed(1)
-    model = make()
-    plain = copy.deepcopy(model)
-    pipe = mosaic.pipeline(model, [microbatch(0, 6)], **{"trial": False, "options": options(), "tensor": 2, **asked})
-    return pipe, model, plain
+    return begin(make, **{"tensor": 2, **asked})
 
 
 def of_two(rank: int, size: int, place: Path) -> None:

@@ -26,7 +26,7 @@ from mosaic.errors import (
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.programs.pipeline.shared_layers import llama
-from ranks.programs.pipeline.trained import PATCHES, check_equal, llava, microbatch, options
+from ranks.programs.pipeline.trained import PATCHES, begin, check_equal, llava, microbatch, options
 
 
 def as_written(microbatch: Mapping[str, Any]) -> MaskWords:
@@ -44,11 +44,7 @@ def steps() -> list[list[dict[str, Any]]]:
 
 
 def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
-    torch.manual_seed(1)
-    model = make()
-    plain = copy.deepcopy(model)
-    given = {"trial": False, "options": options(), "context": shared(), **asked}
-    return mosaic.pipeline(model, steps()[0], **given), model, plain
+    return begin(make, steps()[0], **{"context": shared(), **asked})
 
 
 def of_two(rank: int, size: int, place: Path) -> None:

@@ -109,35 +109,35 @@ def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Ten
     return whole if dim is None else whole.split(own.shape[dim], dim)[pipe._runner.grid.tensor]
 
 
-def begin(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
+def begin(
+    make: Any, sample: Sequence[Mapping[str, Any]] | None = None, **asked: Any
+) -> tuple[Pipeline, nn.Module, nn.Module]:
+    """A pipeline of a model, planned by few rollouts and not tried unless it is asked for, and the plain model."""
     torch.manual_seed(1)
     model = make()
     plain = copy.deepcopy(model)
-    sample = ragged()[0] if make is llava else [microbatch(0, 6)]
-    return mosaic.pipeline(model, sample, **asked), model, plain
+    if sample is None:
+        sample = ragged()[0] if make is llava else [microbatch(0, 6)]
+    return mosaic.pipeline(model, sample, **{"trial": False, "options": options(), **asked}), model, plain
 
 
 def in_one_chain(rank: int, size: int, place: Path) -> None:
     """One chain of mixed chunks, with layers made again."""
-    pipe, model, plain = begin(llava, options=options(partition="mixed-time"), memory_bytes=420_000, trial=False)
+    pipe, model, plain = begin(llava, options=options(partition="mixed-time"), memory_bytes=420_000)
     check_equal(pipe, model, plain, ragged())
     pipe.remove()
 
 
 def on_lanes(rank: int, size: int, place: Path) -> None:
     """The vision tower on a lane of both ranks, beside the backbone."""
-    torch.manual_seed(1)
-    model = llava()
-    plain = copy.deepcopy(model)
     asked = {"options": options(partition="colocated"), "backend": HostBackend(2), "data": 1}
-    pipe = mosaic.pipeline(model, ragged()[0], trial=False, **asked)
+    pipe, model, plain = begin(llava, **asked)
     assert "; lane 1 (50%): vision_tower" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
     played = pipe.timeline()
     assert len(played.measured[1]) == len(played.measured[0].tasks)
     pipe.remove()
-    torch.manual_seed(1)
-    tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
+    tried, _, _ = begin(llava, trial=True, backend=HostBackend(2), data=1)
     assert "planned, on lanes" in tried.trial.step_ms
     tried.remove()
 
@@ -145,11 +145,8 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
 def with_dropout(rank: int, size: int, place: Path) -> None:
     """Dropped elements are those that the plain loop drops, with layers made again and encoders cut apart, too."""
     for partition, memory in (("mixed-v", 0), ("separated", 350_000)):
-        torch.manual_seed(1)
-        model = llava(dropout=0.2)
-        plain = copy.deepcopy(model)
-        asked = options(partition=partition)
-        pipe = mosaic.pipeline(model, ragged()[0], options=asked, memory_bytes=memory, trial=False)
+        asked = {"options": options(partition=partition), "memory_bytes": memory}
+        pipe, model, plain = begin(lambda: llava(dropout=0.2), ragged()[0], **asked)
         assert "encoders take whole microbatches, since these draw" in pipe.describe()
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
@@ -170,7 +167,7 @@ def text_to_video(rank: int, size: int, place: Path) -> None:
 
 def with_a_scaler(rank: int, size: int, place: Path) -> None:
     """Losses are scaled, one infinite gradient skips the step on all ranks, and torch's clipping works."""
-    pipe, model, plain = begin(llama, options=options(), trial=False)
+    pipe, model, plain = begin(llama)
     optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
     scaler, plain_scaler = (torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2))
     for step in range(3):
@@ -196,7 +193,7 @@ def with_a_scaler(rank: int, size: int, place: Path) -> None:
 
 def of_one_schedule(rank: int, size: int, place: Path) -> None:
     """Steps of one schedule whose messages have other shapes: 8 tokens in one row, and in two."""
-    pipe, model, plain = begin(llama, options=options(), trial=False)
+    pipe, model, plain = begin(llama)
     steps = []
     for rows in (1, 2, 1):
         ids = torch.randint(0, IMAGE, (rows, 8 // rows))
@@ -211,7 +208,7 @@ def drops() -> nn.Module:
 
 def saved(rank: int, size: int, place: Path) -> None:
     """Two steps, then a checkpoint with the optimizer's state."""
-    pipe, model, _ = begin(drops, options=options(), trial=False)
+    pipe, model, _ = begin(drops)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     torch.manual_seed(7)
     train(pipe, optimizer, 2)
@@ -222,7 +219,7 @@ def saved(rank: int, size: int, place: Path) -> None:
 
 def resumed(rank: int, size: int, place: Path) -> None:
     """Another number of ranks goes on from it, as the plain loop does that was never cut; so do random numbers."""
-    pipe, model, plain = begin(drops, options=options(), trial=False)
+    pipe, model, plain = begin(drops)
     optimizer, other = torch.optim.AdamW(model.parameters(), 0.01), torch.optim.AdamW(plain.parameters(), 0.01)
     torch.manual_seed(rank)
     assert pipe.load(place.parents[1] / "kept", optimizer=optimizer).step == 2

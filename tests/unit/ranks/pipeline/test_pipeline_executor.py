@@ -45,9 +45,7 @@ def outcomes(size: int, program: Callable[[Transport], object]) -> list[BaseExce
     def caught(transport: Transport) -> BaseException | None:
         try:
             program(transport)
-        except MosaicError as error:
-            return error
-        except ValueError as error:
+        except (MosaicError, ValueError) as error:
             return error
         return None
 
