@@ -27,12 +27,11 @@ FINENESS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
-    """Assignment of blocks to ranks."""
+    """Assignment of blocks to ranks, each of which has at least one."""
 
     rank_of: RankOf
     """Rank of each block; shape (blocks,)."""
     ranks: int
-    """Number of ranks; each has at least one block."""
     chunk: int
     """Blocks assigned together."""
     method: str
@@ -108,7 +107,6 @@ _ALL = (
 )
 
 CONTEXT_METHODS = {method.name: method for method in _ALL}
-"""By name."""
 
 
 def distribute(

@@ -16,14 +16,12 @@ class ItemShare:
     """Assignment of items to ranks, and the places of their gathered rows."""
 
     rank_of: tuple[int, ...]
-    """Rank of each item, in the order of the sequence."""
+    """Rank of each item, in the order of the sequence; a rank may have none."""
     rows: tuple[int, ...]
     """Encoder outputs of each item: its tokens in the sequence."""
     ranks: int
-    """Number of ranks; one may have no items."""
 
     def items_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the items of a rank in ascending order."""
         return tuple(item for item, owner in enumerate(self.rank_of) if owner == rank)
 
     def places_of(self, rank: int) -> npt.NDArray[np.int64]:
@@ -31,7 +29,6 @@ class ItemShare:
         return np.flatnonzero(np.repeat(self.rank_of, self.rows) == rank)
 
     def rows_of(self, rank: int) -> int:
-        """Returns the number of a rank's rows."""
         return len(self.places_of(rank))
 
     @property
@@ -49,15 +46,7 @@ class ItemShare:
 
 
 def share_items(rows: Sequence[int], ranks: int) -> ItemShare:
-    """Assigns items to ranks, the largest first to the rank with the least load; the same on every rank.
-
-    Args:
-        rows: Encoder outputs of each item.
-        ranks: Ranks that share the sequence.
-
-    Raises:
-        ValueError: ``ranks`` is below 1, or an item has less than 0 rows.
-    """
+    """Assigns items of some rows to ranks, the largest first to the rank with the least load; the same everywhere."""
     if ranks < 1 or min(rows, default=0) < 0:
         raise ValueError(f"items of {list(rows)} rows for {ranks} ranks; use rows >= 0, and 1 rank or more")
     if not rows:

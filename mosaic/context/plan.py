@@ -28,22 +28,18 @@ class ContextPlan:
     """
 
     blocks: MaskBlocks
-    """The mask in blocks."""
     load: Work
     """Balanced load of each block: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
-    """Assignment of blocks to ranks."""
     windows: tuple[int | None, ...] = (None,)
     """Sliding window of each layer; others may be used, too."""
 
     @property
     def mask(self) -> MaskWords:
-        """The attention mask."""
         return self.blocks.mask
 
     @property
     def ranks(self) -> int:
-        """Ranks of the context group."""
         return self.distribution.ranks
 
     @property
@@ -85,7 +81,6 @@ class ContextPlan:
 
     @property
     def imbalance(self) -> float:
-        """Highest load over the mean."""
         return self.distribution.imbalance(self.load)
 
     def tiles(self, rank: int) -> Tiles:
@@ -150,36 +145,25 @@ def plan_context(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """Ranks that share each sequence of a pipeline's language model.
-
-    Raises:
-        ValueError: A number is below 1.
-    """
+    """Ranks that share each sequence of a pipeline's language model."""
 
     ranks: int
-    """Ranks that share each sequence."""
     mask: Callable[[Mapping[str, Any]], MaskWords]
     """Returns the mask of a microbatch, equal for all rows, such as
     ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
     method: str = "lpt"
     """Name in ``CONTEXT_METHODS``."""
-    heads: int = 1
-    """Number of key heads gathered at once."""
     block: int = 128
     """Tokens of a block."""
     windows: tuple[int | None, ...] | None = None
     """Sliding window of each layer, for the balance; None: those of the language model."""
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "heads", "block"):
+        for name in ("ranks", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
 
     def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
-        """Plans a microbatch's attention.
-
-        Raises:
-            ValueError: The sequence has fewer blocks than ranks.
-        """
+        """Plans a microbatch's attention; ValueError if its sequence has fewer blocks than ranks."""
         windows = self.windows or (None,)
         return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method, windows=windows)

@@ -36,20 +36,14 @@ class Tiles:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, including those without tiles."""
         return len(self.offsets) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskBlocks:
-    """A mask cut into blocks of tokens; the last may be shorter.
-
-    Raises:
-        ValueError: A block has no tokens.
-    """
+    """A mask cut into blocks of tokens; the last may be shorter."""
 
     mask: MaskWords
-    """The attention mask."""
     block: int = 128
     """Tokens of a block, of queries and of keys; a multiple of the kernel's tile."""
     window: int | None = None
@@ -68,7 +62,6 @@ class MaskBlocks:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the sequence."""
         return -(-self.mask.num_tokens // self.block)
 
     def work(self) -> Work:
@@ -80,13 +73,7 @@ class MaskBlocks:
         return pairs if self.window is None else np.minimum(pairs, self.window * self.block)
 
     def tiles(self, rows: npt.ArrayLike) -> Tiles:
-        """Returns the tiles of some blocks of queries, in the given order.
-
-        With a window, a tile that images see may turn out to be empty.
-
-        Raises:
-            ValueError: A row is not in the sequence.
-        """
+        """Returns the tiles of some blocks of queries; with a window, a tile that images see may be empty."""
         blocks = np.asarray(rows, np.int64)
         offsets, columns, is_full = self.runs.tiles(blocks, self.block)
         if self.window is not None:

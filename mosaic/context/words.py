@@ -70,7 +70,6 @@ class MaskWords:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, padding included."""
         return len(self.words)
 
     def sees(self, query: npt.ArrayLike, key: npt.ArrayLike, window: int | None = None) -> npt.NDArray[np.bool_]:
@@ -111,11 +110,7 @@ class MaskWords:
 
 
 def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, both: npt.ArrayLike = False) -> Words:
-    """Makes words from streams, bits of the streams that may be seen, and flags; shapes broadcast.
-
-    Raises:
-        ValueError: A stream is not within 0 to 55.
-    """
+    """Makes words from streams, bits of the streams that may be seen, and flags; shapes broadcast."""
     streams = np.asarray(stream, np.int64)
     if streams.size and (streams.min() < 0 or streams.max() >= MAX_STREAMS):
         raise ValueError(
@@ -137,10 +132,7 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
 
     Args:
         images: Shape (tokens,): -1 for text, otherwise a number that the tokens of one image share; as
-            ``block_sequence_ids`` of transformers.
-
-    Raises:
-        ValueError: The document has more than 55 images.
+            ``block_sequence_ids`` of transformers. There may be 55 images.
     """
     numbers = np.asarray(images)
     if numbers.ndim != 1:
@@ -152,14 +144,9 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
 
 
 def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWords:
-    """Packs sequences one after the other, invisible to each other.
+    """Packs sequences one after the other, invisible to each other, and pads them to ``num_tokens``.
 
-    Args:
-        masks: The masks; their documents are renumbered in order.
-        num_tokens: Length of the padded sequence; None adds no padding.
-
-    Raises:
-        ValueError: ``masks`` is empty, or has more than ``num_tokens`` tokens.
+    Documents are renumbered in order.
     """
     if not masks:
         raise ValueError("no masks to pack; pass at least one")

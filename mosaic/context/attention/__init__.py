@@ -4,8 +4,7 @@
 call it, and ``gather_items`` gathers the images that ranks encoded.
 """
 
-from mosaic.context.attention.attend import Attend
-from mosaic.context.attention.batch import ContextBatch
+from mosaic.context.attention.attend import Attend, ContextBatch
 from mosaic.context.attention.exchange import gather_items, sum_gradients
 from mosaic.context.attention.hugging_face import attach, layer_windows
 

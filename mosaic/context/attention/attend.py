@@ -1,13 +1,14 @@
-"""Attention of one sequence over ranks, by groups of heads: the next is fetched while one computes.
+"""Attention of one sequence over ranks, head by head of the keys: the next is fetched while one computes.
 
 As in Llama 3 and Cornstarch (section 5.3), keys and values travel and queries stay::
 
-    group of heads     0           1           2
+    head of keys       0           1           2
     fetch          [ 0 ][ 1 ]     [ 2 ]                  asynchronous, into a second buffer
     attention           [ 0     ][ 1     ][ 2     ]
-    return                        (backward: gradients of keys and values of each group, asynchronous too)
+    return                        (backward: gradients of keys and values of each head, asynchronous too)
 
-At most two fetched groups are alive. Between forward and backward only local tensors stay in memory.
+At most two fetched heads are alive. Between forward and backward only local tensors stay in memory. A
+``ContextBatch`` cuts a rank's part of the batch from the whole sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,6 +27,9 @@ from mosaic.context.attention.exchange import Alone, FetchNeeded, Pending
 from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores, make_kernel
 from mosaic.context.plan import ContextPlan
 from mosaic.errors import RankFailedError
+
+IGNORED = -100
+"""Label of tokens without one."""
 
 
 class Attend:
@@ -37,7 +42,6 @@ class Attend:
     Args:
         plan: Plan of the sequence, the same on all ranks.
         group: Process group of the context ranks; None: the default one, or no group for a plan of one rank.
-        heads: Heads of keys and values fetched together; more need more memory and fewer calls.
         device: Device of the tensors: compiled FlexAttention computes on CUDA, plain torch elsewhere.
         agreed: True if ranks have compared their plans already.
 
@@ -51,16 +55,13 @@ class Attend:
         plan: ContextPlan,
         group: Any = None,
         *,
-        heads: int = 1,
         device: torch.device | str = "cpu",
         agreed: bool = False,
     ) -> None:
-        self.plan, self.heads, self.device = plan, heads, torch.device(device)
+        self.plan, self.device = plan, torch.device(device)
         self.group, self.rank = group, 0
         self.calls: dict[int | None, int] = {}
         """Number of calls by their window."""
-        if heads < 1:
-            raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
         self.layers: dict[int | None, AttendLayer] = {}
@@ -95,7 +96,7 @@ class Attend:
         Meta and fake tensors return one of their kind.
 
         Raises:
-            ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
+            ValueError: Shapes do not fit each other or the plan.
         """
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
@@ -124,16 +125,10 @@ class Attend:
         """Shows the plan's sizes, equal for all sequences of one length."""
         return f"Attend({self.plan.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
-    def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
-        """Returns the query heads and key heads of each group."""
-        share, heads = q.shape[1] // k.shape[1], self.heads
-        starts = range(0, k.shape[1], heads)
-        return [(slice(start * share, (start + heads) * share), slice(start, start + heads)) for start in starts]
-
     def prefetched(self, layer: AttendLayer, k: torch.Tensor, v: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields the blocks of each group; the next group travels while the caller, who frees them, uses one."""
-        groups = zip(k.split(self.heads, 1), v.split(self.heads, 1), strict=True)
-        by_block = (torch.cat(both, -1).unflatten(2, (-1, self.plan.blocks.block)) for both in groups)
+        """Yields the blocks of each head; the next head travels while the caller, who frees them, uses one."""
+        heads = zip(k.split(1, 1), v.split(1, 1), strict=True)
+        by_block = (torch.cat(both, -1).unflatten(2, (-1, self.plan.blocks.block)) for both in heads)
         fetches = map(layer.exchange.fetch, (blocks.permute(2, 0, 1, 3, 4).contiguous() for blocks in by_block))
         pending: Pending | None = next(fetches)
         while pending is not None:
@@ -153,9 +148,6 @@ class Attend:
             raise ValueError(f"{shapes}; batches, heads of keys and values, and widths of queries and keys are equal")
         if q.shape[1] % k.shape[1] != 0:
             raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} heads of keys and values")
-        if k.shape[1] % self.heads != 0:
-            fit = [heads for heads in range(1, k.shape[1] + 1) if k.shape[1] % heads == 0]
-            raise ValueError(f"heads={self.heads} does not divide {k.shape[1]} heads of keys; use one of {fit}")
         if sinks is not None and sinks.shape != (q.shape[1],):
             raise ValueError(f"sinks have shape {tuple(sinks.shape)}; give one for each of {q.shape[1]} query heads")
         if not q.dtype == k.dtype == v.dtype:
@@ -208,13 +200,12 @@ class _Attention(torch.autograd.Function):
         layer: AttendLayer,
         scores: Scores,
     ) -> torch.Tensor:
-        groups = attend.groups(q, k)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ahead, ctx.saved_by_group = attend.prefetched(layer, k, v), []
-        for own, _ in groups:
+        ahead, ctx.saved_by_head = attend.prefetched(layer, k, v), []
+        for own in _query_heads(q, k):
             kv = next(ahead)
             out[:, own], saved = layer.kernel.forward(q[:, own], kv, scores.of(own, sinks))
-            ctx.saved_by_group.append(saved)
+            ctx.saved_by_head.append(saved)
             del kv
         ctx.save_for_backward(q, k, v, sinks)
         ctx.call = attend, layer, scores
@@ -228,7 +219,7 @@ class _Attention(torch.autograd.Function):
         dsinks = None if sinks is None else torch.empty_like(sinks)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         ahead, back = attend.prefetched(layer, k, v), None
-        for (own, keys), saved in zip(attend.groups(q, k), ctx.saved_by_group, strict=True):
+        for head, (own, saved) in enumerate(zip(_query_heads(q, k), ctx.saved_by_head, strict=True)):
             kv = next(ahead)
             dq[:, own], dkv, *more = layer.kernel.backward(
                 saved, q[:, own], kv, gradient[:, own], scores.of(own, sinks)
@@ -236,16 +227,96 @@ class _Attention(torch.autograd.Function):
             if dsinks is not None:
                 dsinks[own] = more[0]
             del kv
-            _store(back, dk, dv)  # the last group's gradients travelled during this one's computation
-            back = keys, layer.exchange.return_gradient(dkv)
+            _store(back, dk, dv)  # the last head's gradients travelled during this one's computation
+            back = head, layer.exchange.return_gradient(dkv)
             del dkv
         _store(back, dk, dv)
         return dq, dk, dv, dsinks, None, None, None
 
 
-def _store(back: tuple[slice, Pending] | None, dk: torch.Tensor, dv: torch.Tensor) -> None:
-    if back is None:
-        return
-    heads, pending = back
-    both = pending().permute(1, 2, 0, 3, 4).flatten(2, 3)
-    dk[:, heads], dv[:, heads] = both[..., : dk.shape[-1]], both[..., dk.shape[-1] :]
+def _query_heads(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
+    """Returns the heads of queries of each head of keys."""
+    share = q.shape[1] // k.shape[1]
+    return [slice(head * share, (head + 1) * share) for head in range(k.shape[1])]
+
+
+def _store(back: tuple[int, Pending] | None, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    if back is not None:
+        head, pending = back
+        both = pending()[:, :, 0].transpose(0, 1).flatten(1, 2)
+        dk[:, head], dv[:, head] = both.tensor_split([dk.shape[-1]], -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ContextBatch:
+    """A rank's part of a batch, cut from the whole sequence after the labels are shifted.
+
+    Encoders run on the whole sequence, and their outputs are merged into embeddings before these are cut.
+    """
+
+    attend: Attend
+
+    def cut(self, values: torch.Tensor, *, dim: int = 1, fill: float = 0) -> torch.Tensor:
+        """Returns this rank's places of a tensor along its tokens; gradients flow back to the whole.
+
+        Empty places have the value ``fill``.
+        """
+        plan = self.attend.plan
+        if values.shape[dim] != plan.mask.num_tokens:
+            raise ValueError(
+                f"the tensor of shape {tuple(values.shape)} has {values.shape[dim]} tokens in dimension {dim} and the "
+                f"mask {plan.mask.num_tokens}; cut whole sequences, each once"
+            )
+        order = torch.from_numpy(plan.order_of(self.attend.rank)).to(values.device)
+        local = values.index_select(dim, order.clamp_min(0))
+        shape = [1] * values.ndim
+        shape[dim] = -1
+        return local.masked_fill((order < 0).view(shape), fill)
+
+    def shift(self, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the label of each token's successor in its document, -100 without one, for the whole sequence."""
+        documents = self.attend.plan.mask.documents
+        follows = np.r_[(documents[1:] == documents[:-1]) & (documents[1:] >= 0), False]
+        shifted = torch.cat([labels[:, 1:], labels[:, :1]], 1)
+        return shifted.masked_fill(~torch.from_numpy(follows).to(labels.device), IGNORED)
+
+    def inputs(
+        self,
+        *,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Returns the keywords of a Hugging Face language model on this rank.
+
+        Its loss is this rank's part of the sum over all tokens of the sequence divided by their number: losses and
+        gradients of ranks are added, never averaged.
+
+        Args:
+            input_ids: Of the whole sequence, (batch, tokens); or
+            inputs_embeds: its embeddings, with encoders' outputs merged in, (batch, tokens, width).
+            labels: Of the whole sequence, not shifted.
+            position_ids: Of the whole sequence, tokens last; None: from 0 in each document.
+
+        Raises:
+            ValueError: Ids and embeddings are both given or both missing, or a tensor's number of tokens differs.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass either input_ids or inputs_embeds of the whole sequence")
+        if position_ids is None:
+            position_ids = torch.from_numpy(self.attend.plan.mask.positions())[None].to(self.attend.device)
+        keywords: dict[str, Any] = {"context": self.attend, "use_cache": False}
+        keywords["position_ids"] = self.cut(position_ids, dim=position_ids.ndim - 1)
+        if input_ids is not None:
+            keywords["input_ids"] = self.cut(input_ids)
+        if inputs_embeds is not None:
+            keywords["inputs_embeds"] = self.cut(inputs_embeds)
+        return keywords if labels is None else keywords | shifted_labels(self, labels)
+
+
+def shifted_labels(batch: ContextBatch, labels: torch.Tensor) -> dict[str, Any]:
+    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels, and their number."""
+    shifted = batch.shift(labels)
+    own = batch.cut(shifted, fill=IGNORED)
+    return {"labels": own, "shift_labels": own, "num_items_in_batch": (shifted != IGNORED).sum()}

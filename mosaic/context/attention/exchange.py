@@ -98,9 +98,6 @@ def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) ->
         features: Encoder outputs of this rank's items, in their order: (rows, width).
         share: Assignment of items to ranks.
         group: Process group of the context ranks; None: the default one.
-
-    Raises:
-        ValueError: The number of rows or ranks differs from the share.
     """
     alone = share.ranks == 1 and group is None
     rank, size = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))

@@ -59,10 +59,6 @@ def attach(model: nn.Module) -> Attached:
 
     Args:
         model: A ``PreTrainedModel`` of transformers whose layers see the whole sequence or a sliding window.
-
-    Raises:
-        UnsupportedModelError: Some layers have chunks or no attention, or attention has dropout; or the model is
-            attached already.
     """
     check_config(model)
     return Attached(model)

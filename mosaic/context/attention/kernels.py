@@ -43,7 +43,6 @@ class _Row:
     """One block of queries with visible keys."""
 
     queries: slice
-    """Places of its queries on the rank."""
     columns: torch.Tensor
     """Places of its visible blocks of keys, in the order of the sequence."""
     partial: torch.Tensor
@@ -84,12 +83,9 @@ class BlockRows:
             self._rows.append(_Row(slice(slot * block, (slot + 1) * block), columns, partial, hidden))
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, None]:
-        """Returns the output of one group of heads; the backward pass needs nothing more.
+        """Returns the output of some heads; the backward pass needs nothing more.
 
-        Args:
-            q: Shape (batch, query heads, local tokens, width).
-            kv: Fetched blocks of keys and values, shape (blocks, batch, heads, block, width + value width).
-            scores: The scores of these heads.
+        ``q`` is (batch, query heads, local tokens, width), ``kv`` (blocks, batch, heads, block, width + value width).
         """
         out = q.new_zeros(*q.shape[:-1], kv.shape[-1] - q.shape[-1])
         for row in self._rows:
@@ -139,18 +135,10 @@ def _attended(
 
 
 class FlexKernel:
-    """Attention of a rank's queries over fetched blocks.
-
-    The backward pass fetches keys and values of a group of heads again: the graph of the forward pass keeps none.
-    """
+    """Compiled FlexAttention, whose graph keeps no keys and values: the backward pass fetches them again."""
 
     def __init__(
-        self,
-        plan: ContextPlan,
-        rank: int,
-        column_of: npt.NDArray[np.int32],
-        num_columns: int,
-        device: torch.device,
+        self, plan: ContextPlan, rank: int, column_of: npt.NDArray[np.int32], num_columns: int, device: torch.device
     ) -> None:
         self._mask = block_mask(plan, rank, column_of, num_columns, device)
 

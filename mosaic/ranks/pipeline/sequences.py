@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mosaic.context.attention.attend import Attend
-from mosaic.context.attention.batch import ContextBatch, shifted_labels
+from mosaic.context.attention.attend import Attend, ContextBatch, shifted_labels
 from mosaic.context.attention.exchange import gather_items
 from mosaic.context.attention.hugging_face import check_calls, check_config, layer_windows, use_attention
 from mosaic.context.items import ItemShare, share_items
@@ -97,8 +96,7 @@ class Sequences:
 
     def _attend(self, microbatch: Microbatch, *, agreed: bool = True) -> Attend:
         """Plans the attention of a microbatch; sends nothing if ranks have agreed."""
-        plan, heads = self._settings.plan(microbatch), self._settings.heads
-        return Attend(plan, self._group, heads=heads, device=self._device, agreed=agreed)
+        return Attend(self._settings.plan(microbatch), self._group, device=self._device, agreed=agreed)
 
     def check(self, microbatch: Microbatch) -> None:
         """Runs the model with a microbatch once, unless it lacks weights; all ranks of the group call it.

@@ -24,7 +24,7 @@ def compare(rank: int, size: int, folder: Path) -> None:
     expected = {name: dense(mask, inputs_of(mask, torch.float64)) for name, mask in MASKS.items()}
     found = {}
     for case in cases():
-        attend = Attend(case.plan(size), heads=case.heads)
+        attend = Attend(case.plan(size))
         exact = attended(attend, inputs_of(MASKS[case.mask], torch.float64))
         summed = [summed_over_ranks(one) for one in exact]
         pairs = zip(summed, expected[case.mask], strict=True)

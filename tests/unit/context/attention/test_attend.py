@@ -15,8 +15,8 @@ from mosaic.context.plan import plan_context
 MASK = MASKS["gemma, packed, padded"]
 
 
-def alone(**given: Any) -> Attend:
-    return Attend(plan_context(MASK, 1, block=BLOCK), **given)
+def alone() -> Attend:
+    return Attend(plan_context(MASK, 1, block=BLOCK))
 
 
 def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -25,8 +25,7 @@ def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: tor
     return [torch.randn(1, count, tokens, 8, generator=draw).to(dtype) for count in (q, heads, heads)]
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_windows_caps_and_sinks_are_dense_attention_with_them(heads: int):
+def test_windows_caps_and_sinks_are_dense_attention_with_them():
     given, sinks, scale = inputs_of(MASK, torch.float64), torch.linspace(-1, 2, 6, dtype=torch.float64), 0.3
     q, k, v, own_sinks = (one.clone().requires_grad_() for one in (*given[:3], sinks))
     scores = 0.7 * torch.tanh(q @ k.repeat_interleave(3, 1).transpose(-1, -2) * scale / 0.7)
@@ -34,7 +33,7 @@ def test_windows_caps_and_sinks_are_dense_attention_with_them(heads: int):
     shares = torch.cat([scores, own_sinks.view(1, 6, 1, 1).expand(*scores.shape[:3], 1)], -1).softmax(-1)
     expected = shares[..., :-1] @ v.repeat_interleave(3, 1)
     expected.backward(given[3])
-    attend, batch = (own := alone(heads=heads)), ContextBatch(attend=own)
+    attend, batch = (own := alone()), ContextBatch(attend=own)
     mine = [one.clone().requires_grad_() for one in (*given[:3], sinks)]
     cut = (batch.cut(one, dim=2) for one in mine[:3])
     out = attend(*cut, scale=scale, window=40, softcap=0.7, sinks=mine[3])
@@ -57,7 +56,7 @@ def test_shorter_types_are_dense_attention_within_their_precision(
     assert summed == {torch.float32}  # over tiles and ranks
 
 
-def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.MonkeyPatch):
+def test_at_most_two_fetched_heads_and_two_sums_are_alive(monkeypatch: pytest.MonkeyPatch):
     alive: dict[str, weakref.WeakSet[torch.Tensor]] = {"fetched": weakref.WeakSet(), "sums": weakref.WeakSet()}
     most = {"fetched": 0, "sums": 0}
 
@@ -95,14 +94,12 @@ def test_local_tensors_alone_are_kept_for_the_backward_pass():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "says"),
+    ("shapes", "message"),
     [
-        ({"heads": 3}, {}, r"heads=3 does not divide 4 heads of keys; use one of \[1, 2, 4\]"),
-        ({"heads": 0}, {}, "heads=0 are fetched together; use 1 or more"),
-        ({}, {"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
-        ({}, {"q": 6}, "6 query heads are not a multiple of 4 heads of keys"),
+        ({"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
+        ({"q": 6}, "6 query heads are not a multiple of 4 heads of keys"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_way_out(arguments: Any, given: Any, says: str):
-    with pytest.raises(ValueError, match=says):
-        alone(**arguments)(*tensors(**given))
+def test_what_does_not_fit_is_refused_with_the_way_out(shapes: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        alone()(*tensors(**shapes))

@@ -53,7 +53,7 @@ def test_flex_attention_is_block_rows(options: dict[str, Any], monkeypatch: pyte
     plan, name = plan_context(MASKS["odd"], 1, block=BLOCK), "odd"
     if "sinks" in options:
         options = options | {"sinks": torch.linspace(-1, 2, 6, dtype=torch.float64)}
-    rows, flex = Attend(plan, heads=2), Attend(plan, heads=2)
+    rows, flex = Attend(plan), Attend(plan)
     batch = ContextBatch(attend=rows)
     q, k, v = (batch.cut(one, dim=2) for one in inputs_of(MASKS[name], torch.float64)[:3])
     own = plan.windowed(options.get("window"))
@@ -80,7 +80,7 @@ def dense(q: Any, k: Any, v: Any, *, block_mask: BlockMask, scale: float, enable
 def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch):
     plan = plan_context(MASKS["odd"], 1, block=BLOCK)
     q, k, v, gradient = inputs_of(MASKS["odd"], torch.float64)
-    attend, given = Attend(plan, heads=2), (q[:, :2], k, v, gradient[:, :2])
+    attend, given = Attend(plan), (q[:, :2], k, v, gradient[:, :2])
     expected = attended(attend, given)
     packed = []
     pack = kernels._Tape._pack
@@ -95,8 +95,6 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
     assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
     handed_over = [one for one in packed if not isinstance(one, torch.Tensor)]
     assert {one[0] for one in handed_over} == {0, 1}
-    like_keys = [
-        one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.local_tokens * 8
-    ]
-    assert len(like_keys) == 1  # the queries
+    like_keys = [one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * plan.local_tokens * 8]
+    assert len(like_keys) == 2  # the queries of each head
     assert [one.untyped_storage().nbytes() for one in fetched[0]] == [0, 0]  # those of the forward pass
