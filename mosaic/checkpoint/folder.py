@@ -39,8 +39,6 @@ MODEL, COMPANION, OPTIMIZER, RANDOM = "model.", "companion.", "optimizer.", "ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """A file of a checkpoint."""
-
     name: str
     num_bytes: int
     sha256: str
@@ -67,17 +65,15 @@ class Manifest:
 
     schema_version: int = SCHEMA_VERSION
     step: int
-    """The step that it was saved at, as the loop counts."""
     created: str
-    """Date and time, ISO 8601, UTC."""
+    """ISO 8601, UTC."""
     mosaic: str
     torch: str
     num_ranks: int
-    """Number of ranks that wrote it; any number may read it."""
     plan: str
-    """Fingerprint of the plan that ran; any plan may read it."""
+    """Fingerprint of the plan that ran."""
     files: tuple[FileEntry, ...]
-    """All other files."""
+    """All files except the manifest."""
     tensors: tuple[TensorEntry, ...]
     tied: dict[str, str]
     """Other keys of the model's ``state_dict``, and the key under which their tensor is saved."""
@@ -97,11 +93,7 @@ class Manifest:
 
     @staticmethod
     def read(folder: Path) -> Manifest:
-        """Reads the manifest of a checkpoint.
-
-        Raises:
-            InvalidCheckpointError: It is missing, cut short or changed.
-        """
+        """Reads a manifest; InvalidCheckpointError if it is missing, cut short or changed."""
         try:
             manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
@@ -131,11 +123,7 @@ def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
 
 
 def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
-    """Returns the checkpoints to try, in order: the newest, or the newest of a step, and then the earlier ones.
-
-    Raises:
-        InvalidCheckpointError: No checkpoint, or none of that step, exists; lists the existing ones.
-    """
+    """Returns the checkpoints to try, in order: the newest, or the newest of a step, and then the earlier ones."""
     complete = checkpoints_in(folder)
     if not complete:
         raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; pass the folder of save()")
@@ -146,17 +134,14 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
     return complete[first:]
 
 
-def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, ...]:
-    """Returns the defects of a checkpoint, a sentence each; an intact one has none.
-
-    Of ``parts`` readers that share the files, each reads every ``parts``-th from its ``part`` on, and the manifest.
-    """
+def damage_of(checkpoint: Path) -> tuple[str, ...]:
+    """Returns the defects of a checkpoint, a sentence each; an intact one has none."""
     try:
         manifest = Manifest.read(checkpoint)
     except InvalidCheckpointError as error:
         return (str(error),)
     defects = []
-    for file in manifest.files[part::parts]:
+    for file in manifest.files:
         path = checkpoint / file.name
         try:
             if (length := path.stat().st_size) != file.num_bytes:
@@ -177,11 +162,6 @@ class SavingPlace:
 
     @staticmethod
     def make(folder: Path, step: int) -> SavingPlace:
-        """Makes the hidden folder of the next checkpoint.
-
-        Raises:
-            MosaicError: The folder cannot be made or written.
-        """
         try:
             folder.mkdir(parents=True, exist_ok=True)
             serial = max((checkpoint.serial for checkpoint in checkpoints_in(folder)), default=0) + 1
@@ -192,10 +172,9 @@ class SavingPlace:
         return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
 
     def commit(self, keep: int) -> None:
-        """Renames the flushed folder to the newest checkpoint, and removes those beyond the ``keep`` newest.
+        """Renames the flushed folder to the newest checkpoint; removes those beyond ``keep``, and killed runs' folders.
 
-        What killed runs left goes, too. A rename precedes each removal: a half-removed checkpoint never counts. A
-        failed removal is logged, because training does not depend on it.
+        A rename precedes each removal: a half-removed checkpoint never counts.
         """
         flush_folder(self.aside)
         self.aside.rename(self.final)
@@ -214,11 +193,6 @@ class SavingPlace:
 
 
 def write_flushed(path: Path, content: bytes) -> FileEntry:
-    """Writes a new file and flushes it to the disk.
-
-    Raises:
-        OSError: The disk is full, or the file exists.
-    """
     with path.open("xb") as file:
         file.write(content)
     return flushed(path)
@@ -228,8 +202,7 @@ def flushed(path: Path) -> FileEntry:
     """Flushes a file to the disk, and describes it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileEntry(name=path.name, num_bytes=file.tell(), sha256=digest)
+    return FileEntry(name=path.name, num_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def flush_folder(path: Path) -> None:
@@ -247,12 +220,10 @@ def sha256_of(path: Path) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Returns True if an error reports a full disk or an exhausted quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_error(path: Path, error: OSError) -> MosaicError:
-    """Returns the error of a file or folder that cannot be written."""
     return (NoRoomError if is_full(error) else MosaicError)(
         f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
     )

@@ -38,6 +38,10 @@ class Ranks:
         self.raise_if_any_failed(error)
         return cast(T, result)
 
+    def run_on_first(self, work: Callable[[], T]) -> T:
+        """Returns the result of rank 0's work on all ranks; if it fails, all raise."""
+        return cast(T, self.broadcast(self.run_on_all(lambda: work() if self.rank == 0 else None)))
+
     def background_group(self) -> dist.ProcessGroup | None:
         """Returns a CPU group reserved for checkpoints, the same at each call; None for one process."""
         return None

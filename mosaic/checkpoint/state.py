@@ -33,7 +33,7 @@ OneOrSeveral: TypeAlias = T | Sequence[T] | Mapping[str, T] | None
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The objects that a run saves and loads; see ``Checkpointer.save``."""
+    """The objects that a run saves and loads; a single optimizer or scheduler has the name ``""``."""
 
     model: nn.Module
     optimizer: OneOrSeveral[Optimizer] = None
@@ -44,12 +44,10 @@ class SavedState:
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers by name; a single one has the name ``""``."""
         return _named(self.optimizer, "optimizer")
 
     @property
     def schedulers(self) -> dict[str, Any]:
-        """The schedulers by name; a single one has the name ``""``."""
         return _named(self.scheduler, "scheduler")
 
     def modules(self) -> dict[str, ModelTensors]:
@@ -135,9 +133,6 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
     """Returns nested dicts, lists and tuples of numbers, strings, None and tensors as JSON data.
 
     ``where`` names the value; ``keep`` stores a tensor elsewhere and returns its key. By default it is in the JSON.
-
-    Raises:
-        TypeError: The value contains another type; names it.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -197,9 +192,9 @@ class OptimizerState:
     groups: list[list[str]]
     """Names of the parameters of each group."""
     settings: list[Any]
-    """Settings of each group, such as its learning rate; the same on every rank."""
+    """Of each group, such as its learning rate; the same on every rank."""
     states: dict[str, Any]
-    """State of each parameter, with keys in place of tensors."""
+    """Of each parameter, with keys in place of tensors."""
     more: Any
     """Other entries of a wrapping optimizer's ``state_dict``."""
 
@@ -243,7 +238,6 @@ class OptimizerState:
 
     @staticmethod
     def merged(by_rank: Sequence[OptimizerState]) -> OptimizerState:
-        """Returns the state of one optimizer on all ranks."""
         groups = zip(*(state.groups for state in by_rank), strict=True)
         return replace(
             by_rank[0],
@@ -252,10 +246,7 @@ class OptimizerState:
         )
 
     def check_fits(self, own: OptimizerState, model: ModelTensors) -> None:
-        """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.
-
-        Parameters on other ranks only may be missing.
-        """
+        """Refuses an optimizer unlike the saved one by their difference; parameters on other ranks may be missing."""
         remedy = "give it the same parameters, or load without an optimizer"
         if self.kind != own.kind:
             raise InvalidCheckpointError(
@@ -263,11 +254,13 @@ class OptimizerState:
                 "optimizer's class, or load without one"
             )
         saved, present = ({name: i for i, names in enumerate(each.groups) for name in names} for each in (self, own))
-        here = {name for name, tensor in model.tensors.items() if not tensor.is_meta}
-        if missing := [name for name in saved if name not in present and name in here]:
-            raise InvalidCheckpointError(f"the optimizer that was saved had {_some(missing)}; {remedy}")
-        if new := [name for name in present if name not in saved]:
-            raise InvalidCheckpointError(f"the optimizer that was saved did not have {_some(new)}; {remedy}")
+        here = model.here
+        missing = [name for name in saved if name not in present and name in here]
+        new = [name for name in present if name not in saved]
+        for verb, names in (("had", missing), ("did not have", new)):
+            if names:
+                listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                raise InvalidCheckpointError(f"the optimizer that was saved {verb} {listed}; {remedy}")
         for index, names in enumerate(own.groups):
             if len({saved[name] for name in names}) > 1:
                 raise InvalidCheckpointError(
@@ -284,10 +277,9 @@ class OptimizerState:
         *,
         with_settings: bool,
     ) -> None:
-        """Loads this saved state into an optimizer of a model, whose current state is ``own``.
+        """Loads this saved state, with the settings of groups or without, into an optimizer whose state is ``own``.
 
-        ``stored`` returns a tensor of a parameter's state by its key. ``with_settings`` loads the settings of the
-        groups, such as learning rates, too.
+        ``stored`` returns a tensor of a parameter's state by its key.
         """
         state_dict = optimizer.state_dict()
         state_dict["state"] = {
@@ -303,11 +295,6 @@ class OptimizerState:
                 for group, names in zip(state_dict["param_groups"], own.groups, strict=True)
             ]
         optimizer.load_state_dict(state_dict)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Lists the first few names of many."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
@@ -326,17 +313,11 @@ def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dic
 
 
 def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None) -> None:
-    """Sets the generators to a state from ``random_state``; those without a saved name stay unchanged.
-
-    With the same number of GPUs, each continues from its own state; otherwise the current one continues from the saved
-    current one.
-    """
+    """Sets the generators to a state from ``random_state``; with another number of GPUs, the current one alone."""
     kind, words, *rest = state["numpy"]
-    random_numbers.RandomState(
-        torch=((torch.default_generator, state["torch"]),),
-        python=state["python"],
-        numpy=(kind, np.array(words, dtype=np.uint32), *rest),
-    ).restore()
+    numpy_state = kind, np.array(words, dtype=np.uint32), *rest
+    cpu = ((torch.default_generator, state["torch"]),)
+    random_numbers.RandomState(torch=cpu, python=state["python"], numpy=numpy_state).restore()
     if state["cuda"] is not None and torch.cuda.is_available():
         if len(all_cuda := state.get("all_cuda", [])) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(all_cuda)

@@ -18,16 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from mosaic.checkpoint.folder import (
-    MODEL,
-    FileEntry,
-    Manifest,
-    TensorEntry,
-    damage_of,
-    flush_folder,
-    flushed,
-    write_error,
-)
+from mosaic.checkpoint import folder as run_folder
+from mosaic.checkpoint.folder import MODEL, FileEntry, Manifest, TensorEntry
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 
 SUFFIX = ".safetensors"
@@ -43,12 +35,8 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def describe(name: str, tensor: torch.Tensor, file: str = "") -> TensorEntry:
-    """Describes a tensor; a meta tensor stands for one on another rank.
-
-    Raises:
-        TypeError: It is sharded, quantized, sparse or of a dtype that safetensors does not support.
-    """
+def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
+    """Describes a tensor, or refuses it; a meta tensor stands for one on another rank."""
     is_whole = tensor.is_meta or type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
     if not is_whole or tensor.layout != torch.strided:
         raise TypeError(
@@ -57,7 +45,7 @@ def describe(name: str, tensor: torch.Tensor, file: str = "") -> TensorEntry:
         )
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not support; cast it")
-    return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), file=file)
+    return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,49 +59,35 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
-    """Writes a file of contiguous CPU tensors that share no memory, and flushes it to the disk.
-
-    Raises:
-        OSError: The disk is full, or the folder cannot be written.
-    """
+    """Writes a file of contiguous CPU tensors that share no memory, and flushes it; OSError if it cannot."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
         code = re.search(r"(?:os error|code:) (\d+)", str(error))  # the library's only word on a full disk
         raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from error
     path.chmod(0o644)  # the library makes a file that only its owner can read
-    return flushed(path)
+    return run_folder.flushed(path)
 
 
 def replace_with_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a file beside its place and renames it once it is on the disk; tensors may share memory.
-
-    Raises:
-        MosaicError: The folder cannot be written or the disk is full; an existing file is unchanged.
-    """
+    """Writes a file beside its place and renames it once it is on the disk; tensors may share memory."""
     aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    separate, seen = {}, set[int]()
-    for name, tensor in tensors.items():
-        is_shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
-        separate[name] = tensor.clone() if is_shared else tensor
+    owner = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+    is_owner = {name: owner[tensor.untyped_storage().data_ptr()] == name for name, tensor in tensors.items()}
+    separate = {name: tensor if is_owner[name] else tensor.clone() for name, tensor in tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(aside, separate)
         aside.replace(path)
-        flush_folder(path.parent)
+        run_folder.flush_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):  # its folder may be missing
             aside.unlink(missing_ok=True)
-        raise write_error(path, error) from error
+        raise run_folder.write_error(path, error) from error
 
 
 def open_tensors(path: Path) -> Any:
-    """Opens a file with the library's ``safe_open``, for a ``with`` block.
-
-    Raises:
-        InvalidFileError: It cannot be read, is not such a file, or was cut short.
-    """
+    """Opens a file with the library's ``safe_open``, for a ``with`` block."""
     try:
         return safe_open(path, framework="pt")
     except OSError as error:
@@ -136,23 +110,33 @@ def open_weights(path: Path, stack: ExitStack) -> dict[str, Any]:
     return {name: file for file in files for name in file.keys()}  # noqa: SIM118  # no dict
 
 
-def extract_weights(checkpoint: Path, path: Path) -> int:
-    """Writes the weights of a checkpoint from its files alone as one plain file; returns the number of tensors.
+class StoredTensors:
+    """The tensors of a checkpoint by their names there; each may be a view of its file, which ``stack`` closes."""
 
-    Raises:
-        InvalidCheckpointError: The checkpoint is damaged.
-        MosaicError: The file cannot be written, and does not exist.
-    """
-    if damage := damage_of(checkpoint):
+    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
+        manifest = Manifest.read(checkpoint)
+        self.tied = manifest.tied
+        self.entries = {tensor.name: tensor for tensor in manifest.tensors}
+        names = {tensor.file for tensor in manifest.tensors}
+        self._files = {name: stack.enter_context(open_tensors(checkpoint / name)) for name in names}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[self.entries[name].file].get_tensor(name)
+        return tensor
+
+    def of_module(self, prefix: str) -> dict[str, TensorEntry]:
+        """Returns the tensors of the model or a companion by every key of its ``state_dict``."""
+        entries = {name.removeprefix(prefix): each for name, each in self.entries.items() if name.startswith(prefix)}
+        return entries | {name: entries[first] for name, first in self.tied.items() if prefix == MODEL}
+
+
+def extract_weights(checkpoint: Path, path: Path) -> int:
+    """Writes the weights of a checkpoint from its files alone as one plain file; returns the number of tensors."""
+    if damage := run_folder.damage_of(checkpoint):
         raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
-    manifest = Manifest.read(checkpoint)
     with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in manifest.tensors}
-        }
-        stored = {tensor.name: tensor.file for tensor in manifest.tensors if tensor.name.startswith(MODEL)}
-        weights = {name.removeprefix(MODEL): files[file].get_tensor(name) for name, file in stored.items()}
-        weights |= {name: weights[first] for name, first in manifest.tied.items()}
+        stored = StoredTensors(checkpoint, stack)
+        weights = {name: stored[entry.name] for name, entry in stored.of_module(MODEL).items()}
         replace_with_tensors(path, weights)
     return len(weights)
 
@@ -168,11 +152,6 @@ class ModelTensors:
 
     @staticmethod
     def of(model: nn.Module) -> ModelTensors:
-        """Reads the tensors of a model, without a copy.
-
-        Raises:
-            UnsupportedModelError: A key of the ``state_dict`` is not a parameter or buffer of the model.
-        """
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         first: dict[int, str] = {}
         state = model.state_dict(keep_vars=True)
@@ -204,9 +183,9 @@ class Overlap:
     sources: dict[str, str]
     """For each tensor of the model that the file has in the same form, its name there."""
     new: tuple[str, ...]
-    """Tensors that only the model has."""
+    """Only in the model."""
     gone: tuple[str, ...]
-    """Tensors that only the file has."""
+    """Only in the file."""
     changed: dict[str, tuple[str, str]]
     """Shape and dtype of differing tensors, in the file and in the model."""
 
@@ -226,10 +205,7 @@ class Overlap:
         return Overlap(sources=sources, new=new, gone=tuple(sorted(saved.keys() - model.names.keys())), changed=changed)
 
     def check(self, path: Path, *, partial: bool = False) -> None:
-        """Raises InvalidCheckpointError, with the first few differences, if the file is of another model.
-
-        With ``partial`` one fitting tensor is enough.
-        """
+        """Refuses the file of another model by its differences; with ``partial``, one without a fitting tensor."""
         differing = [f"{name} is only in the file" for name in self.gone]
         differing += [f"{name} is only in the model" for name in self.new]
         differing += [

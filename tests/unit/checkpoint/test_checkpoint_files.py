@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     """Writes a checkpoint as it is written by one rank, without torch.distributed."""
     tensors = some_tensors(seed)
     place = SavingPlace.make(folder, step)
-    specs = [describe(name, tensor, RANK_0) for name, tensor in tensors.items()]
+    specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
     files = (
         write_tensors(place.aside / RANK_0, tensors),
         write_flushed(place.aside / "state.json", b"{}"),
