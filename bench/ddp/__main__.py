@@ -25,7 +25,7 @@ from bench.ddp.models import MODELS
 from bench.ddp.turns import Scale, launch
 from bench.harness import PartedStudy, StudyPart
 from bench.ranks.launch import on_ranks
-from bench.record import Figure, median_figure
+from bench.record import Figure, median_figure, missing_figure
 
 RANKS = 2
 LAUNCHES = 3
@@ -83,6 +83,8 @@ def _distinct(names: Iterator[str]) -> str:
 def _worst(name: str, figures: Sequence[Figure]) -> Figure:
     samples = tuple(figure.samples[0] for figure in figures)
     labels = {"samples": str(len(samples))}
+    if not samples:
+        return missing_figure(name, "no launch came so far in its time", labels)
     return Figure(name=name, source="measured", value=max(samples), samples=samples, labels=labels)
 
 
