@@ -116,7 +116,7 @@ def _row(
         levels["image"] = _write_digit(ink, kind.slant, 0.12 + 0.15 * noise, random)
     if "audio" in modality:
         voice = kind.voices[int(random.integers(len(kind.voices)))]
-        levels["audio"] = _in_room(speak(digit, voice), 90 + 70 * noise, random)
+        levels["audio"] = _in_room(speak(digit, voice), 60 + 60 * noise, random)
         cluster = cluster if "image" in modality else f"voice {voice}"
     if "imu" in modality:
         person = int(random.integers(NUM_PEOPLE))
