@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
+    """Checks a result of ``bench.gpu`` and files it under its device, time and commit.
 
     Raises:
         MosaicError: It is a dry run, or says not what it was measured on.
@@ -66,7 +66,7 @@ def keep(file: Path) -> Path:
         why = "it is a dry run" if study.dry_run else "it does not say what it was measured on"
         raise MosaicError(f"{file} cannot be kept: {why}")
     commit = re.sub(r"[^0-9A-Za-z]", "", study.commit) or "unknown"
-    path = RESULTS / slug(study.machine) / f"{study.created[:10]}-{commit}.json"
+    path = RESULTS / slug(study.machine) / f"{study.created[:16].replace(':', '')}-{commit}.json"
     save(study, path)
     return path
 

@@ -10,10 +10,10 @@ import contextlib
 import gc
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,17 +27,13 @@ from bench.record import Figure, median_figure, missing_figure
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.cost import CostModel
 from mosaic.cost.counting import count_module
 from mosaic.device import Device
 from mosaic.engine import find_modules
-from mosaic.engine.finding.find import Finding
 from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.microbench.kernels import half_type
 from mosaic.plan import Plan, plan_from_quotas
-from mosaic.profiler import ProfileSettings, profile_modules
-from mosaic.solver import solve
 
 EQUALITY_STEPS = 3
 MAX_BATCH = 8
@@ -49,28 +45,12 @@ WARM_STEPS = 5
 ROUND_S = 0.06
 ROUNDS = 7
 MIN_ROUNDS = 2
-SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
-"""Of the device's slots."""
-LONG_STEP_MS = 50.0
-"""A plain step that takes longer is long: at an eighth of the device all modules together take up to eight times as
-long, about four times over."""
-MAX_PAIRS = 6
-PROFILE = "a profile"
 ONE_GRAPH = "plain, one CUDA graph"
 BY_HAND = "even split by hand"
 EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
-IN_TURN = "mosaic, one after the other"
-"""The variant that shows what Mosaic itself costs: the sequential plan."""
-WORTH = MappingProxyType(
-    {
-        ONE_GRAPH: 1.0,
-        **dict.fromkeys(EVEN_VARIANTS, 1.0),
-        PROFILE: 2.0,
-        "mosaic": 1.0,
-        "mosaic, graphs": 1.0,
-        IN_TURN: 0.5,
-    }
-)
+MOSAIC = "mosaic"
+"""What a user gets by default: whatever runs after the trial."""
+WORTH = MappingProxyType({ONE_GRAPH: 1.0, **dict.fromkeys(EVEN_VARIANTS, 1.0), MOSAIC: 4.0})
 """Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
 ADAMW_BYTES = 28
 """Least traffic of AdamW a parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
@@ -184,6 +164,28 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
         yield plain, work.step
     finally:
         handle.remove()
+
+
+@contextmanager
+def by_default(work: Workload, bench: Bench, seconds: float) -> Iterator[tuple[Step, Step]]:
+    """The same loop after the default line and at most so many seconds of its trial."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:  # nothing is known from earlier runs
+        options = mosaic.Options(cache=folder)
+        handle = mosaic.colocate(work.model, sample=work.loss, backend=bench.backend, options=options)
+        ready_s = time.perf_counter() - began
+        try:
+            while handle.is_trying and time.perf_counter() - began < ready_s + seconds:
+                work.step()
+            bench.notes += [f"{MOSAIC}: ready after {ready_s:.1f} s", *handle.describe().splitlines()]
+
+            def plain() -> torch.Tensor:
+                with handle.disabled():
+                    return work.step()
+
+            yield plain, work.step
+        finally:
+            handle.remove()
 
 
 class PlainStreams:
@@ -371,7 +373,7 @@ def _measure(rounds: Rounds) -> Iterator[Figure]:
     try:
         finding = find_modules(work.model, work.loss, include=work.modules)
     except Exception as error:  # of any kind: it is the reason of all figures that need modules
-        yield from _none_of((*EVEN_VARIANTS, "mosaic", "mosaic, graphs", IN_TURN), error)
+        yield from _none_of((*EVEN_VARIANTS, MOSAIC), error)
         return
     even = even_plan(finding.graph, bench.device)
     if even.is_colocated:
@@ -379,10 +381,8 @@ def _measure(rounds: Rounds) -> Iterator[Figure]:
     else:
         yield from _none_of(EVEN_VARIANTS, "no two modules are independent of each other")
     yield from _bound(work, bench)
-    yield from _by_plan(even, finding, rounds)
-    stages = [{name: bench.device.num_slots} for name in finding.graph.topological_order()]
-    in_turn = plan_from_quotas(stages, graph=finding.graph, device=bench.device)
-    yield from rounds.measure(IN_TURN, lambda: colocated(work, in_turn, bench.backend), {"plan": "sequential"})
+    seconds = rounds.share_s(MOSAIC) / 2
+    yield from rounds.measure(MOSAIC, lambda: by_default(work, bench, seconds))
 
 
 def _none_of(variants: tuple[str, ...], reason: object) -> Iterator[Figure]:
@@ -404,72 +404,6 @@ def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
     won = rounds.won(graphs, over=eager)
     by = by | {"launching": "captured" if won else "eager"}
     yield from rounds.measure(targeted, lambda: lanes(sm_target=True, captured=won), by, captures=won)
-
-
-def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
-    """Profiles, solves, and runs that plan; by graphs where these were faster on the even split."""
-    work, bench = rounds.work, rounds.bench
-    plan, method = None, ""
-    seconds = rounds.share_s(PROFILE)
-    if bench.budget.allows("a profile, and with it the plan that is solved"):
-        try:
-            plan = _solved_plan(rounds, finding, seconds)
-            method = plan.search.method
-        except Exception as error:  # of any kind: the reason of a figure
-            yield missing_figure("plan", error, {"variant": "mosaic"})
-    if plan is not None:
-        yield Figure(
-            name="predicted_speedup", source="predicted", value=plan.predicted_speedup, labels={"plan": method}
-        )
-    if plan is None or not plan.is_colocated:
-        why = f"stepped aside: no plan is predicted to be faster than one module after the other ({method})"
-        yield missing_figure("step_ms", why if plan is not None else "there is no plan", {"variant": "mosaic"})
-        if not bench.dry_run or not even.is_colocated:
-            return
-        plan, method = even, BY_HAND  # a rehearsal goes on all the same
-    bench.notes.append(f"plan ({method}): " + _plan_text(plan))
-    by = {"plan": method}
-    yield from rounds.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
-    if rounds.won("green lanes, graphs", over="green lanes"):
-        graphs = partial(colocated, work, plan, bench.backend, graphs=True)
-        yield from rounds.measure("mosaic, graphs", graphs, by, captures=True)
-    else:
-        yield from _none_of(("mosaic, graphs",), "graphs were not faster on the even split")
-
-
-def _solved_plan(rounds: Rounds, finding: Finding, seconds: float) -> Plan:
-    """Profiles, for so many seconds, and solves."""
-    bench = rounds.bench
-    quotas, note = quotas_for(bench.device.num_slots, rounds.plain_ms)
-    bench.notes += [note] if note else []
-    settings = ProfileSettings(
-        max_seconds=seconds,
-        warmup=1,
-        min_repeats=2,
-        max_repeats=3,
-        sample_seconds=0.15,
-        pairs=len(finding.graph.names) <= MAX_PAIRS,
-    )
-    if not settings.pairs:
-        bench.notes.append(f"planned without interference: {len(finding.graph.names)} modules make too many pairs")
-    profile = profile_modules(
-        rounds.work.model, finding.subjects, finding.graph, bench.backend, quotas=quotas, settings=settings
-    )
-    bench.notes += [f"not profiled: {what}" for what in profile.left_out]
-    return solve(finding.graph, CostModel.from_profile(profile), bench.device)
-
-
-def quotas_for(num_slots: int, step_ms: float) -> tuple[tuple[int, ...], str | None]:
-    """Returns quotas in slots, rising, and a note where a long plain step leaves out those under a quarter."""
-    quotas = sorted({max(1, round(num_slots * share)) for share in SHARES})
-    chosen = tuple(quota for quota in quotas if step_ms <= LONG_STEP_MS or 4 * quota >= num_slots)
-    if len(chosen) == len(quotas):
-        return chosen, None
-    left_out = ", ".join(str(quota) for quota in quotas if quota not in chosen)
-    return chosen, (
-        f"not profiled at {left_out} of {num_slots} slots: a plain step takes {step_ms:.0f} ms, more than "
-        f"{LONG_STEP_MS:.0f} ms, and quotas under a quarter of the device would take most of the time"
-    )
 
 
 def even_plan(graph: ModuleGraph, device: Device) -> Plan:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import bundle
-from bench.processes import run_logged
 
 TOP = bundle.TOP
 BUILT = TOP / "build" / "gpu"
@@ -172,6 +171,8 @@ def build(log: Path, *, seconds: float) -> None:
     Raises:
         subprocess.SubprocessError: It failed, or took longer than ``seconds``.
     """
+    from bench.processes import run_logged  # it needs packages that the bundle may have to bring
+
     for stale in (BUILT / "lib").rglob("*.py"):  # of a file that is gone by now, a copy may be left
         stale.unlink()
     command = [sys.executable, "-c", BUILD, "--quiet", "build"]

@@ -53,7 +53,7 @@ NOT_YET = "not measured yet\n"
 _VARIANTS = (
     *("plain", "plain, one CUDA graph", "plain streams"),
     *("green lanes", "green lanes, graphs", "green lanes, SM targets"),
-    *("mosaic", "mosaic, graphs"),
+    "mosaic",
 )
 _STEPS = (
     ("forward+backward", "eager"),

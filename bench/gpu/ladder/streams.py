@@ -108,7 +108,6 @@ def device(bench: Bench) -> Iterator[Figure]:
         }
     ordinal = bench.torch_device.index or 0
     result |= {
-        "fine slots": reading(lambda: cuda.CudaDriver(ordinal).describe_slots(fine=True).num_slots),
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
         "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
         "driver": reading(lambda: f"CUDA {cuda.describe_driver().version}"),
