@@ -45,18 +45,16 @@ const char* use_text(const DriverFunction& function) {
         case Use::slots:
             return "slots";
         case Use::streams:
-            return "streams";
-        case Use::placement:
             break;
     }
-    return "placement";
+    return "streams";
 }
 
 void bind_driver(py::module_& module) {
     py::class_<DriverFunction>(module, "DriverFunction", "A function of the CUDA driver that Mosaic calls.")
         .def_readonly("name", &DriverFunction::name)
         .def_readonly("since", &DriverFunction::since, "1000 * major + 10 * minor of the CUDA that brought it.")
-        .def_property_readonly("use", &use_text, "'base', 'slots', 'streams' or 'placement'.");
+        .def_property_readonly("use", &use_text, "'base', 'slots' or 'streams'.");
     module.def(
         "driver_version", [] { return driver().version(); }, ReleaseGil(),
         "CUDA version of the driver, 1000 * major + 10 * minor.");
@@ -85,8 +83,7 @@ void bind_device(py::module_& module) {
 
 void bind_slots(py::module_& module) {
     py::class_<SlotSplit>(module, "SlotSplit", "One split of a device into equal slots and a remainder.")
-        .def(py::init<const Device&, bool>(), py::arg("device"), py::arg("fine") = false, ReleaseGil())
-        .def_property_readonly("fine", &SlotSplit::fine)
+        .def(py::init<const Device&>(), py::arg("device"), ReleaseGil())
         .def_property_readonly("num_slots", &SlotSplit::num_slots)
         .def_property_readonly("sms_per_slot", &SlotSplit::sms_per_slot)
         .def_property_readonly("remainder_sms", &SlotSplit::remainder_sms);
@@ -102,11 +99,6 @@ StreamPool::Lock lock_for(const StreamPool& pool) {
 
 std::uintptr_t number(CUstream stream) { return reinterpret_cast<std::uintptr_t>(stream); }
 CUstream stream_of(std::uintptr_t number) { return reinterpret_cast<CUstream>(number); }
-
-std::unique_ptr<StreamPool> make_pool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine,
-                                      const std::string& placement) {
-    return std::make_unique<StreamPool>(device, layouts, fine, parse_placement(placement));
-}
 
 void bind_pool_values(py::module_& module) {
     py::class_<PartitionInfo>(module, "PartitionInfo", "What the driver made of a partition.")
@@ -130,8 +122,8 @@ void bind_pool_values(py::module_& module) {
 void bind_pool(py::module_& module) {
     py::class_<StreamPool>(module, "StreamPool", py::release_gil_before_calling_cpp_dtor(),
                            "Streams made beforehand for the partitions of layouts, and lent by table look-up.")
-        .def(py::init(&make_pool), py::arg("device"), py::arg_v("layouts", std::vector<LayoutSlots>{}, "()"),
-             py::kw_only(), py::arg("fine") = false, py::arg("placement") = "merged", ReleaseGil())
+        .def(py::init<const Device&, const std::vector<LayoutSlots>&>(), py::arg("device"),
+             py::arg_v("layouts", std::vector<LayoutSlots>{}, "()"), ReleaseGil())
         .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil())
         .def(
             "lend",
@@ -157,7 +149,6 @@ void bind_pool(py::module_& module) {
         .def("stats", [](const StreamPool& pool) { return pool.stats(lock_for(pool)); })
         .def_property_readonly("device", [](const StreamPool& pool) { return pool.split().device(); })
         .def_property_readonly("split", [](const StreamPool& pool) { return pool.split(); })
-        .def_property_readonly("placement", [](const StreamPool& pool) { return text(pool.placement()); })
         .def_property_readonly("closed", &StreamPool::closed)
         .def("close", &StreamPool::close, ReleaseGil());
 }

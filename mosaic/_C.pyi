@@ -39,10 +39,9 @@ class PrimaryContext:
     def close(self) -> None: ...
 
 class SlotSplit:
-    """One split of a device into equal slots and a remainder, without a promise of alignment or clusters."""
+    """One split of a device into equal slots and a remainder, which no partition gets."""
 
-    def __init__(self, device: Device, fine: bool = False) -> None: ...
-    fine: bool
+    def __init__(self, device: Device) -> None: ...
     num_slots: int
     sms_per_slot: int
     remainder_sms: int
@@ -76,19 +75,9 @@ class StreamPool:
     Args:
         device: The device to be split.
         layouts: Partitions as slots of the one split, by layout; more can be added later.
-        fine: Use the driver's smallest slots, without large clusters.
-        placement: ``"merged"``, slots of one split; or ``"split"``, one ``cuDevSmResourceSplit`` a layout with the
-            slots' sizes (a driver of CUDA 13.1 or newer; partitions of different layouts may then share SMs).
     """
 
-    def __init__(
-        self,
-        device: Device,
-        layouts: Sequence[Sequence[Sequence[int]]] = (),
-        *,
-        fine: bool = False,
-        placement: str = "merged",
-    ) -> None: ...
+    def __init__(self, device: Device, layouts: Sequence[Sequence[Sequence[int]]] = ()) -> None: ...
     def add_layout(self, layout: Sequence[Sequence[int]]) -> LayoutCost:
         """Makes the partitions that the pool does not have; the layout's index is the number added before.
 
@@ -104,7 +93,6 @@ class StreamPool:
     def stats(self) -> PoolStats: ...
     device: Device
     split: SlotSplit
-    placement: str
     closed: bool
     def close(self) -> None:
         """Waits for the streams, and ends all that it holds, even after a failure, of which the first is raised."""

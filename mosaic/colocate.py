@@ -100,7 +100,7 @@ def _colocate_one(
     backend: Backend | None,
     options: Options,
 ) -> Handle:
-    backend = options.with_sms(backend or backend_for(model))
+    backend = options.backend_of(backend or backend_for(model))
     if SPINNING in backend.notes and backend.device.num_slots > 1:
         _LOG.warning("%s", SPINNING)
     request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)

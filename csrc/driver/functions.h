@@ -12,7 +12,7 @@
 namespace mosaic {
 
 // What a driver function is for; the weakest driver that has all of `base` can still be described.
-enum class Use { base, slots, streams, placement };
+enum class Use { base, slots, streams };
 
 // One driver function, as it is reported to people.
 struct DriverFunction {
@@ -55,25 +55,8 @@ struct DriverFunction {
     X(cuMemAlloc, 3020, streams)                           \
     X(cuMemFree, 3020, streams)                            \
     X(cuMemsetD32Async, 3020, streams)                     \
-    X(cuMemcpyDtoHAsync, 3020, streams)                    \
-    X(cuDevSmResourceSplit, 13010, placement)
+    X(cuMemcpyDtoHAsync, 3020, streams)
 // clang-format on
-
-#if CUDA_VERSION < 13010
-// Headers before 13.1 lack it; a driver that has it is found all the same. Never linked, only its type is used.
-typedef struct {
-    unsigned int smCount;
-    unsigned int coscheduledSmCount;
-    unsigned int preferredCoscheduledSmCount;
-    unsigned int flags;
-    unsigned int reserved[12];
-} CU_DEV_SM_RESOURCE_GROUP_PARAMS;
-extern "C" CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* result, unsigned int nbGroups,
-                                                 const CUdevResource* input, CUdevResource* remainder,
-                                                 unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* groupParams);
-using PFN_cuDevSmResourceSplit_v13010 = decltype(&cuDevSmResourceSplit);
-#endif
-static_assert(sizeof(CU_DEV_SM_RESOURCE_GROUP_PARAMS) == 64, "the driver's structure has 64 bytes");
 
 // The headers know a form of that version, and it is the one that calls are compiled for.
 #define MOSAIC_CHECK_FORM(name, since, use) \

@@ -13,15 +13,32 @@ long long free_bytes() {
     return static_cast<long long>(free);
 }
 
-Placement checked(Placement placement) {
-    require_placement(placement);
-    return placement;
+// Checks each partition as SlotSplit::select does, and that no slot is in two of them.
+std::vector<SlotSet> check_layout(const SlotSplit& split, const LayoutSlots& layout) {
+    if (layout.empty()) {
+        throw std::invalid_argument("layout=[] has no partition; name the slots of one at least, such as [[0]]");
+    }
+    std::vector<SlotSet> sets;
+    std::map<int, std::size_t> owner;
+    for (const std::vector<int>& slots : layout) {
+        sets.push_back(split.select(slots));
+        for (const int slot : sets.back().slots) {
+            const auto [held, is_new] = owner.emplace(slot, sets.size() - 1);
+            if (!is_new) {
+                throw std::invalid_argument("slot " + std::to_string(slot) + " is in partitions " +
+                                            std::to_string(held->second) + " and " + std::to_string(sets.size() - 1) +
+                                            ", but partitions of one layout are disjoint; give it to one of them, or "
+                                            "make two layouts");
+            }
+        }
+    }
+    return sets;
 }
 
 }  // namespace
 
-StreamPool::StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine, Placement placement)
-    : placement_(checked(placement)), split_(device, fine), primary_(device.handle()) {
+StreamPool::StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts)
+    : split_(device), primary_(device.handle()) {
     for (const LayoutSlots& layout : layouts) add(layout);
 }
 
@@ -50,33 +67,22 @@ LayoutCost StreamPool::add_layout(const LayoutSlots& layout) {
     return add(layout);
 }
 
-StreamPool::Key StreamPool::key_of(const std::vector<SlotSet>& sets, std::size_t partition) const {
-    Key key = {sets[partition].slots};
-    if (placement_ == Placement::split) {
-        for (const SlotSet& set : sets) key.push_back(set.slots);
-    }
-    return key;
-}
-
 // Whatever may fail comes before the first change of a member, so a failure leaves the pool as it was.
 LayoutCost StreamPool::add(const LayoutSlots& slots) {
     const std::vector<SlotSet> sets = check_layout(split_, slots);
     Layout layout;
     std::vector<SlotSet> missing;
-    std::vector<PartitionInfo> asked;
-    std::map<Key, std::size_t> keys;
-    for (std::size_t i = 0; i < sets.size(); ++i) {
-        Key key = key_of(sets, i);
-        const auto found = known_.find(key);
+    std::map<std::vector<int>, std::size_t> keys;
+    for (const SlotSet& set : sets) {
+        const auto found = known_.find(set.slots);
         layout.partitions.push_back(found != known_.end() ? found->second : partitions_.size() + missing.size());
         if (found != known_.end()) continue;
-        keys.emplace(std::move(key), layout.partitions.back());
-        missing.push_back(sets[i]);
-        asked.push_back({sets[i].slots, sets[i].num_sms, 0, std::nullopt, 0});
+        keys.emplace(set.slots, layout.partitions.back());
+        missing.push_back(set);
     }
     layouts_.reserve(layouts_.size() + 1);
     if (!missing.empty()) {
-        Made made = make(describe_layout(split_, missing, placement_), std::move(asked));
+        Made made = make(missing);
         layout.cost = made.cost;
         adopt(std::move(made.partitions));
     }
@@ -85,12 +91,15 @@ LayoutCost StreamPool::add(const LayoutSlots& slots) {
     return layouts_.back().cost;
 }
 
-StreamPool::Made StreamPool::make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const {
+StreamPool::Made StreamPool::make(const std::vector<SlotSet>& sets) const {
+    std::vector<CUdevResourceDesc> sms;
+    for (const SlotSet& set : sets) sms.push_back(split_.describe(set));
     Made made;
     CurrentContext current(primary_);
     const long long before = free_bytes();
-    for (std::size_t i = 0; i < sms.size(); ++i) {
-        made.partitions.push_back(std::make_unique<Partition>(split_.device().handle(), sms[i], std::move(asked[i])));
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+        PartitionInfo asked{sets[i].slots, sets[i].num_sms, 0, std::nullopt, 0};
+        made.partitions.push_back(std::make_unique<Partition>(split_.device().handle(), sms[i], std::move(asked)));
         made.cost.num_contexts += 1;
         made.cost.creation_ms += made.partitions.back()->info().creation_ms;
     }

@@ -10,9 +10,12 @@
 #include <vector>
 
 #include "partition.h"
-#include "placement.h"
+#include "slots.h"
 
 namespace mosaic {
+
+// The partitions that are in force together, as slots: as a caller wrote them.
+using LayoutSlots = std::vector<std::vector<int>>;
 
 // What adding a layout made; all zero when every partition existed.
 struct LayoutCost {
@@ -36,13 +39,12 @@ class StreamPool {
   public:
     using Lock = std::unique_lock<std::mutex>;
 
-    StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine, Placement placement);
+    StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts);
     ~StreamPool() noexcept;
     StreamPool(const StreamPool&) = delete;
     StreamPool& operator=(const StreamPool&) = delete;
 
     const SlotSplit& split() const { return split_; }
-    Placement placement() const { return placement_; }
 
     // All below throw Unavailable in a forked child, and std::invalid_argument for what is not there.
     Lock lock() const;
@@ -71,19 +73,14 @@ class StreamPool {
         std::vector<std::unique_ptr<Partition>> partitions;
         LayoutCost cost;
     };
-    // A partition's slots; with Placement::split, where each layout has SMs of its own, the layout's too.
-    using Key = std::vector<std::vector<int>>;
-
     void require_open() const;
-    Key key_of(const std::vector<SlotSet>& sets, std::size_t partition) const;
     LayoutCost add(const LayoutSlots& layout);
-    Made make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const;
+    Made make(const std::vector<SlotSet>& sets) const;
     void adopt(std::vector<std::unique_ptr<Partition>> made);
     const Layout& layout_at(int layout) const;
     FirstError end_all() noexcept;
 
     Origin origin_;
-    Placement placement_;
     SlotSplit split_;
     mutable std::mutex mutex_;
     std::atomic<bool> closed_{false};
@@ -91,7 +88,7 @@ class StreamPool {
     PrimaryContext primary_;
     std::vector<std::unique_ptr<Partition>> partitions_;
     std::vector<Layout> layouts_;
-    std::map<Key, std::size_t> known_;
+    std::map<std::vector<int>, std::size_t> known_;  // by its slots
     std::unordered_map<CUstream, std::size_t> partition_of_;
 };
 

@@ -18,27 +18,26 @@ std::string text(const std::vector<int>& slots) {
 
 }  // namespace
 
-SlotSplit::SlotSplit(const Device& device, bool fine) : device_(device), fine_(fine) {
+SlotSplit::SlotSplit(const Device& device) : device_(device) {
     const CUdevResource whole = device.sm_resource();
     split(whole);
     check(whole.sm.smCount);
 }
 
 void SlotSplit::split(const CUdevResource& whole) {
-    const unsigned flags = fine_ ? unsigned{CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING} : 0u;
     // The driver rounds the count up to its own smallest group, so asking for one SM reads the granularity
-    // from it, also where the resource does not tell its minimum (before 13.0) or the flag lowers it.
-    const unsigned min_sms = fine_ ? 1u : std::max(1u, whole.sm.minSmPartitionSize);
+    // from it where the resource does not tell its minimum (before 13.0).
+    const unsigned min_sms = std::max(1u, whole.sm.minSmPartitionSize);
     unsigned possible = whole.sm.smCount;
     MOSAIC_CALL(cuDevSmResourceSplitByCount, static_cast<CUdevResource*>(nullptr), &possible, &whole,
-                static_cast<CUdevResource*>(nullptr), flags, min_sms);
+                static_cast<CUdevResource*>(nullptr), 0u, min_sms);
     if (possible == 0 || possible > whole.sm.smCount) {
         throw_broken(kSplit, "would make " + std::to_string(possible) + " groups of " +
                                  std::to_string(whole.sm.smCount) + " SMs");
     }
     groups_.assign(possible, CUdevResource{});
     unsigned made = possible;
-    MOSAIC_CALL(cuDevSmResourceSplitByCount, groups_.data(), &made, &whole, &remainder_, flags, min_sms);
+    MOSAIC_CALL(cuDevSmResourceSplitByCount, groups_.data(), &made, &whole, &remainder_, 0u, min_sms);
     if (made != possible) {
         throw_broken(kSplit,
                      "made " + std::to_string(made) + " groups where its dry run promised " + std::to_string(possible));
@@ -63,12 +62,8 @@ CUdevResourceDesc SlotSplit::describe(const SlotSet& set) const {
     std::vector<CUdevResource> merged;
     merged.reserve(set.slots.size());
     for (const int slot : set.slots) merged.push_back(groups_.at(static_cast<std::size_t>(slot)));
-    return mosaic::describe(std::move(merged));
-}
-
-CUdevResourceDesc describe(std::vector<CUdevResource> sms) {
     CUdevResourceDesc descriptor = nullptr;
-    MOSAIC_CALL(cuDevResourceGenerateDesc, &descriptor, sms.data(), static_cast<unsigned>(sms.size()));
+    MOSAIC_CALL(cuDevResourceGenerateDesc, &descriptor, merged.data(), static_cast<unsigned>(merged.size()));
     return descriptor;
 }
 

@@ -18,14 +18,12 @@ struct SlotSet {
 // of one split may be merged into a partition, so there is one of these for each device in use.
 class SlotSplit {
   public:
-    // fine: give up co-scheduling (and with it large clusters) for the driver's smallest slots.
-    SlotSplit(const Device& device, bool fine);
+    explicit SlotSplit(const Device& device);
 
     const Device& device() const { return device_; }
-    bool fine() const { return fine_; }
     int num_slots() const { return static_cast<int>(groups_.size()); }
     unsigned sms_per_slot() const { return groups_.front().sm.smCount; }
-    // Left over by the split; has no promise of alignment or clusters.
+    // Left over by the split, and in no partition: from CUDA 13.1 on they cannot be merged with slots.
     unsigned remainder_sms() const { return remainder_.sm.smCount; }
 
     // Throws std::invalid_argument for an empty set, a repeated slot or one that does not exist.
@@ -38,12 +36,8 @@ class SlotSplit {
     void check(unsigned whole_sms) const;
 
     Device device_;
-    bool fine_;
     std::vector<CUdevResource> groups_;
     CUdevResource remainder_{};
 };
-
-// One descriptor of resources of one split.
-CUdevResourceDesc describe(std::vector<CUdevResource> sms);
 
 }  // namespace mosaic

@@ -170,20 +170,17 @@ class Backend(Protocol):
         """Settings of its SMs that change how long modules take, in words; empty for the default ones."""
         return ""
 
-    def with_sms(self, *, fine_slots: bool = False, sm_target: bool = False) -> Backend:
-        """Returns a backend of the same device with these SM settings besides its own; itself if that adds none.
+    def with_sm_target(self) -> Backend:
+        """Returns a backend of the same device whose lanes tell libraries how many SMs they have.
 
         Raises:
-            BackendUnavailableError: Its partitions have no such settings.
+            BackendUnavailableError: Its lanes have no SMs.
         """
-        settings = {"fine_slots": fine_slots, "sm_target": sm_target}
-        if names := [name for name, is_set in settings.items() if is_set]:
-            raise BackendUnavailableError(
-                f"{' and '.join(names)} cannot be had on the {self.name} backend; leave them out of Options",
-                found=self.device.name,
-                needed="SMs of a GPU (the cuda backend)",
-            )
-        return self
+        raise BackendUnavailableError(
+            f"sm_target cannot be had on the {self.name} backend; leave it out of Options",
+            found=self.device.name,
+            needed="SMs of a GPU (the cuda backend)",
+        )
 
     def sm_target_pays(self) -> bool:
         """Returns True if a measurement on this device showed a gain from libraries that know a lane's SM count."""

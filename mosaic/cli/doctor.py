@@ -182,12 +182,10 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
             remedy = "install a driver of CUDA 12.5 or newer: with this one SMs cannot be split and given streams"
             diagnosis.find("error", f"the driver (CUDA {driver.version}) lacks {missing}", remedy)
         for device in cuda.describe_devices() if "base" not in lost else ():
-            slots: dict[str, Any] = {"slots": None, "fine_slots": None}
-            facts["devices"].append({**asdict(device), **slots})
+            facts["devices"].append({**asdict(device), "slots": None})
             try:
-                for name in slots if "slots" not in lost else ():
-                    split = cuda.CudaDriver(device.ordinal).describe_slots(fine=name == "fine_slots")
-                    facts["devices"][-1][name] = asdict(split)
+                if "slots" not in lost:
+                    facts["devices"][-1]["slots"] = asdict(cuda.CudaDriver(device.ordinal).describe_slots())
             except (BackendUnavailableError, CudaError) as error:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
                 diagnosis.find("error", f"device {device.ordinal} cannot be split into slots: {error}", remedy)
@@ -291,13 +289,11 @@ def _blocks(facts: Mapping[str, Any]) -> list[Any]:
     rows = []
     for device in facts["devices"]:
         memory = f"{device['total_memory_bytes'] / 2**30:.0f} GiB"
-        slots, fine = (
-            f"{of['num_slots']} of {of['sms_per_slot']} SMs, {of['remainder_sms']} left over" if of else "-"
-            for of in (device["slots"], device["fine_slots"])
-        )
+        of = device["slots"]
+        slots = f"{of['num_slots']} of {of['sms_per_slot']} SMs, {of['remainder_sms']} left over" if of else "-"
         name = f"{device['ordinal']}: {device['name']}"
-        rows.append((name, device["compute_capability"], memory, str(device["num_sms"]), slots, fine))
-    gpus = make_table("GPUs", ("name", ">CC", ">memory", ">SMs", "slots", "fine slots"), rows)
+        rows.append((name, device["compute_capability"], memory, str(device["num_sms"]), slots))
+    gpus = make_table("GPUs", ("name", ">CC", ">memory", ">SMs", "slots"), rows)
     works = "\n".join(f"  - {escape(line)}" for line in facts["works"])
     return [
         make_table(f"Mosaic {facts['mosaic']}", ("part", "state"), parts.items()),

@@ -69,9 +69,6 @@ class Options:
     """On a GPU, give cuBLAS and torch the SM count of a lane, by which they may choose other kernels and grids.
     ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of
     GPU that shows a gain (``python -m bench.gpu``, rung ``first/products``); else no target is set."""
-    fine_slots: bool = False
-    """On a GPU, cut SMs into the driver's smallest slots (2 SMs on Hopper). Kernels that need large clusters may not
-    run in them."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
     """Settings of the trial. ``auto``: default bounds where Mosaic solves the plan, and no trial where the plan is
     given or its method is named. None: no trial."""
@@ -91,7 +88,6 @@ class Options:
             ("ranks", (RankSettings, None), "a RankSettings or None", TypeError),
             ("cuda_graphs", (bool, "auto"), "True, False or 'auto'", ValueError),
             ("sm_target", (bool, "auto"), "True, False or 'auto'", ValueError),
-            ("fine_slots", (bool,), "True or False", ValueError),
         ):
             value = getattr(self, name)
             if not any(isinstance(value, each) if isinstance(each, type) else value == each for each in allowed):
@@ -104,13 +100,13 @@ class Options:
         """Returns True if the model stays as it was where it cannot be profiled: Mosaic chooses what runs."""
         return self.method == "auto" and not (self.profiling is not None and self.profiling.strict)
 
-    def with_sms(self, backend: Backend) -> Backend:
-        """Returns a backend with the SM settings that are asked for.
+    def backend_of(self, backend: Backend) -> Backend:
+        """Returns the backend with an SM target if one is asked for.
 
         Raises:
-            BackendUnavailableError: It cannot have them.
+            BackendUnavailableError: It cannot have one.
         """
-        return backend.with_sms(fine_slots=self.fine_slots, sm_target=self.sm_target is True)
+        return backend.with_sm_target() if self.sm_target is True else backend
 
     def check_for_one_rank(self, kind: str) -> None:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""

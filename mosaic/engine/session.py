@@ -260,7 +260,8 @@ class Session:
         self.leave_alone(warn_of_no_profile(reason, "the model runs as it was", error))
 
     def open_lanes(self, candidate: PlanCandidate) -> PlacedPlan:
-        backend = self.request.backend.with_sms(sm_target=candidate.sm_target)
+        backend = self.request.backend
+        backend = backend.with_sm_target() if candidate.sm_target else backend
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
             self.finding.forget_run()

@@ -376,8 +376,8 @@ class SampleComparison:
             for name, parameter in self._model.named_parameters():
                 if parameter.grad is not None:
                     numbers[f"gradient of {name}"] = parameter.grad
-            return {
-                name: tensor.detach().to("cpu", copy=True)
+            return {  # results may be views of what is restored; gradients are tensors of their own
+                name: tensor.detach().clone() if name.startswith("result ") else tensor.detach()
                 for name, tensor in numbers.items()
                 if tensor.is_floating_point() and tensor.layout is torch.strided
             }

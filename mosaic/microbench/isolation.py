@@ -22,17 +22,12 @@ DELAYED = ("partitions", "plain", "prioritised")
 
 def measure_isolation(setup: Setup) -> Iterator[Row]:
     """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
-    backend = setup.backend
     yield from _delays(setup)
-    for name, is_fine in (("default", False), ("fine", True)):
-        if setup.budget.allows(f"SM ids, {name}"):
-            try:
-                yield from _partitions(replace(setup, backend=backend.with_sms(fine_slots=is_fine)), name)
-            except UNAVAILABLE as error:
-                yield absent(name, error)
+    if setup.budget.allows("SM ids"):
+        yield from _partitions(setup)
 
 
-def _partitions(setup: Setup, name: str) -> Iterator[Row]:
+def _partitions(setup: Setup) -> Iterator[Row]:
     """Yields a row for each partition of each layout: its units, those of a backward, and those it shares."""
     backend, count = setup.backend, setup.backend.device.num_slots
     halves, quarters = (count // 2, count - count // 2), (count // 4,) * 4
@@ -40,7 +35,7 @@ def _partitions(setup: Setup, name: str) -> Iterator[Row]:
         if min(quotas) == 0:
             continue
         layout = "+".join(map(str, quotas))
-        if not setup.budget.allows(f"SM ids of {layout} slots, {name}"):
+        if not setup.budget.allows(f"SM ids of {layout} slots"):
             continue
         partitions = parts_of(quotas)
         try:
@@ -49,14 +44,14 @@ def _partitions(setup: Setup, name: str) -> Iterator[Row]:
                 backward = [_units_of_backward(backend, lanes.lane(slots)) for slots in partitions]
                 num_sms = [lanes.lane(slots).num_sms for slots in partitions]
         except MosaicError as error:
-            yield absent(f"SM ids, {name}", error)
+            yield absent("SM ids", error)
             continue
         for index, slots in enumerate(partitions):
             others = set().union(*(units[at] | backward[at] for at in range(len(partitions)) if at != index))
             ran_on = slots_text(sorted(units[index]))
             yield Row(
                 of="partitions",
-                labels={"slots_are": name, "layout": layout, "slots": slots_text(slots), "ran_on": ran_on},
+                labels={"layout": layout, "slots": slots_text(slots), "ran_on": ran_on},
                 values={
                     "num_units": len(units[index]),
                     "num_sms": num_sms[index],
@@ -132,15 +127,15 @@ def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kerne
 
 
 def _summary(result: Result) -> Sequence[str]:
-    layouts: dict[tuple[str, str], list[Row]] = {}
+    layouts: dict[str, list[Row]] = {}
     for row in result.of("partitions"):
-        layouts.setdefault((str(row.labels["layout"]), str(row.labels["slots_are"])), []).append(row)
+        layouts.setdefault(str(row.labels["layout"]), []).append(row)
     lines = []
-    for (layout, slots_are), rows in layouts.items():
+    for layout, rows in layouts.items():
         units = " | ".join(str(row.labels["ran_on"]) for row in rows[:4]) + (" | ..." if len(rows) > 4 else "")
         disjoint = "NOT DISJOINT" if any(row.values["num_shared"] for row in rows) else "disjoint"
         inside = "NOT INSIDE" if any(row.values["num_backward_outside"] for row in rows) else "inside"
-        lines.append(f"{layout} slots ({slots_are}) ran on {units}: {disjoint}, backward {inside}")
+        lines.append(f"{layout} slots ran on {units}: {disjoint}, backward {inside}")
     return [*lines, *dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("delays") if row.note)]
 
 

@@ -60,7 +60,7 @@ def colocate_ranks(
     device = backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, options.ranks)
     with world.opening():
-        here = world.run_on_all(lambda: options.with_sms(backend or backend_of(device)))
+        here = world.run_on_all(lambda: options.backend_of(backend or backend_of(device)))
         request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=here, options=options)
         return RankHandle(_prepare(model, world, request), world=world)
 

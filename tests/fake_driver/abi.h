@@ -30,7 +30,6 @@ enum : Result {
 };
 
 constexpr int kResourceTypeSm = 1;
-constexpr unsigned kIgnoreSmCoscheduling = 0x1;
 constexpr unsigned kGreenDefaultStream = 0x1;
 constexpr unsigned kStreamNonBlocking = 0x1;
 
@@ -57,16 +56,6 @@ struct Resource {
     Resource* next;
 };
 static_assert(sizeof(Resource) == 144 && offsetof(Resource, sm) == 96, "CUdevResource changed its layout");
-
-// CU_DEV_SM_RESOURCE_GROUP_PARAMS of CUDA 13.1; 13.4 takes a locality domain out of what is reserved here.
-struct GroupParams {
-    unsigned sm_count;
-    unsigned coscheduled;
-    unsigned preferred_coscheduled;
-    unsigned flags;
-    unsigned reserved[12];
-};
-static_assert(sizeof(GroupParams) == 64, "CU_DEV_SM_RESOURCE_GROUP_PARAMS changed its layout");
 
 using DevicePointer = unsigned long long;
 

@@ -37,7 +37,7 @@ void* look_up(const char* name, int version, int* found) {
     constexpr int kNextForms = 14000;
     const Function* newest = nullptr;
     *found = 1;  // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
-    for (const auto* functions : {&device_functions(), &split_functions(), &sized_split_functions(), &green_functions(),
+    for (const auto* functions : {&device_functions(), &split_functions(), &green_functions(),
                                   &context_functions(), &launch_functions(), &earlier_forms()}) {
         for (const Function& function : *functions) {
             if (std::strcmp(function.name, name) != 0) continue;

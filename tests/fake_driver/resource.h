@@ -1,4 +1,4 @@
-// SM resources as the fake writes them, shared by its two splits.
+// SM resources as the fake writes them.
 #pragma once
 
 #include <bitset>
@@ -26,9 +26,5 @@ Hidden read(const Resource& resource);
 bool is_zero(const Resource& resource);
 // Ids of a device's SMs, in the order in which splits take them.
 std::vector<unsigned> sm_ids(int device);
-// How many SMs of a set can be had in bundles of `together`, each bundle out of one GPC.
-unsigned reachable(const SmSet& from, unsigned together);
-// Takes so many SMs out of `from`, in such bundles, the lowest first, as the driver was seen to do.
-SmSet take(SmSet& from, unsigned count, unsigned together = 1);
 
 }  // namespace fake

@@ -3,8 +3,8 @@
 // CUDA 13.1 took fields out of what was padding in 13.0.
 //
 // MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
-// overlapping_groups (each group but the first has an SM of the one before in place of its own), other_sizes
-// (sized_split.cpp), kernels_spread and its like (launch.cpp).
+// overlapping_groups (each group but the first has an SM of the one before in place of its own), kernels_spread
+// and its like (launch.cpp).
 //
 // MOSAIC_FAKE_CLUSTERS=18,16,... gives the device GPCs of so many SMs; without it there is one, of all SMs. Then splits
 // make "fewer groups [...] than purely dividing the total SM count by the minCount due to cluster requirements"
@@ -26,8 +26,7 @@ struct Rule {
 };
 
 // Minimum and alignment by compute capability, from cuda.h of CUDA 13.0.
-Rule rule_of(const FakeDevice& device, unsigned flags) {
-    if (flags & kIgnoreSmCoscheduling) return {2, 2};
+Rule rule_of(const FakeDevice& device) {
     if (device.major >= 9) return {8, 8};
     if (device.major == 8) return {4, 2};
     return {2, 2};
@@ -36,7 +35,7 @@ Rule rule_of(const FakeDevice& device, unsigned flags) {
 }  // namespace
 
 void write(Resource* out, const Hidden& hidden, unsigned alignment) {
-    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(hidden.device)], 0);
+    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(hidden.device)]);
     *out = Resource{};
     out->type = kResourceTypeSm;
     out->sm.count = static_cast<unsigned>(hidden.sms.count());
@@ -82,6 +81,9 @@ std::vector<unsigned> sm_ids(int device) {
     return ids;
 }
 
+namespace {
+
+// How many SMs of a set can be had in bundles of `together`, each bundle out of one GPC.
 unsigned reachable(const SmSet& from, unsigned together) {
     unsigned sum = 0;
     for (std::size_t gpc = 0; gpc < num_gpcs(); ++gpc) {
@@ -90,7 +92,8 @@ unsigned reachable(const SmSet& from, unsigned together) {
     return sum;
 }
 
-SmSet take(SmSet& from, unsigned count, unsigned together) {
+// Takes so many SMs out of `from`, in such bundles, the lowest first, as the driver was seen to do.
+SmSet take(SmSet& from, unsigned count, unsigned together = 1) {
     SmSet taken;
     for (std::size_t gpc = 0; gpc < num_gpcs(); ++gpc) {
         const SmSet part = gpc_of(from, gpc);
@@ -104,8 +107,6 @@ SmSet take(SmSet& from, unsigned count, unsigned together) {
     from &= ~taken;
     return taken;
 }
-
-namespace {
 
 Result cuDeviceGetDevResource(int device, Resource* out, int type) {
     FAKE_ENTER("cuDeviceGetDevResource");
@@ -141,7 +142,7 @@ Result check_split(const Resource* result, const unsigned* groups, const Resourc
     const Hidden whole = read(*input);
     if (whole.source != Source::query) return kInvalidResourceConfiguration;
     if (!state().has(whole.device) || min_count > input->sm.count) return kInvalidValue;
-    if (flags & ~kIgnoreSmCoscheduling) return kInvalidValue;
+    if (flags != 0) return kInvalidValue;
     if (remainder != nullptr && !is_zero(*remainder)) return kInvalidValue;
     if (result == nullptr) return kSuccess;
     if (*groups == 0) return kInvalidValue;
@@ -153,7 +154,7 @@ Result cuDevSmResourceSplitByCount(Resource* result, unsigned* groups, const Res
     FAKE_ENTER("cuDevSmResourceSplitByCount");
     if (const Result bad = check_split(result, groups, input, remainder, flags, min_count)) return bad;
     const Hidden whole = read(*input);
-    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(whole.device)], flags);
+    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(whole.device)]);
     const unsigned aligned = (min_count + rule.alignment - 1) / rule.alignment * rule.alignment;
     const unsigned size = std::max(rule.min_partition_size, aligned);
     const unsigned possible = state().quirk == "no_groups" ? 0 : reachable(whole.sms, rule.alignment) / size;
@@ -208,7 +209,7 @@ Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned
 void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms) {
     Hidden hidden{Source::query, device, 0, {}};
     for (const unsigned sm : sms) hidden.sms[sm] = true;
-    write(out, hidden, rule_of(state().devices[static_cast<std::size_t>(device)], 0).alignment);
+    write(out, hidden, rule_of(state().devices[static_cast<std::size_t>(device)]).alignment);
 }
 
 // "The number of streaming multiprocessors in this resource that are guaranteed to be co-scheduled on the same GPU

@@ -122,7 +122,6 @@ struct Function {
 };
 const std::vector<Function>& device_functions();
 const std::vector<Function>& split_functions();
-const std::vector<Function>& sized_split_functions();
 const std::vector<Function>& green_functions();
 const std::vector<Function>& context_functions();
 const std::vector<Function>& launch_functions();

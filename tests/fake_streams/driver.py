@@ -72,7 +72,7 @@ class FakeGreenDriver:
     image = b"the probe"
 
     def __init__(self, num_slots: int = 4) -> None:
-        self.slots = SlotDescription(fine=False, num_slots=num_slots, sms_per_slot=8, remainder_sms=4)
+        self.slots = SlotDescription(num_slots=num_slots, sms_per_slot=8, remainder_sms=4)
         self.pools: list[FakePool] = []
         self.no_nvrtc = False
         self._num_streams = 0
@@ -93,10 +93,10 @@ class FakeGreenDriver:
             total_memory_bytes=80 << 30,
         )
 
-    def describe_slots(self, *, fine: bool) -> SlotDescription:
+    def describe_slots(self) -> SlotDescription:
         return self.slots
 
-    def open_pool(self, *, fine: bool) -> FakePool:
+    def open_pool(self) -> FakePool:
         self.pools.append(FakePool(self))
         return self.pools[-1]
 

@@ -9,8 +9,6 @@ from mosaic.backends.cuda import driver as cuda
 
 pytestmark = pytest.mark.gpu
 
-FIRST_WITH_SIZED_SPLIT = (13, 1)
-
 
 def driver_version() -> tuple[int, ...]:
     return tuple(int(part) for part in cuda.describe_driver().version.split("."))
@@ -42,12 +40,10 @@ def test_the_driver_has_every_call_that_its_version_brings():
 
 def test_slots_and_remainder_add_up_to_the_device():
     (device, *_) = cuda.describe_devices()
-    for fine in (False, True):
-        slots = cuda.CudaDriver(0).describe_slots(fine=fine)
-        assert slots.num_slots * slots.sms_per_slot + slots.remainder_sms == device.num_sms
+    slots = cuda.CudaDriver(0).describe_slots()
+    assert slots.num_slots * slots.sms_per_slot + slots.remainder_sms == device.num_sms
     if device.compute_capability == "9.0":
-        assert cuda.CudaDriver(0).describe_slots().sms_per_slot == 8
-        assert cuda.CudaDriver(0).describe_slots(fine=True).sms_per_slot == 2
+        assert slots.sms_per_slot == 8
 
 
 def test_torch_and_the_driver_mean_the_same_device():
@@ -57,14 +53,11 @@ def test_torch_and_the_driver_mean_the_same_device():
     assert f"{properties.major}.{properties.minor}" == device.compute_capability
 
 
-@pytest.mark.parametrize("fine", [False, True])
-def test_every_partition_is_granted_what_it_asks_for(fine: bool):
-    num_slots = cuda.CudaDriver(0).describe_slots(fine=fine).num_slots
-    pool = cuda.CudaDriver(0).open_pool(fine=fine)
+def test_every_partition_is_granted_what_it_asks_for():
+    num_slots = cuda.CudaDriver(0).describe_slots().num_slots
+    pool = cuda.CudaDriver(0).open_pool()
     try:
         for index, quotas in enumerate(sizes(num_slots)):
-            if fine and len(quotas) == num_slots:
-                quotas = (1, 2, num_slots - 3)  # a context for each of 66 slots proves no more
             pool.add_layout(layout_of(quotas))
             found = pool.partitions(index)
             assert [info.granted_sms for info in found] == [info.requested_sms for info in found]

@@ -38,7 +38,6 @@ class CudaBackend(Backend):
 
     Args:
         ordinal: The driver's number of the device, which is torch's, too.
-        fine: Use the driver's smallest slots (2 SMs on Hopper), which give up large clusters.
         sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
         cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
@@ -53,7 +52,6 @@ class CudaBackend(Backend):
         self,
         ordinal: int = 0,
         *,
-        fine: bool = False,
         sm_target: bool = False,
         cudnn: bool = True,
         api: StreamApi | None = None,
@@ -68,11 +66,11 @@ class CudaBackend(Backend):
         self._api: StreamApi = api
         has_settings = sm_target or not cudnn
         self._libraries = LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if has_settings else None
-        self._fine, self._sm_target, self._cudnn = fine, sm_target, cudnn
+        self._sm_target, self._cudnn = sm_target, cudnn
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
         self._max_streams = 0
-        slots = self._driver.describe_slots(fine=fine)
+        slots = self._driver.describe_slots()
         self._device = Device(
             name=self._info.name,
             kind="cuda",
@@ -108,7 +106,7 @@ class CudaBackend(Backend):
         """The streams, which all backends of this device and kind share; made at the first use."""
         if self._pool is None:
             self.api.synchronize()  # torch makes the primary context, before the pool retains it
-            self._pool = pool_of(self._driver, fine=self._fine)
+            self._pool = pool_of(self._driver)
         return self._pool
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
@@ -168,20 +166,13 @@ class CudaBackend(Backend):
 
     @property
     def sm_settings(self) -> str:
-        return ", ".join(["fine slots"] * self._fine + ["SM targets"] * self._sm_target)
+        return "SM targets" * self._sm_target
 
-    def with_sms(self, *, fine_slots: bool = False, sm_target: bool = False) -> CudaBackend:
-        fine, target = self._fine or fine_slots, self._sm_target or sm_target
-        if (fine, target) == (self._fine, self._sm_target):
+    def with_sm_target(self) -> CudaBackend:
+        if self._sm_target:
             return self
-        return CudaBackend(
-            self._info.ordinal,
-            fine=fine,
-            sm_target=target,
-            cudnn=self._cudnn,
-            api=self._api,
-            driver=self._driver,
-        )
+        ordinal, cudnn = self._info.ordinal, self._cudnn
+        return CudaBackend(ordinal, sm_target=True, cudnn=cudnn, api=self._api, driver=self._driver)
 
     def sm_target_pays(self) -> bool:
         """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""

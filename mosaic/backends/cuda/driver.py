@@ -56,8 +56,6 @@ class CudaDevice:
 class SlotDescription:
     """The slots of a device's SMs."""
 
-    fine: bool
-    """True for the driver's smallest slots, which give up large clusters."""
     num_slots: int
     sms_per_slot: int
     remainder_sms: int
@@ -163,16 +161,16 @@ class CudaDriver:
             )
         return devices[self.ordinal]
 
-    def describe_slots(self, *, fine: bool = False) -> SlotDescription:
+    def describe_slots(self) -> SlotDescription:
         """Splits the device on trial and describes the slots; nothing is reserved."""
-        return described(SlotDescription, require_extension().SlotSplit(self._device(), fine=fine))
+        return described(SlotDescription, require_extension().SlotSplit(self._device()))
 
-    def open_pool(self, layouts: Sequence[Sequence[Sequence[int]]] = (), *, fine: bool = False) -> _C.StreamPool:
+    def open_pool(self, layouts: Sequence[Sequence[Sequence[int]]] = ()) -> _C.StreamPool:
         """Makes a pool of green-context streams of partitions, by layout; the caller closes it.
 
         Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
         """
-        pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts, fine=fine)
+        pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts)
         return pool
 
     def probe_image(self) -> bytes:

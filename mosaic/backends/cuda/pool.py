@@ -103,9 +103,9 @@ class GreenPool:
     the probe saw.
     """
 
-    def __init__(self, driver: CudaDriver, *, fine: bool) -> None:
+    def __init__(self, driver: CudaDriver) -> None:
         self._compute_capability = driver.describe().compute_capability
-        self._pool = driver.open_pool(fine=fine)
+        self._pool = driver.open_pool()
         self._lock = threading.Lock()
         self._indices: dict[SlotLayout, int] = {}
 
@@ -154,15 +154,15 @@ class GreenPool:
 _MAKING = threading.Lock()
 
 
-def pool_of(driver: CudaDriver, *, fine: bool) -> GreenPool:
+def pool_of(driver: CudaDriver) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
     with _MAKING:  # or two threads would make two, which give out the same SMs
-        return _make_pool(driver, fine)
+        return _make_pool(driver)
 
 
 @functools.cache
-def _make_pool(driver: CudaDriver, fine: bool) -> GreenPool:
-    pool = GreenPool(driver, fine=fine)
+def _make_pool(driver: CudaDriver) -> GreenPool:
+    pool = GreenPool(driver)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool

@@ -59,8 +59,7 @@ def test_a_gpu_is_described_with_its_slots(fake_driver: FakeDriver):
     assert report["driver"]["version"] == "13.0"
     (device,) = report["devices"]
     assert (device["num_sms"], device["compute_capability"]) == (132, "9.0")
-    assert device["slots"] == {"fine": False, "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4}
-    assert device["fine_slots"]["num_slots"] == 66
+    assert device["slots"] == {"num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4}
     assert "Fake GPU" in report["printed"]
 
 

@@ -45,7 +45,6 @@ def test_graphs_are_refused_on_several_ranks():
     [
         ({"cuda_graphs": "always"}, ValueError, "cuda_graphs='always'; use True, False or 'auto'"),
         ({"sm_target": "on"}, ValueError, "sm_target='on'; use True, False or 'auto'"),
-        ({"fine_slots": 2}, ValueError, "fine_slots=2; use True or False"),
         ({"method": "best"}, ValueError, "unknown method 'best'; choose one of: auto"),
         ({"trial": 3}, TypeError, 'trial=3; use a TrialSettings, "auto" or None'),
         ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or the path of its file"),

@@ -27,20 +27,9 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
         assert [lane.num_sms for lane in lanes] == [14, 6]
 
 
-def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver)
-    fine = backend.with_sms(fine_slots=True)
-    assert (backend.sm_settings, fine.sm_settings) == ("", "fine slots")
-    assert backend.with_sms() is backend
-    assert fine.with_sms(fine_slots=True) is fine
-    for each in (backend, fine):
-        each.open_lanes([(0,)]).close()
-    assert len(driver.pools) == 2
-
-
-def test_sm_settings_are_refused_by_name_on_the_host():
-    with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
-        HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
+def test_an_sm_target_is_refused_on_the_host():
+    with pytest.raises(BackendUnavailableError, match=r"sm_target cannot be had on the host backend"):
+        HostBackend(num_slots=2).with_sm_target()
 
 
 def test_what_defeats_partitions_is_noted_and_logged_once(

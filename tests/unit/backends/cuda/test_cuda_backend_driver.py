@@ -56,15 +56,11 @@ told["kept"] = leaked()
 CudaBackend(api=runtime).pool.close()
 told["ended"] = leaked()
 
-fine = CudaBackend(api=runtime, fine=True)
-with fine.open_lanes([(0,), tuple(range(1, 66))]) as lanes:
-    told["fine"] = [fine.device.num_slots, [record.granted_sms for record in lanes.partitions]]
-
 second = CudaBackend(1, api=runtime)
 with second.open_lanes([(0,), (1,)]) as lanes:
     told["second"] = [second.device.num_slots, [record.granted_sms for record in lanes.partitions]]
 
-backend = CudaBackend(api=runtime, fine=True)  # a pool with room for new partitions
+backend = CudaBackend(2, api=runtime)  # a pool with room for new partitions
 fake.mosaic_fake_fail_nth(b"cuGreenCtxCreate", 2, 3)
 error = error_of(lambda: backend.open_lanes(EVEN + UNEVEN))
 lent = num_lent(backend)
@@ -73,12 +69,11 @@ with backend.open_lanes(EVEN + UNEVEN) as lanes:
 told["misused"] = misused()
 result = told
 """
-    told = run(fake_driver, body, version=version, devices="132:9.0,108:8.0")
+    told = run(fake_driver, body, version=version, devices="132:9.0,108:8.0,132:9.0")
     first, *others = told["again"]
     assert first[:4] == [[8.0, 8.0], [[64, 64], [64, 64], [80, 80], [48, 48]], 4, 0]
     assert (told["kept"], told["ended"]) == ({"primary": 1, "green": 4, "stream": 4}, {})
     assert others == [first, first], "lanes opened again make nothing new"
-    assert told["fine"] == [66, [2, 130]]
     assert told["second"] == [27, [4, 4]], "the second device has slots and a pool of its own"
     assert told["failure"] == ["CUDA_ERROR_OUT_OF_MEMORY", 0, [8.0, 8.0]], "the backend stays usable"
     assert told["misused"] == []

@@ -35,25 +35,24 @@ def test_each_failing_call_raises_a_cuda_error_that_names_call_and_status(fake_d
 
 
 @pytest.mark.parametrize(
-    ("settings", "fine", "slots"),
+    ("settings", "slots"),
     [
-        ({}, False, [16, 8, 4]),
-        ({}, True, [66, 2, 0]),
-        ({"devices": "108:8.0"}, False, [27, 4, 0]),
-        ({"devices": "80:7.0"}, False, [40, 2, 0]),
-        ({"devices": "142:8.9"}, False, [35, 4, 2]),
-        ({"version": 12040}, False, [16, 8, 4]),  # does not tell its smallest partition; the split finds it
+        ({}, [16, 8, 4]),
+        ({"devices": "108:8.0"}, [27, 4, 0]),
+        ({"devices": "80:7.0"}, [40, 2, 0]),
+        ({"devices": "142:8.9"}, [35, 4, 2]),
+        ({"version": 12040}, [16, 8, 4]),  # does not tell its smallest partition; the split finds it
     ],
 )
 def test_the_size_of_a_slot_is_the_drivers_and_differs_by_device(
-    fake_driver: FakeDriver, settings: dict[str, str | int], fine: bool, slots: list[int]
+    fake_driver: FakeDriver, settings: dict[str, str | int], slots: list[int]
 ):
-    body = f"""
+    body = """
 from mosaic import _C
-split = _C.SlotSplit(_C.Device(0), fine={fine})
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
+split = _C.SlotSplit(_C.Device(0))
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms]
 """
-    assert fake_driver.run(body, **settings) == [*slots, fine]
+    assert fake_driver.run(body, **settings) == slots
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,6 @@ result = [_C.driver_version(), missing, _C.Device(0).num_sms, errors]
         "cuGreenCtxDestroy": [12040, "streams"],
         "cuGreenCtxGetDevResource": [12040, "streams"],
         "cuGreenCtxStreamCreate": [12050, "streams"],
-        "cuDevSmResourceSplit": [13010, "placement"],
     }
 
 

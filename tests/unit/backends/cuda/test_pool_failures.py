@@ -88,8 +88,3 @@ def test_each_call_that_fails_is_named_and_nothing_is_leaked(fake_driver: FakeDr
     calls, wrong = run_pools(fake_driver, f"PART, OPTIONS = {part!r}, {{}}\n{TURNS}")
     assert wrong == []
     assert len(calls) == PARTS[part]
-    if part in ("construct", "add_layout"):
-        body = f"PART, OPTIONS = {part!r}, {{'placement': 'split'}}\n{TURNS}"
-        calls, wrong = run_pools(fake_driver, body, version=13010)
-        assert wrong == []
-        assert "cuDevSmResourceSplit" in calls

@@ -11,7 +11,7 @@ POOL = """
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.pool import GreenPool
 def pool_of():
-    return GreenPool(cuda.CudaDriver(0), fine=False)
+    return GreenPool(cuda.CudaDriver(0))
 num_lent = lambda pool: pool._pool.stats().num_lent
 def borrow(pool, *layouts):
     return pool.borrow(layouts, image=lambda: cuda.probe_source().encode())
