@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from mosaic.cost.counts import OperatorKind
+from mosaic.cost.roofline import operator_ms
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
     from mosaic.cost import Cost
     from mosaic.cost.counts import ModuleCounts
@@ -59,9 +59,31 @@ class Gain:
     """No plan of whole modules is predicted faster; None without a bound."""
     launch_ms: float
     """Launches of all kernels on the fullest GPU, a lower bound of an eager step; 0 on the host."""
-    utilisation_modelled: float
-    """Share of slot time in use."""
     modules: tuple[ModuleGain, ...]
+
+    def print(self, console: Console) -> None:
+        """Prints a row for each module, and the expected step in plain words."""
+        rows = [
+            (m.name, *(f"{ms:.2f}" for ms in (m.whole_ms, m.launch_ms, m.sm_ms, m.bandwidth_ms)), m.bound_by)
+            for m in self.modules
+        ]
+        columns = ("module", ">alone\nms", ">launches\nms", ">SMs\nms", ">memory\nms", "bound")
+        console.print(make_table(f"Bounds on {self.device}, predicted", columns, rows))
+        ratio = self.sequential_ms / self.expected_ms if self.expected_ms else 1.0
+        lines = [RULE, *(f"{bound}: {MEANING[bound]}" for bound in dict.fromkeys(m.bound_by for m in self.modules))]
+        lines.append(
+            f"expected step on {self.device}, predicted, without loss and optimizer: one module at a time "
+            f"{self.sequential_ms:.2f} ms, with this plan {self.expected_ms:.2f} ms ({ratio:.2f}×)"
+        )
+        if self.bound_ms:
+            best = f"{self.bound_ms:.2f} ms (at most {self.sequential_ms / self.bound_ms:.2f}×)"
+            lines.append(f"bound, predicted: no plan of whole modules is under {best}")
+        if self.launch_ms:
+            rest = "less than the plan's step, so launches do not bound it"
+            if self.launch_ms > self.plan_ms:
+                rest = f"an eager step takes at least that; with CUDA graphs the plan takes {self.plan_ms:.2f} ms"
+            lines.append(f"one thread launches all kernels in {self.launch_ms:.2f} ms, predicted: {rest}")
+        console.print(*lines, sep="\n", highlight=False, markup=False)
 
 
 def explain(plan: Plan, cost: Cost, counts: Mapping[str, Mapping[int, ModuleCounts]], hardware: Hardware) -> Gain:
@@ -80,56 +102,22 @@ def explain(plan: Plan, cost: Cost, counts: Mapping[str, Mapping[int, ModuleCoun
         plan_ms=plan.predicted_ms,
         bound_ms=plan.search.bound_ms or None,
         launch_ms=max(launch_ms),
-        utilisation_modelled=plan.utilisation,
         modules=tuple(modules.values()),
     )
 
 
 def _explain_module(name: str, cost: Cost, counts: ModuleCounts, hardware: Hardware) -> ModuleGain:
     degree = cost.degrees(name)[0]
+    operators = (*counts.forward.operators, *counts.backward.operators)
+
+    def bound_ms(**without: Any) -> float:
+        lean = (replace(operator, kernels=0, **without) for operator in operators)
+        return sum(operator.calls * operator_ms(operator, hardware, hardware.num_sms) for operator in lean)
+
+    times = {
+        "launch_ms": (counts.forward.kernels + counts.backward.kernels) * hardware.launch_us / 1e3,
+        "sm_ms": bound_ms(read_bytes=0, written_bytes=0),
+        "bandwidth_ms": bound_ms(flops=0),
+    }
     whole_ms = sum(cost.time_ms(name, phase, degree, max(cost.quotas(name, degree))) for phase in Phase)
-    launch_ms = (counts.forward.kernels + counts.backward.kernels) * hardware.launch_us / 1e3
-    sm_ms, moved_bytes = 0.0, 0
-    for operator in (*counts.forward.operators, *counts.backward.operators):
-        peak = hardware.peak_tflops(operator.dtype, is_conv=operator.kind is OperatorKind.CONV)
-        peak = hardware.fp32_tflops if operator.kind is OperatorKind.MEMORY else peak
-        sm_ms += operator.calls * operator.flops / (peak * getattr(hardware.efficiency, operator.kind)) / 1e9
-        moved_bytes += operator.calls * operator.moved_bytes
-    bandwidth_ms = moved_bytes / (hardware.memory_gb_per_s * hardware.efficiency.memory) / 1e6
-    times = {"launch_ms": launch_ms, "sm_ms": sm_ms, "bandwidth_ms": bandwidth_ms}
-    bound = max(zip(times.values(), MEANING, strict=True))[1]
-    return ModuleGain(name=name, bound_by=bound, whole_ms=whole_ms, **times)
-
-
-def gain_table(gain: Gain) -> Table:
-    """Returns a row for each module."""
-    rows = [
-        (m.name, *(f"{ms:.2f}" for ms in (m.whole_ms, m.launch_ms, m.sm_ms, m.bandwidth_ms)), m.bound_by)
-        for m in gain.modules
-    ]
-    columns = ("module", ">alone\nms", ">launches\nms", ">SMs\nms", ">memory\nms", "bound")
-    return make_table(f"Bounds on {gain.device}, predicted", columns, rows)
-
-
-def gain_sentences(gain: Gain) -> list[str]:
-    """Returns the expected step in plain words."""
-    ratio = gain.sequential_ms / gain.expected_ms if gain.expected_ms else 1.0
-    lines = [
-        RULE,
-        *(f"{bound}: {MEANING[bound]}" for bound in dict.fromkeys(module.bound_by for module in gain.modules)),
-        f"expected step on {gain.device}, predicted, without loss and optimizer: one module at a time "
-        f"{gain.sequential_ms:.2f} ms, with this plan {gain.expected_ms:.2f} ms ({ratio:.2f}×)",
-    ]
-    if gain.bound_ms:
-        best = f"{gain.bound_ms:.2f} ms (at most {gain.sequential_ms / gain.bound_ms:.2f}×)"
-        lines.append(f"bound, predicted: no plan of whole modules is under {best}")
-    else:
-        lines.append("no bound is known: --method auto or exact gives one for up to 16 modules")
-    if gain.launch_ms:
-        launches = f"one thread launches all kernels in {gain.launch_ms:.2f} ms, predicted"
-        if gain.launch_ms > gain.plan_ms:
-            eager = "an eager step takes at least that; with CUDA graphs the plan takes"
-            lines.append(f"{launches}: {eager} {gain.plan_ms:.2f} ms")
-        else:
-            lines.append(f"{launches}: less than the plan's step, so launches do not bound it")
-    return lines
+    return ModuleGain(name=name, bound_by=max(zip(times.values(), MEANING, strict=True))[1], whole_ms=whole_ms, **times)

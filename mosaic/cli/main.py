@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +25,7 @@ from mosaic.cli.doctor import Doctor
 from mosaic.cli.options import check_files
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
-from mosaic.cli.retrain import Retrain
+from mosaic.cli.retrain import ACTIONS
 from mosaic.cli.run import Run
 from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecipeError, MosaicError
 
@@ -45,6 +46,11 @@ EVERYWHERE = """mosaic --version prints the version. Every command also takes
 _LEVELS = {"--quiet": logging.ERROR, "--verbose": logging.INFO}
 _CODES = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4, MosaicError: 1, ValueError: 2}
 
+
+def retrain() -> None:
+    """Retrain a model on each day's data, unattended: judge it against the champion, and promote it or not."""
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "doctor": Doctor,
@@ -53,9 +59,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": Run,
     "bench": Bench,
     "checkpoints": Checkpoints,
-    "retrain": Retrain,
+    "retrain": retrain,
 }
-"""Commands by name; each is a dataclass of its options with a method ``execute``."""
+"""Commands by name: dataclasses of their options with a method ``execute``; ``retrain`` has commands of its own."""
 
 
 def _commands(words: Sequence[str]) -> dict[str, Callable[..., Any]]:
@@ -76,18 +82,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     level = next((_LEVELS[word] for word in reversed(words) if word in _LEVELS), logging.WARNING)
     words = [word for word in words if word not in _LEVELS]
-    command = tyro.extras.subcommand_cli_from_dict(
-        _commands(words),
-        prog="mosaic",
-        description=f"Run the unequal modules of a multimodal model side by side.\n\n{EVERYWHERE}\n\n{EXIT_CODES}",
-        args=words,
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-    )
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("mosaic").setLevel(level)
+    parse = partial(
+        tyro.extras.subcommand_cli_from_dict, config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
+    )
     try:
+        if words[:1] == ["retrain"]:
+            return parse(ACTIONS, prog="mosaic retrain", description=retrain.__doc__, args=words[1:]) or 0
+        purpose = "Run the unequal modules of a multimodal model side by side."
+        description = f"{purpose}\n\n{EVERYWHERE}\n\n{EXIT_CODES}"
+        command: Any = parse(_commands(words), prog="mosaic", description=description, args=words)
         check_files(command)
-        code: int | None = command.execute()
+        return command.execute() or 0
     except BrokenPipeError:  # the reader of standard output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -99,4 +106,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130
-    return code or 0

@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
@@ -45,11 +45,7 @@ class PipelineCommand:
     mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
     """The mask of a backbone's sequences, as for --context alone; by default the model's."""
     share: str | None = None
-    """The load balancer of a sequence's blocks, one of mosaic.context's methods; by default lpt."""
-    exchange: Literal["gather", "needed"] | None = None
-    """Exchange all keys and values between the devices of a sequence, or only needed ones."""
-    encoders: Literal["share", "repeat", "split"] | None = None
-    """Devices that share a sequence each encode images of their own, all images, or a part of each."""
+    """The load balancer of a sequence's blocks; by default lpt."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
@@ -99,13 +95,12 @@ class PipelineCommand:
             save(planned.schedule(), self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
-        simulated = {name: plan for name, plan in contenders.items() if not isinstance(plan, str)}
-        rows: list[dict[str, Any]] = [
-            {"schedule": name, "simulated_ms": plan.makespan_ns / 1e6, "reason": ""}
-            for name, plan in {"planned": planned, **simulated}.items()
+        rows = [
+            {"schedule": name, "simulated_ms": None, "reason": plan}
+            if isinstance(plan, str)
+            else {"schedule": name, "simulated_ms": plan.makespan_ns / 1e6, "reason": ""}
+            for name, plan in {"planned": planned, **contenders}.items()
         ]
-        failed = {name: reason for name, reason in contenders.items() if isinstance(reason, str)}
-        rows += [{"schedule": name, "simulated_ms": None, "reason": reason} for name, reason in failed.items()]
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if (copies := degrees.data * degrees.context) > 1:
@@ -118,10 +113,12 @@ class PipelineCommand:
             highlight=False,
         )
         if self.picture is not None:
-            best = sorted(simulated.items(), key=lambda pair: pair[1].makespan_ns)[:1]
+            simulated = [
+                (plan.makespan_ns, name, plan) for name, plan in contenders.items() if not isinstance(plan, str)
+            ]
             runs = [
                 PipelineRun(title=name, graph=plan.graph, start_ns=plan.timed.start_ns)
-                for name, plan in (*best, ("planned", planned))
+                for _, name, plan in (*sorted(simulated)[:1], (0, "planned", planned))
             ]
             draw_pipelines(runs, self.picture)
 
@@ -133,10 +130,8 @@ class PipelineCommand:
         cluster = find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
         machine = RankHardware(cluster=cluster, degrees=degrees)
         mask = None if self.mask is None else mask_function(self.mask)
-        sharing = {"mask": mask, "method": self.share, "exchange": self.exchange, "items": self.encoders}
-        model, microbatches = self._model(
-            machine, {name: value for name, value in sharing.items() if value is not None}
-        )
+        sharing = {name: value for name, value in (("mask", mask), ("method", self.share)) if value is not None}
+        model, microbatches = self._model(machine, sharing)
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
@@ -160,8 +155,8 @@ class PipelineCommand:
         modules: tuple[Any, ...] = result[0].modules
         if sharing and (fixed := [module.name for module in modules if not hasattr(module, "sharing")]):
             raise ValueError(
-                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask, --share, --exchange and "
-                "--encoders out, or return a torch model and a microbatch, whose layers are counted"
+                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask and --share "
+                "out, or return a torch model and a microbatch, whose layers are counted"
             )
         if sharing:
             modules = tuple(replace(module, sharing=replace(module.sharing, **sharing)) for module in modules)

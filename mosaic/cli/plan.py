@@ -27,14 +27,9 @@ from mosaic.report.table import comparison_table
 from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mosaic.cli.counting import Counted
+    from mosaic.cli.gain import Gain
     from mosaic.hardware import Hardware
-    from mosaic.solver import SearchOptions
-
-DEFAULT_DEVICE = "h100-80g"
-"""The described device of ``--model``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +39,7 @@ class PlanCommand:
     FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
     hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model counts the model's operators for
     --device and runs nothing: it needs no GPU, and --gpus may be any number. --pipeline RANKS plans a step of a
-    pipeline instead: see
-    `mosaic plan --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
+    pipeline instead: see `mosaic plan --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
@@ -61,8 +55,6 @@ class PlanCommand:
     """Seconds of an idle core after which exact, gahc and auto return the best plan so far; exact and auto with a bound
     on the optimum. Search steps are counted, so the load does not change the plan. Ten times as many seconds of the
     clock end every search, and the first Ctrl-C ends it at once, with exit code 130."""
-    check: Annotated[Path | None, arg(metavar="PLAN")] = None
-    """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
     explain_gain: bool = False
     """With --model: also explain the predicted gain: each module's bound, the step one module at a time, with the plan,
     and at best. --json has the explanation instead of the plan."""
@@ -75,69 +67,50 @@ class PlanCommand:
     json: Json = None
 
     def execute(self) -> int:
-        method_of(self.method)
-        basis = find_basis(self)
-        if self.check is not None:
-            load(Plan, self.check).check_matches(graph=basis.graph, device=basis.device)
-            console_beside(self.json).print(f"{self.check}: the plan keeps every rule", highlight=False)
-            return 0
-        self._check_targets()
         from mosaic.solver import SearchOptions
         from mosaic.solver.limits import SearchLimits
         from mosaic.solver.runnable import plan_to_run
 
-        with first_interrupt() if method_of(self.method).can_be_stopped else nullcontext() as stop:
+        method = method_of(self.method)
+        self._check_targets()
+        basis = find_basis(self)
+        graph, cost, device, count = basis.graph, basis.cost, basis.device, basis.num_devices
+        with first_interrupt() if method.can_be_stopped else nullcontext() as stop:
             should_stop = stop.is_set if stop is not None else None
             limits = SearchLimits(effort=self.time_limit, seconds=10 * self.time_limit, should_stop=should_stop)
             search = SearchOptions(limits=limits)
-            plan = plan_to_run(
-                self.method,
-                basis.graph,
-                basis.cost,
-                basis.device,
-                num_devices=basis.num_devices,
-                search=search,
-            )
+            plan = plan_to_run(self.method, graph, cost, device, num_devices=count, search=search)
             plan = replace(plan, foreign_cpu_share=basis.foreign_cpu_share)
             save(plan, self.output)
-        self._show(plan, basis, search)
-        if basis.counted is not None and basis.hardware is not None and self.explain_gain:
-            from mosaic.cli.gain import explain, gain_sentences, gain_table
-
-            gain = explain(plan, basis.cost, basis.counted.counts, basis.hardware)
-            console = console_beside(self.json)
-            console.print(gain_table(gain))
-            console.print(*gain_sentences(gain), sep="\n", highlight=False, markup=False)
-            write_json(gain, self.json)
-        else:
-            write_json(plan, self.json)
-        return 130 if limits.is_stopped else 0
-
-    def _show(self, plan: Plan, basis: Basis, search: SearchOptions) -> None:
         console = console_beside(self.json)
-        console.print(basis.titled(plan_table(plan, basis.graph)))
-        for note in (proof_of(plan), *basis.notes):
-            console.print(note, highlight=False, markup=False)
-        if search.limits.is_stopped:
+        console.print(plan_table(plan, graph))
+        console.print(proof_of(plan), *basis.notes, sep="\n", highlight=False, markup=False)
+        result: Plan | Gain = plan
+        if self.explain_gain and basis.counted is not None and basis.hardware is not None:
+            from mosaic.cli.gain import explain
+
+            result = explain(plan, cost, basis.counted.counts, basis.hardware)
+            result.print(console)
+        write_json(result, self.json)
+        if limits.is_stopped:
             Console(stderr=True).print(f"mosaic: stopped; {self.output} has the best plan so far", style="red")
-            return
+            return 130
         if self.compare:
             from mosaic.solver.compare import compare
 
-            rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
-            console.print(basis.titled(comparison_table(rows)))
+            rows = compare(graph, cost, device, num_devices=count, search=search)
+            console.print(comparison_table(rows))
         if self.picture is not None:
             draw_plan(plan, self.picture)
         console.print(f"wrote {self.output}")
+        return 0
 
     def _check_targets(self) -> None:
         """Checks the targets before a long search."""
         for target in (self.output, self.json):
-            if target is None or not target.exists():
-                continue
-            if target.is_dir():
+            if target is not None and target.is_dir():
                 raise ValueError(f"cannot write {target}: it is a folder; name a file in it")
-            if self.file is not None and self.file.exists() and target.samefile(self.file):
+            if target is not None and self.file is not None and target.resolve() == self.file.resolve():
                 raise ValueError(f"{target} is the file that is planned from; name another file for the plan")
 
 
@@ -154,12 +127,6 @@ class Basis:
     counted: Counted | None = None
     hardware: Hardware | None = None
 
-    def titled(self, table: Table) -> Table:
-        """Adds the number format of counts to the title of a table of predicted times."""
-        if self.counted is not None:
-            table.title = f"{table.title}, in {self.counted.dtype}"
-        return table
-
 
 def find_basis(command: PlanCommand) -> Basis:
     """Reads a profile or an instance, or counts operators for a described device.
@@ -169,10 +136,8 @@ def find_basis(command: PlanCommand) -> Basis:
     """
     if (command.file is None) == (command.model is None):
         raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY; not both")
-    if command.gpus is not None and command.gpus < 1:
-        raise ValueError(f"gpus={command.gpus}; a plan needs at least one device")
     if command.model is not None:
-        return _counted(command.model, command.device or DEFAULT_DEVICE, command)
+        return _counted(command.model, command.device or "h100-80g", command)
     assert command.file is not None
     for name, value in (("device", command.device), ("dtype", command.dtype), ("explain-gain", command.explain_gain)):
         if value:
@@ -187,7 +152,7 @@ def find_basis(command: PlanCommand) -> Basis:
         graph=measured.graph,
         cost=CostModel.from_profile(measured),
         device=measured.device,
-        num_devices=command.gpus or 1,
+        num_devices=1 if command.gpus is None else command.gpus,
         foreign_cpu_share=measured.environment.foreign_cpu_share,
     )
 

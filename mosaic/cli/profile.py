@@ -6,19 +6,16 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from mosaic.artifact import save
 from mosaic.cli.options import BackendName, Json, Model, Strict, console_beside, open_named_backend, write_json
 from mosaic.device import Device
-from mosaic.errors import MosaicError, unknown
+from mosaic.errors import MosaicError
 from mosaic.hardware import Cluster, find_cluster, hardware_of
 from mosaic.profile import Profile
 from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
-
-if TYPE_CHECKING:
-    from mosaic.profiler import QuotaChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +25,10 @@ class ProfileCommand:
     model: Model
     output: Path = Path("profile.json")
     """File of the profile."""
-    quotas: str = "tenths"
-    """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
-    degrees: str = "1"
-    """Data-parallel degrees, such as 1,2,3. Degrees above 1 combine the time of a share of the batch here with a
+    quotas: Literal["tenths", "all"] | tuple[int, ...] = "tenths"
+    """Quotas to measure: tenths of the device, all, or numbers of slots such as 1 2 4."""
+    degrees: tuple[int, ...] = (1,)
+    """Data-parallel degrees, such as 1 2 3. Degrees above 1 combine the time of a share of the batch here with a
     communication model."""
     cluster: str | None = None
     """Devices and links of higher degrees: a name such as h100-80g, or a .json file; by default its usual links."""
@@ -68,9 +65,8 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
     first = next(iter(workload.model.parameters()), None)
     on_gpu = first is not None and first.device.type == "cuda"
     backend = open_named_backend(command.backend or (str(first.device) if first is not None and on_gpu else "host"))
-    quotas = parse_quotas(command.quotas)
-    degrees = _numbers(command.degrees, f"--degrees {command.degrees} is not a list of numbers such as 1,2,4")
-    network = _described_links(command.cluster, max(degrees), backend.device) if max(degrees) > 1 else None
+    most = max(command.degrees, default=0)
+    network = _described_links(command.cluster, most, backend.device) if most > 1 else None
     with ExitStack() as stack:
         progress, counters = stack.enter_context(Progress()), open_counters(backend)
         if counters is not None:
@@ -78,15 +74,15 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
-            may_share=max(degrees) > 1,  # several ranks allow it
+            may_share=most > 1,  # several ranks allow it
         )
         profile = profile_modules(
             workload.model,
             finding.subjects,
             finding.graph,
             backend,
-            quotas=quotas,
-            degrees=degrees,
+            quotas=command.quotas,
+            degrees=command.degrees,
             network=network,
             cache=ProfileCache(command.cache or default_cache_folder(), reuse=not command.fresh),
             counters=counters,
@@ -97,20 +93,6 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
         if counters is not None and counters.missing:
             notes.append(f"occupancy and bandwidth are unknown: {counters.missing}")
     return profile, notes
-
-
-def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
-    choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all"}
-    otherwise = f"{unknown('choice of quotas', text, choices)}, or numbers of slots such as 1,2,4"
-    return choices[text] if text in choices else _numbers(text, otherwise)
-
-
-def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
-    """Returns the numbers of a list; raises ValueError with the message ``otherwise``."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(otherwise) from None
 
 
 def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:

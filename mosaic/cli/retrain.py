@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import Annotated
 
 import tyro
-from tyro.conf import arg, subcommand
+from tyro.conf import arg
 
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError
@@ -150,33 +148,6 @@ def demo(folder: Root = Path("mosaic-seven-days")) -> int:
     return 0 if all(day.met for day in played) else 1
 
 
-def _bound(action: Callable[..., Any]) -> Any:
-    """Returns a sub-command whose result is the action with its arguments, not yet run."""
-
-    @wraps(action)
-    def bind(*args: Any, **kwargs: Any) -> Any:
-        return partial(action, *args, **kwargs)
-
-    return Annotated[Any, subcommand(action.__name__, constructor=bind)]
-
-
-if TYPE_CHECKING:
-    Action = Callable[[], int | None]
-else:
-    ACTIONS = (init, check, run, status, report, promote, rollback, hold, verify, simulate, demo)
-    Action = Union[tuple(map(_bound, ACTIONS))]  # noqa: UP007
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retrain:
-    """Retrain a model on each day's data, unattended: judge it against the champion, and promote it or not."""
-
-    action: Action
-
-    def execute(self) -> int | None:
-        return self.action()
-
-
 def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     from mosaic.retrain.folder import Folder
     from mosaic.retrain.recipe import read_recipe
@@ -188,3 +159,9 @@ def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     ended = Workers(folder, folder_day, recipe).aside(part, *more)
     if ended.how != "done":
         raise MosaicError(ended.reason or f"it {ended.how}")
+
+
+ACTIONS = {
+    action.__name__: action
+    for action in (init, check, run, status, report, promote, rollback, hold, verify, simulate, demo)
+}

@@ -26,14 +26,8 @@ WRONG = [
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
     (2, "profile --model zoo:clip-tiny:0", "asks for a batch of '0'"),
     # profile
-    (2, "profile --model {FILE}:make_small --degrees two", "not a list of numbers"),
     (2, "profile --model {FILE}:make_small --degrees 0", "degrees from 1 on"),
     (2, "profile --model {FILE}:make_small --degrees 2 --cluster abacus", "unknown device 'abacus'"),
-    (
-        2,
-        "profile --model {FILE}:make_small --quotas most",
-        "unknown choice of quotas 'most'; choose one of: tenths, all",
-    ),
     (4, "profile --model {FILE}:make --backend cuda", "needed: an NVIDIA driver"),
     # plan
     (2, "plan", "give either FILE"),
@@ -81,7 +75,7 @@ def test_a_wrong_command_ends_with_its_code_a_message_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--rounds", "many"], []])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["profile", "--degrees", "two"], []])
 def test_a_command_line_that_cannot_be_parsed_exits_with_2(arguments: list[str]):
     with pytest.raises(SystemExit) as caught:
         run(arguments)

@@ -23,7 +23,6 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     placed = {placement.module for placement in artifact.load(Plan, output).placements}
     assert placed == {"encoders.image", "encoders.text"}
     printed = " ".join(capsys.readouterr().out.split())
-    assert "16 slots, in bfloat16" in printed
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
     assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
     assert "modelled from predicted times" in printed

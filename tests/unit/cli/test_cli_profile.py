@@ -19,7 +19,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    more = ["--degrees", "1,2,8", "--cluster", "h200", "--quotas", "1,2"]
+    more = ["--degrees", "1", "2", "8", "--cluster", "h200", "--quotas", "1", "2"]
     assert run([*arguments, *more]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     first = load(Profile, tmp_path / "profile.json")
