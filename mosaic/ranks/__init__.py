@@ -1,8 +1,6 @@
 """The same loop on several ranks: modules on any subset of them, inputs and outputs routed, gradients reduced."""
 
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.rows.routing import RowRouting, slice_of
-from mosaic.ranks.rows.sampler import RankSampler
 from mosaic.ranks.running.handle import RankHandle
 
-__all__ = ["RankHandle", "RankSampler", "RowRouting", "colocate_ranks", "slice_of"]
+__all__ = ["RankHandle", "colocate_ranks"]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,6 @@ from mosaic.ranks.parameters.elsewhere import Home, give_up
 from mosaic.ranks.parameters.gradients import GradientReducer, refuse_sparse
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of
 from mosaic.ranks.rows.batched import rows_of
-from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
@@ -46,8 +44,6 @@ class RankPlan(PlacedPlan):
 
     executor: RankExecutor
     holdings: Holdings
-    feeds: tuple[Feed, ...]
-    """Bytes of modules' rows."""
     notes: tuple[str, ...]
     """Lines for ``describe()``."""
 
@@ -171,10 +167,9 @@ def place(session: RankSession, plan: Plan, executor: RankExecutor, *, gives_up:
         )
     if is_data_parallel(plan):
         notes.append("all modules run on all ranks: nothing is routed")
-        placed.feeds = ()
         _begin_alike(session, executor)
     else:
-        placed.feeds = _begin_routed(session, plan, executor, placed.holdings, members, gives_up=gives_up)
+        _begin_routed(session, plan, executor, placed.holdings, members, gives_up=gives_up)
     placed.notes = tuple(notes)
     return placed
 
@@ -216,7 +211,7 @@ def _begin_routed(
     members: Mapping[str, Members],
     *,
     gives_up: bool,
-) -> tuple[Feed, ...]:
+) -> None:
     """Makes the modules with their communicators and reducers, and gives up what this rank does not run."""
     world, finding = session.world, session.finding
     rank, everyone = world.rank, range(world.size)
@@ -266,13 +261,3 @@ def _begin_routed(
             # A part of a gradient is there when the first of its users is through; all are at the end.
             reducers.append(reduce(parameters, group))
     executor.begin(routed, reducers, hooks)
-    return tuple(_feed(subject, routed[subject.name]) for subject in finding.subjects)
-
-
-def _feed(subject: Subject, routed: RoutedModule) -> Feed:
-    """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
-    leaves = flatten((subject.args, subject.kwargs))[0]
-    argument_bytes = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
-    results = zip(routed.template.leaves, routed.template.differentiable, strict=True)
-    result_bytes = sum(leaf.nbytes * (1 + trains) for leaf, trains in results if isinstance(leaf, torch.Tensor))
-    return Feed(members=routed.members, step_bytes=float(argument_bytes + result_bytes))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic.ranks.rows.routing import RowRouting, slice_of
+from mosaic.ranks.rows.routing import RowRouting
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 
@@ -53,13 +53,6 @@ def test_no_other_routing_of_equal_parts_moves_fewer_rows(routing: RowRouting):
     own = sorted((routing.held[rank] for rank in routing.members), reverse=True)
     best = sum(max(0, low + (index < more) - held) for index, held in enumerate(own))
     assert routing.num_moved == best
-
-
-@given(st.integers(0, 40), st.integers(1, 7))
-def test_slices_of_a_batch_are_contiguous_and_cover_it(num_rows: int, num_ranks: int):
-    slices = [slice_of(num_rows, num_ranks, rank) for rank in range(num_ranks)]
-    assert [row for part in slices for row in part] == list(range(num_rows))
-    assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -230,11 +230,6 @@ class RankExecutor(Executor):
             self.traffic.add(name, "reduce", num_bytes)
         self.progress.step += 1
 
-    def route_all(self) -> None:
-        """Evens out the rows of modules on all ranks, too."""
-        for routed in self.routed.values():
-            routed.routes = True
-
     def settle(self) -> None:
         self.engine.settle()
 

@@ -77,10 +77,3 @@ class RowRouting:
         return sum(
             count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
         )
-
-
-def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:
-    """Returns the rows of a global batch that a rank holds: contiguous, and as equal as can be."""
-    each, more = divmod(num_rows, num_ranks)
-    start = rank * each + min(rank, more)
-    return range(start, start + each + (rank < more))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import Sampler
 
 from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back
-from mosaic.ranks.rows.sampler import RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World, rank_span
@@ -90,26 +88,6 @@ class RankHandle(Handle):
         """
         model = self._model if copy is None else copy
         return {name: self._whole(name, tensor) for name, tensor in model.state_dict().items()}
-
-    def sampler(
-        self,
-        data: Sized | int | Sampler[int],
-        global_batch: int,
-        *,
-        least: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = True,
-    ) -> RankSampler:
-        """Returns the batches of this rank's loader: ``DataLoader(data, batch_sampler=handle.sampler(data, 64))``.
-
-        Every rank calls it, between the same steps. ``global_batch`` are the rows of all ranks together, of which each
-        loads at least ``least``: torch's own ``collate_fn`` needs one. The rest is as in ``RankSampler``.
-        """
-        shares = rows_to_load(global_batch, self.world.size, self._session.placed.feeds, least=least)
-        if max(shares) - min(shares) > 1 and isinstance(self._executor, RankExecutor):
-            self._executor.route_all()
-        return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

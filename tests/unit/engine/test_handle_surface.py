@@ -17,7 +17,7 @@ HANDLE = {
     *("graph", "active", "is_trying", "profile", "replan", "clear_timeline", "finish_saving", "load_weights"),
     *("digest", "num_learned"),
 }
-ON_RANKS = {"sampler", "full_state_dict", "clip_grad_norm_", "write_trace"}
+ON_RANKS = {"full_state_dict", "clip_grad_norm_", "write_trace"}
 
 
 def public(kind: type) -> set[str]:
