@@ -2,7 +2,7 @@
 
 Each of W ranks holds 1/W of a batch's rows. A module on d of them runs on 1/d of the rows on each: a member keeps its
 own rows and lacks 1/d - 1/W, and a rank that does not run the module sends all of its rows. Nothing travels if d = W
-(``mosaic.ranks.rows.routing.RowRouting`` with equal slices and the first d ranks as members). Rows travel four times: arguments to
+(``RowRouting`` with equal slices and the first d ranks as members). Rows travel four times: arguments to
 the members, results home, then the gradients of results and those of arguments. No compute hides them: an upper bound.
 
 Gradients are summed in B buckets, each as soon as it is ready, while the backward goes on::

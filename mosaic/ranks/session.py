@@ -236,7 +236,7 @@ def _begin_routed(
             members=ranks,
             slots=slots[name],
             progress=executor.progress,
-            traffic=executor.traffic,
+            sent_bytes=executor.sent_bytes,
             group=group,
             control=world.agreements if executor.lanes.streams is not None else group,
             batched=session.batched[name],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import accumulate, chain, islice
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,12 +52,3 @@ def test_no_other_routing_of_equal_parts_moves_fewer_rows(routing: RowRouting):
     own = sorted((routing.held[rank] for rank in routing.members), reverse=True)
     best = sum(max(0, low + (index < more) - held) for index, held in enumerate(own))
     assert routing.num_moved == best
-
-
-@pytest.mark.parametrize(
-    ("held", "members", "says"),
-    [((1, 2), (), "at least one"), ((1, 2), (0, 0), "once"), ((1, 2), (2,), "ranks 0 to 1"), ((1, -2), (0,), "0 rows")],
-)
-def test_a_routing_that_cannot_be_is_refused(held: tuple[int, ...], members: tuple[int, ...], says: str):
-    with pytest.raises(ValueError, match=says):
-        RowRouting(held=held, members=members)

@@ -11,6 +11,7 @@ Every backward goes through all of these calls, whatever a rank's loss is made o
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +29,7 @@ from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import running
-from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
+from mosaic.ranks.world.progress import RankProgress, SentPhase
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -44,6 +45,7 @@ class RankExecutor(Executor):
     Attributes:
         engine: The executor of one rank.
         routed: The modules by name, in the order of the sample's step; none where nothing is routed.
+        sent_bytes: Bytes that this rank sent, by module and phase; of a reduction, the gradients.
     """
 
     def __init__(self, lanes: Lanes, engine: HostExecutor | StreamExecutor, progress: RankProgress) -> None:
@@ -51,7 +53,7 @@ class RankExecutor(Executor):
         self.in_place, self.places, self.in_order = engine.in_place, engine.places, engine.in_order
         self.closed = False
         self.calls_again = False  # which would take all ranks
-        self.traffic = Traffic()
+        self.sent_bytes: Counter[tuple[str, SentPhase]] = Counter()
         self.routed: dict[str, RoutedModule] = {}
         self._sites: dict[str, PlacedModule] = {}  # of routed modules
         self._shared: tuple[GradientReducer, ...] = ()  # of what modules share
@@ -227,7 +229,7 @@ class RankExecutor(Executor):
         for reducer in self._shared:
             reducer.finish()
         for name, num_bytes in self._unrouted_bytes.items():
-            self.traffic.add(name, "reduce", num_bytes)
+            self.sent_bytes[name, "reduce"] += num_bytes
         self.progress.step += 1
 
     def settle(self) -> None:
@@ -257,7 +259,7 @@ class RankExecutor(Executor):
     def clear_spans(self) -> None:
         self.engine.clear_spans()
         self.progress.waits.clear()
-        self.traffic.clear()
+        self.sent_bytes.clear()
 
     @property
     def notes(self) -> tuple[str, ...]:

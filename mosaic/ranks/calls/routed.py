@@ -24,6 +24,7 @@ rank's thread submits it, its partners are in the same place, and its slots beco
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import InitVar, dataclass
@@ -44,7 +45,7 @@ from mosaic.profiler import Subject
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
-from mosaic.ranks.world.progress import RankProgress, SentPhase, Traffic
+from mosaic.ranks.world.progress import RankProgress, SentPhase
 
 _NEW = -1
 """The number of facts on which ranks have not agreed yet."""
@@ -142,7 +143,8 @@ class RoutedModule:
     slots: tuple[int, ...]
     """Those that it runs on."""
     progress: RankProgress
-    traffic: Traffic
+    sent_bytes: Counter[tuple[str, SentPhase]]
+    """Those of all modules; one thread counts a module's."""
     group: dist.ProcessGroup
     """All ranks; a communicator of its own."""
     control: dist.ProcessGroup
@@ -298,7 +300,7 @@ class RoutedModule:
                 tag = 1 + 2 * (phase == "backward") + is_back if group is self.control else None
                 with self.waiting(phase):
                     moved.update(zip(places, _all_to_all(group, own, sends, receives, tag), strict=True))
-                self.traffic.add(self.name, phase, (sum(sends) - sends[self.rank]) * sum(map(_row_bytes, own)))
+                self.sent_bytes[self.name, phase] += (sum(sends) - sends[self.rank]) * sum(map(_row_bytes, own))
         return [moved[place] for place in range(len(tensors))]
 
     def waiting(self, phase: SentPhase) -> AbstractContextManager[None]:
@@ -314,7 +316,7 @@ class RoutedModule:
         """Starts the reduction of the gradients that the backward has not started itself."""
         if self.reducer is not None:
             self.reducer.start_rest()
-            self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
+            self.sent_bytes[self.name, "reduce"] += self.reducer.num_bytes
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients, after each backward."""

@@ -7,7 +7,7 @@ them would pass; where the sample's do not, as in a sample of one row, others ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
@@ -28,8 +28,6 @@ _COARSE = 1e-2
 """The same for bfloat16 and float16, and on GPUs, which may round float32."""
 _MAX_LEFT_OUT = 2
 """Arguments that may have the batch's size by accident, such as a mask as wide as the batch."""
-_RATES = ("p", "dropout", "dropout_p", "train")
-"""Arguments with which an operator draws nothing where they are 0 or False."""
 
 
 def rows_of(subject: Subject) -> tuple[bool, ...]:
@@ -171,7 +169,7 @@ class _ConstantDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Runs an operator; replaces what it draws."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_off(func, args, kwargs):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         if func is torch.ops.aten.native_dropout.default:  # the dropout of GPUs
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
@@ -183,16 +181,8 @@ class _ConstantDraws(TorchDispatchMode):
         return drawn.fill_(0.5 if drawn.is_floating_point() else drawn.dtype == torch.bool)
 
 
-def _is_off(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if an operator draws nothing, since its rate of dropout is 0."""
-    schema = func._schema.arguments
-    values = {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
-    names = {argument.name: argument.default_value for argument in schema if argument.name in _RATES}
-    return any(not values.get(name, default) for name, default in names.items())
-
-
 def _reads_values(func: Any) -> bool:
-    """True if what an operator makes depends on the values of tensors: it is given some and does not overwrite them."""
+    """True if what an operator draws may depend on tensors' values, unlike that of ``normal_`` or ``rand_like``."""
     tensors = [argument for argument in func._schema.arguments if isinstance(argument.type, torch.TensorType)]
-    written = [tensor for tensor in tensors if tensor.alias_info is not None and tensor.alias_info.is_write]
-    return bool(tensors) and not written and not func.__name__.partition(".")[0].endswith("_like")
+    is_written = [tensor.alias_info is not None and tensor.alias_info.is_write for tensor in tensors]
+    return is_written not in ([], [True]) and not func.__name__.partition(".")[0].endswith("_like")

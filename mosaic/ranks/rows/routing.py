@@ -16,23 +16,12 @@ class RowRouting:
     """The numbers of a batch's rows that go from each rank to each rank that runs a module.
 
     Those that a rank gives to one member are contiguous.
-
-    Raises:
-        ValueError: There are no members, a member is no rank or is named twice, or a count is negative.
     """
 
     held: tuple[int, ...]
     """Rows that each rank holds."""
     members: tuple[int, ...]
     """Ranks that run the module, rising."""
-
-    def __post_init__(self) -> None:
-        if not self.members or sorted(set(self.members)) != list(self.members):
-            raise ValueError(f"members={self.members}; name each rank once, rising, at least one")
-        if self.members[0] < 0 or self.members[-1] >= len(self.held):
-            raise ValueError(f"members={self.members}; there are ranks 0 to {len(self.held) - 1}")
-        if any(count < 0 for count in self.held):
-            raise ValueError(f"held={self.held}; a rank holds 0 rows or more")
 
     @cached_property
     def parts(self) -> tuple[int, ...]:

@@ -13,11 +13,12 @@ from torch import nn
 from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request
 from mosaic.errors import ModuleContractError
+from mosaic.rank_trace import RankSpan, RankTrace
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back
 from mosaic.ranks.running import loops
 from mosaic.ranks.session import RankSession
-from mosaic.ranks.world.world import World, rank_span
+from mosaic.ranks.world.world import World
 
 
 class RankHandle(Handle):
@@ -57,8 +58,9 @@ class RankHandle(Handle):
         Trials are measured on the slowest rank, without an optimizer.
         """
         executor = self._executor
-        sent = executor.traffic.metrics() if isinstance(executor, RankExecutor) else {}
-        return {**super().metrics(), **self._session.report.metrics, **sent}
+        sent = executor.sent_bytes.copy() if isinstance(executor, RankExecutor) else {}
+        sent_bytes = {f"sent_bytes/{phase}/{name}": float(count) for (name, phase), count in sorted(sent.items())}
+        return {**super().metrics(), **self._session.report.metrics, **sent_bytes}
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes what this rank computed and waited for since ``clear_timeline()`` to ``trace-rankN.json``.
@@ -69,9 +71,14 @@ class RankHandle(Handle):
         Raises:
             MosaicError: The folder cannot be written.
         """
-        spans = () if self._executor is None else self._executor.spans()
-        computed = [rank_span("compute", span, span.start_ms * 1e3, span.end_ms * 1e3) for span in spans]
-        return self.world.write_trace(folder, computed)
+        world, path = self.world, Path(folder) / f"trace-rank{self.world.rank}.json"
+        spans = [wait for wait in world.progress.waits if wait.phase != "agreement"]  # that is of no step
+        for work in () if self._executor is None else self._executor.spans():
+            times_us = {"start_us": work.start_ms * 1e3, "end_us": work.end_ms * 1e3}
+            spans.append(RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, **times_us))
+        host, run = world.me.host, world.run
+        RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)).write(path)
+        return path
 
     def _the_ranks(self) -> World:
         return self.world

@@ -283,10 +283,6 @@ class PassThroughDDP(DistributedDataParallel):
             "leave the hook out"
         )
 
-    def train(self, mode: bool = True) -> PassThroughDDP:
-        nn.Module.train(self, mode)
-        return self
-
     def __getstate__(self) -> dict[str, Any]:
         """A copy runs its own weights in the plain way, where it has them."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_mosaic_handle", "process_group")}

@@ -1,15 +1,17 @@
-"""The place of a rank in its step, and the bytes that it sends."""
+"""The place of a rank in its step, and its waits for other ranks."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
 import torch.distributed as dist
+
+from mosaic.rank_trace import RankSpan
 
 SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
@@ -25,26 +27,6 @@ THE_LOOP = "the loop"
 """Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
 
 
-class Traffic:
-    """Counts the bytes that a rank sends to others, of a reduction the gradients; any thread may count."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_bytes: Counter[tuple[str, SentPhase]] = Counter()
-
-    def add(self, module: str, phase: SentPhase, num_bytes: int) -> None:
-        with self._lock:
-            self._num_bytes[module, phase] += num_bytes
-
-    def metrics(self) -> dict[str, float]:
-        with self._lock:
-            return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
-
-    def clear(self) -> None:
-        with self._lock:
-            self._num_bytes.clear()
-
-
 class Place(NamedTuple):
     """The activity of a rank at some moment."""
 
@@ -55,23 +37,13 @@ class Place(NamedTuple):
     """Seconds that it has been doing this."""
 
 
-class Wait(NamedTuple):
-    """Time for which a thread waited for other ranks, on ``time.perf_counter_ns``."""
-
-    module: str
-    phase: WaitedPhase
-    step: int
-    start_ns: int
-    end_ns: int
-
-
 class RankProgress:
     """The place of this rank; any thread may enter blocks.
 
     Attributes:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
-        waits: The last 20,000 waits, in the order in which they ended.
+        waits: The last 20,000 waits for other ranks, in the order in which they ended.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
         fail: Called with an error after which this rank sends no more messages in some communicators.
     """
@@ -79,7 +51,7 @@ class RankProgress:
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
-        self.waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
+        self.waits: deque[RankSpan] = deque(maxlen=_MAX_WAITS)
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.fail: Callable[[BaseException, Sequence[dist.ProcessGroup]], None] = lambda error, groups: None
         self._waiting: dict[int, _Entry] = {}
@@ -99,7 +71,8 @@ class RankProgress:
                     raise
                 raise explained from error
             finally:
-                self.waits.append(Wait(module, phase, self.step, start, time.perf_counter_ns()))
+                times_us = {"start_us": start / 1e3, "end_us": time.perf_counter_ns() / 1e3}
+                self.waits.append(RankSpan(kind="wait", module=module, phase=phase, step=self.step, **times_us))
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""

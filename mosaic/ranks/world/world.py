@@ -7,12 +7,11 @@ import os
 import socket
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,6 @@ from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.rank_trace import RankSpan, RankTrace
 from mosaic.ranks.world.failures import CancelToken, Heartbeats, Member
 from mosaic.ranks.world.groups import (
     GroupKey,
@@ -34,8 +32,7 @@ from mosaic.ranks.world.groups import (
     num_nccl_collectives,
     set_launch_order,
 )
-from mosaic.ranks.world.progress import THE_LOOP, RankProgress, Wait
-from mosaic.timeline import Span
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 CPU = torch.device("cpu")
 PATIENCE_S = 1800.0
@@ -108,10 +105,6 @@ def facts_of(device: Device, graph: ModuleGraph) -> dict[str, Any]:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
         **{f"inputs of {module.name!r}": ", ".join(module.inputs) for module in graph.modules},
     }
-
-
-def rank_span(kind: Literal["compute", "wait"], work: Span | Wait, start_us: float, end_us: float) -> RankSpan:
-    return RankSpan(kind=kind, module=work.module, phase=work.phase, step=work.step, start_us=start_us, end_us=end_us)
 
 
 class World(Ranks):
@@ -275,15 +268,6 @@ class World(Ranks):
         with self.progress.waiting(THE_LOOP, "agreement"):
             dist.broadcast(copy, src=source, group=self.carrier_of(copy))
         return copy
-
-    def write_trace(self, folder: str | Path, computed: Iterable[RankSpan]) -> Path:
-        """Writes what this rank computed and waited for, as ``trace-rankN.json``; returns the file."""
-        waits = [wait for wait in self.progress.waits if wait.phase != "agreement"]  # that is of no step
-        spans = (*computed, *(rank_span("wait", wait, wait.start_ns / 1e3, wait.end_ns / 1e3) for wait in waits))
-        trace = RankTrace(run=self.run, rank=self.rank, num_ranks=self.size, host=self.me.host, spans=spans)
-        path = Path(folder) / f"trace-rank{self.rank}.json"
-        trace.write(path)
-        return path
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
         texts = self.all_gather(None if error is None else f"{type(error).__name__}: {error}")

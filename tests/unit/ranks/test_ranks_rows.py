@@ -72,6 +72,8 @@ TOGETHER: dict[str, Work] = {
     "a small part of a mean": lambda part, y: y - 0.005 * y.mean(0),
     "a mean behind dropout": lambda part, y: dropped(part, y) - dropped(part, y).mean(0),
     "a buffer of their mean": averages,
+    "a mean before noise that is multiplied": lambda part, y: functional.rrelu(y - y.mean(0), training=True),
+    "a mean before such noise in place": lambda part, y: functional.rrelu_(y - y.mean(0), training=True),
     "pairs": pairs,
     "rows mixed in training": lambda part, y: y + y[torch.randperm(len(y))] if part.training else y,
 }

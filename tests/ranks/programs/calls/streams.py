@@ -87,7 +87,7 @@ APART = {"image": (0,), "text": (1,), "audio": (0, 1), "backbone": (0, 1), "head
 
 
 def order_of_launches(rank: int, size: int) -> None:
-    """Trains a step, rank 0 with a loss of little: all ranks launch the same in one order, each on its lane's stream."""
+    """Trains a step, rank 0 with a loss of little: all ranks launch the same in one order, on their lanes' streams."""
     model = Model()
     with colocated(model, APART, size) as (handle, backend, nccl):
         runs: Any = handle._executor
@@ -131,7 +131,7 @@ def lacking_a_modality(rank: int, size: int) -> None:
     for step in range(3):
         for other in range(size):
             (loss_of(twin(**batch_of(step, other))) / size).backward()
-    with colocated(model, APART, size) as (handle, _, _):
+    with colocated(model, APART, size):
         for step in range(3):
             loss_of(model(**batch_of(step, rank))).backward()
         held = [(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True) if not p.is_meta]
