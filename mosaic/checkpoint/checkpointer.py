@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import shutil
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial as bind
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,12 +28,12 @@ from torch.optim import Optimizer
 
 from mosaic.checkpoint import folder as run_folder
 from mosaic.checkpoint.folder import MODEL, RANDOM, STATE, Checkpoint, Manifest, SavingPlace
-from mosaic.checkpoint.ranks import Ranks, gather_objects
 from mosaic.checkpoint.state import (
     OneOrSeveral,
     OptimizerState,
     Part,
     SavedState,
+    T,
     by_label,
     from_plain,
     set_random_state,
@@ -44,14 +46,59 @@ from mosaic.checkpoint.tensors import (
     StoredTensors,
     bytes_of,
     describe,
+    extract_weights,
     open_weights,
-    raw,
-    replace_with_tensors,
     write_tensors,
 )
 from mosaic.errors import InvalidCheckpointError, MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
+_FILE = "rank-{:05d}" + SUFFIX
+
+
+class Ranks:
+    """One process that saves and loads alone; ``World`` overrides this for ranks, which all make the same calls."""
+
+    rank = 0
+    size = 1
+
+    def all_gather(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast(self, value: T) -> T:
+        """Returns the value of rank 0."""
+        return value
+
+    def raise_if_any_failed(self, error: BaseException | None) -> None:
+        """Raises on all ranks if one failed: its own error there, one that names it elsewhere."""
+        if error is not None:
+            raise error
+
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Returns the result of this rank's work; if any rank fails, all raise as in ``raise_if_any_failed``."""
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as failure:  # of any kind, also from the user's objects: all ranks have to raise
+            error = failure
+        self.raise_if_any_failed(error)
+        return cast(T, result)
+
+    def run_on_first(self, work: Callable[[], T]) -> T:
+        """Returns the result of rank 0's work on all ranks; if it fails, all raise."""
+        return cast(T, self.broadcast(self.run_on_all(lambda: work() if self.rank == 0 else None)))
+
+    def background_group(self) -> dist.ProcessGroup | None:
+        """Returns a CPU group reserved for checkpoints, the same at each call; None for one process."""
+        return None
+
+
+def gather_objects(group: dist.ProcessGroup | None, value: T) -> list[T]:
+    """Returns the value of each rank of a group, or of the only process."""
+    values: list[T] = [value] * (1 if group is None else dist.get_world_size(group))
+    if group is not None:
+        dist.all_gather_object(values, value, group=group)
+    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +165,7 @@ class Checkpointer:
         """
         from mosaic import __version__
 
-        state, ranks = SavedState(self._model, optimizer, scheduler, scaler, companions, generators), self._the_ranks()
+        state, ranks = SavedState(self._model, optimizer, scheduler, scaler, companions, generators), self._ranks
         self._settle()
         self.finish_saving()
         if keep < 1:
@@ -127,11 +174,11 @@ class Checkpointer:
             raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
         with self._made_whole(state):
             part, tensors = ranks.run_on_all(lambda: Part.of(state, ranks.rank))
-            parts, writer = _gather_parts(ranks, part, step, str(folder))
+            parts, writer = _gather_parts(ranks, state, part, step, str(folder))
 
             def begin() -> tuple[SavingPlace, Manifest, bytes]:
                 content = (json.dumps(state_file(state, parts, extra or {})) + "\n").encode()
-                entries = [replace(parts[rank].entries[name], file=_file_of(rank)) for name, rank in writer.items()]
+                entries = [replace(parts[rank].entries[name], file=_FILE.format(rank)) for name, rank in writer.items()]
                 manifest = Manifest(
                     step=step,
                     created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -151,10 +198,31 @@ class Checkpointer:
                 for name, tensor in tensors.items()
                 if writer[name] == ranks.rank
             }
+        group = ranks.background_group()
+
+        def complete(files: list[run_folder.FileEntry]) -> None:
+            if ranks.rank == 0:
+                state_entry = run_folder.write_flushed(place.aside / STATE, content)
+                replace(manifest, files=(state_entry, *files)).write(place.aside)
+                place.commit(keep)
+
+        def write() -> None:
+            try:
+                files = _gather_results(group, lambda: write_tensors(place.aside / _FILE.format(ranks.rank), copies))
+                _gather_results(group, lambda: complete(files))
+            except Exception as error:  # of any kind: all ranks report it
+                if ranks.rank == 0:
+                    shutil.rmtree(place.aside, ignore_errors=True)
+                failure = (
+                    f"{place.final} could not be saved: {error}; earlier ones are intact: make room, or choose a "
+                    "folder that all ranks can write"
+                )
+                _LOG.error(failure)  # at once, even if the loop never waits
+                raise (NoRoomError if isinstance(error, NoRoomError) else MosaicError)(failure) from error
+
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        arguments = place, ranks.rank, ranks.background_group(), manifest, content, keep
-        self._pending = thread.submit(_write, copies, *arguments)
+        self._pending = thread.submit(write)
         thread.shutdown(wait=False)
         return place.final
 
@@ -199,29 +267,36 @@ class Checkpointer:
         """
         self._settle()
         self.finish_saving()
-        ranks, folder = self._the_ranks(), Path(folder)
+        ranks, folder = self._ranks, Path(folder)
         state = SavedState(self._model, optimizer, scheduler, scaler, companions, generators)
         if missing_ok and ranks.broadcast(not run_folder.checkpoints_in(folder)):
             return None
         with self._made_whole(state), ExitStack() as files:
-            checkpoint = _intact(folder, step, ranks, fall_back=fall_back)
-            reader = ranks.run_on_all(lambda: _Reader(checkpoint.path, state, files, new_run=new_run))
+            checkpoint = ranks.run_on_first(lambda: _intact(folder, step, fall_back=fall_back))
+            if isinstance(checkpoint, str):
+                raise InvalidCheckpointError(checkpoint)
             random_ranks = (ranks.rank, 0) if self._draws_alike else (ranks.rank,)
-            ranks.run_on_all(lambda: reader.restore(random_ranks))
+            prepare = bind(_prepare, checkpoint.path, state, files, random_ranks, new_run=new_run)
+            restore, extra = ranks.run_on_all(prepare)
+            ranks.run_on_all(restore)
         self._lacks_weights = False
-        return Loaded(step=checkpoint.step, extra=from_plain(reader.saved["extra"]), path=checkpoint.path)
+        return Loaded(step=checkpoint.step, extra=extra, path=checkpoint.path)
 
     def export(self, path: str | Path) -> None:
         """Writes the plain model's ``state_dict`` as one safetensors file for ``load_state_dict``.
 
-        Rank 0 gathers the whole model in its memory. Tied weights appear under all of their names. If the file cannot
-        be written, MosaicError is raised and an existing file is unchanged.
+        All ranks save a checkpoint beside it, from which rank 0 writes the file. Tied weights appear under all of their
+        names. If the file cannot be written, MosaicError is raised and an existing file is unchanged.
         """
-        self._settle()
-        ranks = self._the_ranks()
-        with self._made_whole():
-            tensors = _gather_tensors(self._model, ranks)
-            ranks.run_on_first(lambda: replace_with_tensors(Path(path), tensors))
+        path, ranks = Path(path), self._ranks
+        aside = path.parent / ranks.broadcast(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            checkpoint = self.save(aside, step=0)
+            self.finish_saving()
+            ranks.run_on_first(lambda: extract_weights(checkpoint, path))
+        finally:
+            if ranks.rank == 0:
+                shutil.rmtree(aside, ignore_errors=True)
 
     def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
         """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
@@ -237,7 +312,7 @@ class Checkpointer:
             InvalidFileError: It is not such a file, or is truncated.
         """
         self._settle()
-        ranks = self._the_ranks()
+        ranks = self._ranks
         with self._made_whole(), ExitStack() as files:
 
             def compare() -> tuple[dict[str, torch.Tensor], Overlap, dict[str, Any]]:
@@ -258,17 +333,13 @@ class Checkpointer:
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
         self._settle()
-        own, digests = {}, {}
+        own = {}
         with self._made_whole():
             for name, tensor in ModelTensors.of(self._model).here.items():
                 entry = describe(name, tensor)
                 own[name] = f"{entry.dtype} {list(entry.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
-            for by_name in reversed(self._the_ranks().all_gather(own)):
-                digests.update(by_name)
+            digests = ChainMap(*self._ranks.all_gather(own))
         return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
-
-    def _the_ranks(self) -> Ranks:
-        return self._ranks
 
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         """Returns a context in which the tensors of the model and its optimizers are unsharded."""
@@ -281,16 +352,19 @@ class Checkpointer:
         """Waits for the model's work; a plain model computes in the loop's own order."""
 
 
-def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> tuple[list[Part], dict[str, int]]:
+def _gather_parts(
+    ranks: Ranks, state: SavedState, part: Part, step: int, folder: str
+) -> tuple[list[Part], dict[str, int]]:
     """Gathers the parts of all ranks, compares them, and returns the first rank that has each tensor, its writer."""
     settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
-    gathered = ranks.all_gather((step, folder, part.labels, settings, part))
-    subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
-    for index, subject in enumerate(subjects):
-        if any(request[index] != gathered[0][index] for request in gathered):
-            each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(gathered))
+    labels = [*state.optimizers], [*state.companions], [*state.generators]
+    subjects = {"steps": step, "folders": folder, "objects": labels, "settings of optimizers": settings}
+    gathered = ranks.all_gather((subjects, part))
+    for subject in subjects:
+        if any(theirs[subject] != gathered[0][0][subject] for theirs, _ in gathered):
+            each = "; ".join(f"rank {rank}: {theirs[subject]}" for rank, (theirs, _) in enumerate(gathered))
             raise ValueError(f"the ranks save different {subject} ({each}); save the same on all ranks")
-    parts = [request[-1] for request in gathered]
+    parts = [theirs for _, theirs in gathered]
     writer: dict[str, int] = {}
     for rank, own in enumerate(parts):
         for name, entry in own.entries.items():
@@ -303,46 +377,6 @@ def _gather_parts(ranks: Ranks, part: Part, step: int, folder: str) -> tuple[lis
     if missing := [name for name in parts[0].names if name not in writer]:
         raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
     return parts, writer
-
-
-def _file_of(rank: int) -> str:
-    return f"rank-{rank:05d}{SUFFIX}"
-
-
-def _write(
-    tensors: Mapping[str, torch.Tensor],
-    place: SavingPlace,
-    rank: int,
-    group: Any,
-    manifest: Manifest,
-    state: bytes,
-    keep: int,
-) -> None:
-    """Writes this rank's file, and on rank 0 the rest; a failure is logged at once, even if the loop never waits."""
-
-    def write_own() -> run_folder.FileEntry:
-        if not place.aside.is_dir():
-            raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-        return write_tensors(place.aside / _file_of(rank), tensors)
-
-    def complete() -> None:
-        if rank == 0:
-            state_entry = run_folder.write_flushed(place.aside / STATE, state)
-            replace(manifest, files=(state_entry, *files)).write(place.aside)
-            place.commit(keep)
-
-    try:
-        files = _gather_results(group, write_own)
-        _gather_results(group, complete)
-    except Exception as error:  # of any kind: all ranks report it
-        if rank == 0:
-            shutil.rmtree(place.aside, ignore_errors=True)
-        failure = (
-            f"{place.final} could not be saved: {error}; earlier ones are intact: make room, or choose a folder that "
-            "all ranks can write"
-        )
-        _LOG.error(failure)
-        raise (NoRoomError if isinstance(error, NoRoomError) else MosaicError)(failure) from error
 
 
 def _gather_results(group: Any, work: Callable[[], Any]) -> list[Any]:
@@ -358,114 +392,76 @@ def _gather_results(group: Any, work: Callable[[], Any]) -> list[Any]:
     return [result for _, _, result in reports]
 
 
-def _gather_tensors(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Returns the contiguous tensors of a model's ``state_dict`` on rank 0, each from the first rank that has it."""
-    own = ranks.run_on_all(lambda: ModelTensors.of(model))
-    ranks.run_on_all(lambda: [describe(name, tensor) for name, tensor in own.tensors.items()])
-    names_by_rank = ranks.all_gather(sorted(own.here))
-    source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
-    if missing := [name for name in own.tensors if name not in source]:
-        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
-    group, whole = ranks.background_group(), {}
-    for name, tensor in own.tensors.items():
-        if ranks.rank == source[name] == 0:
-            whole[name] = tensor.detach().cpu().contiguous()
-        elif tensor.numel() and ranks.rank == source[name]:  # no collective call: a thread may be saving in the group
-            dist.send(raw(tensor), dst=0, group=group)
-        elif ranks.rank == 0:
-            whole[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            if tensor.numel():
-                dist.recv(raw(whole[name]), src=source[name], group=group)
-    return {name: whole[first] for name, first in own.names.items()} if ranks.rank == 0 else {}
-
-
-def _intact(folder: Path, step: int | None, ranks: Ranks, *, fall_back: bool) -> Checkpoint:
-    """Returns the newest intact checkpoint, which rank 0 verifies; without ``fall_back``, only the newest counts."""
-
-    def verify() -> tuple[Checkpoint | None, list[str]]:
-        damaged: list[str] = []
-        for checkpoint in run_folder.choose(folder, step):
-            if not (damage := run_folder.damage_of(checkpoint.path)):
-                return checkpoint, damaged
-            damaged += damage
-        return None, damaged
-
-    checkpoint, damaged = ranks.run_on_first(verify)
-    if checkpoint is None:
-        raise InvalidCheckpointError(f"{'; '.join(damaged)}; no earlier one in {folder} is intact")
-    if damaged and not fall_back:
-        raise InvalidCheckpointError(
-            f"{'; '.join(damaged)}; the newest intact one before it is {checkpoint.path}: load it with "
-            f"step={checkpoint.step}, or with fall_back=True"
-        )
-    if damaged and ranks.rank == 0:
-        _LOG.warning("%s; going on from %s", "; ".join(damaged), checkpoint.path)
-    return checkpoint
-
-
-class _Reader:
-    """The state in a checkpoint of the objects of a run.
-
-    The constructor compares and changes nothing; ``restore`` then changes the objects.
-    """
-
-    def __init__(self, path: Path, state: SavedState, files: ExitStack, *, new_run: bool) -> None:
-        self._path, self._state, self._new_run = path, state, new_run
-        self._stored = StoredTensors(path, files)
-        self._copies: list[tuple[torch.Tensor, str]] = []
-        self._restores: list[Callable[[], object]] = []
-        self.saved: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        modules = state.modules()
-        model = modules[MODEL]
-        if names := ", ".join(sorted(self._stored.tied.keys() ^ model.tied.keys())):
-            raise InvalidCheckpointError(
-                f"{path} is of another model: only one of them ties {names}; tie the same weights"
+def _intact(folder: Path, step: int | None, *, fall_back: bool) -> Checkpoint | str:
+    """Returns the newest intact checkpoint, or the error; without ``fall_back``, only the newest counts."""
+    damage: list[str] = []
+    for checkpoint in run_folder.choose(folder, step):
+        if defects := run_folder.damage_of(checkpoint.path):
+            damage += defects
+            continue
+        if damage and not fall_back:
+            return (
+                f"{'; '.join(damage)}; the newest intact one before it is {checkpoint.path}: load it with "
+                f"step={checkpoint.step}, or with fall_back=True"
             )
-        self._check_names("companions", state.companions or {}, self.saved.get("companions", []))
-        for prefix, module in modules.items():
-            saved = self._stored.of_module(prefix)
-            overlap = Overlap.of(module, {name: (entry.dtype, entry.shape) for name, entry in saved.items()})
-            overlap.check(path)
-            self._copies += [(tensor, saved[overlap.sources[name]].name) for name, tensor in module.here.items()]
-        saved_optimizers = by_label(self.saved, "optimizer")
-        self._check_names("optimizer", state.optimizers, saved_optimizers)
-        for label, optimizer in state.optimizers.items():
-            saved_state, (own, _) = OptimizerState(**saved_optimizers[label]), OptimizerState.of(optimizer, model)
-            saved_state.check_fits(own, model)
-            restore = bind(saved_state.restore, optimizer, own, model, self._copy_of, with_settings=not new_run)
-            self._restores.append(restore)
-        scalers = {} if state.scaler is None else {"": state.scaler}
-        for kind, targets in (("scheduler", state.schedulers), ("scaler", scalers)):
-            plain = by_label(self.saved, kind)
-            self._check_names(kind, targets, plain)
-            for label, target in targets.items():
-                self._restores.append(bind(target.load_state_dict, from_plain(plain[label])))
-        if not new_run:
-            self._check_names("generators", state.generators or {}, self.saved.get("generators", []))
+        if damage:
+            _LOG.warning("%s; going on from %s", "; ".join(damage), checkpoint.path)
+        return checkpoint
+    return f"{'; '.join(damage)}; no earlier one in {folder} is intact"
 
-    def restore(self, random_ranks: tuple[int, ...]) -> None:
-        """Changes the objects, and the random state to that of the first of ``random_ranks`` that has one."""
-        for tensor, name in self._copies:
-            tensor.copy_(self._stored[name])
-        for restore in self._restores:
-            restore()
-        names = [name for rank in random_ranks if (name := f"{RANDOM}{rank}") in self._stored.entries]
-        if names and not self._new_run:
-            random = from_plain(json.loads(bytes(self._stored[names[0]].tolist())))
-            set_random_state(random, self._state.generators)
 
-    def _copy_of(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns a copy of a stored tensor of an optimizer, beside its parameter if it has the same shape."""
-        stored = self._stored[name]
-        return stored.to(parameter.device if stored.shape == parameter.shape else "cpu", copy=True)
+def _prepare(
+    path: Path, state: SavedState, files: ExitStack, random_ranks: Collection[int], *, new_run: bool
+) -> tuple[Callable[[], None], dict[str, Any]]:
+    """Compares a checkpoint with the objects of a run; returns a function that changes them, and the saved ``extra``.
 
-    def _check_names(self, argument: str, objects: Collection[str], saved: Collection[str]) -> None:
-        """Raises InvalidCheckpointError if objects are passed and others, or none, were saved."""
-        if not objects or set(objects) == set(saved):
-            return
-        if not saved:
-            raise InvalidCheckpointError(f"{self._path} was saved without {argument}=; load it without, too")
-        names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
-        raise InvalidCheckpointError(
-            f"{self._path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or none"
-        )
+    The random state becomes that of the first of ``random_ranks`` that has one.
+    """
+    stored, saved = StoredTensors(path, files), json.loads((path / STATE).read_text(encoding="utf-8"))
+    modules = state.modules()
+    model = modules[MODEL]
+    if names := ", ".join(sorted(stored.tied.keys() ^ model.tied.keys())):
+        raise InvalidCheckpointError(f"{path} is of another model: only one of them ties {names}; tie the same weights")
+
+    def check_names(argument: str, objects: Collection[str], saved: Collection[str]) -> None:
+        if objects and set(objects) != set(saved):
+            names = [", ".join(name or "a single one" for name in each) or "none" for each in (saved, objects)]
+            raise InvalidCheckpointError(
+                f"{path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, or none"
+            )
+
+    check_names("companions", state.companions, saved.get("companions", []))
+    copies: list[tuple[torch.Tensor, str]] = []
+    for prefix, module in modules.items():
+        entries = stored.of_module(prefix)
+        overlap = Overlap.of(module, {name: (entry.dtype, entry.shape) for name, entry in entries.items()})
+        overlap.check(path)
+        copies += [(tensor, entries[overlap.sources[name]].name) for name, tensor in module.here.items()]
+
+    def copy_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+        tensor = stored[name]
+        return tensor.to(parameter.device if tensor.shape == parameter.shape else "cpu", copy=True)
+
+    restores: list[Callable[[], object]] = []
+    saved_optimizers = by_label(saved, "optimizer")
+    check_names("optimizer", state.optimizers, saved_optimizers)
+    for label, optimizer in state.optimizers.items():
+        saved_state = OptimizerState(**saved_optimizers[label])
+        restores.append(saved_state.prepare(optimizer, model, copy_of, new_run=new_run))
+    for kind, targets in (("scheduler", state.schedulers), ("scaler", state.scalers)):
+        plain = by_label(saved, kind)
+        check_names(kind, targets, plain)
+        restores += [bind(target.load_state_dict, from_plain(plain[label])) for label, target in targets.items()]
+    if not new_run:
+        check_names("generators", state.generators, saved.get("generators", []))
+        for name in [name for rank in random_ranks if (name := f"{RANDOM}{rank}") in stored.entries][:1]:
+            random = from_plain(json.loads(bytes(stored[name].tolist())))
+            restores.append(bind(set_random_state, random, state.generators))
+
+    def restore() -> None:
+        for tensor, name in copies:
+            tensor.copy_(stored[name])
+        for each in restores:
+            each()
+
+    return restore, from_plain(saved["extra"])

@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -98,11 +99,8 @@ class Manifest:
             manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if manifest.digest != (digest := manifest.computed_digest):
-            raise InvalidCheckpointError(
-                f"{folder / MANIFEST} was changed: digest={manifest.digest!r}, and its content has {digest!r}; load an "
-                "earlier checkpoint"
-            )
+        if manifest.digest != manifest.computed_digest:
+            raise InvalidCheckpointError(f"{folder / MANIFEST} was changed: it has another digest than its content")
         return manifest
 
 
@@ -127,11 +125,11 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
     complete = checkpoints_in(folder)
     if not complete:
         raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; pass the folder of save()")
-    first = next((index for index, each in enumerate(complete) if step in (None, each.step)), None)
-    if first is None:
+    chosen = tuple(dropwhile(lambda checkpoint: step not in (None, checkpoint.step), complete))
+    if not chosen:
         steps = ", ".join(str(checkpoint.step) for checkpoint in complete)
         raise InvalidCheckpointError(f"there is no checkpoint of step={step} in {folder}; there are steps {steps}")
-    return complete[first:]
+    return chosen
 
 
 def damage_of(checkpoint: Path) -> tuple[str, ...]:

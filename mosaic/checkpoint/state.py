@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -31,29 +30,28 @@ OneOrSeveral: TypeAlias = T | Sequence[T] | Mapping[str, T] | None
 """One, or several in a fixed order or by name, or none."""
 
 
-@dataclass(frozen=True, slots=True)
 class SavedState:
-    """The objects that a run saves and loads; a single optimizer or scheduler has the name ``""``."""
+    """The objects that a run saves and loads, by name; a single one has the name ``""``."""
 
-    model: nn.Module
-    optimizer: OneOrSeveral[Optimizer] = None
-    scheduler: OneOrSeveral[Any] = None
-    scaler: Any = None
-    companions: Mapping[str, nn.Module] | None = None
-    generators: Mapping[str, torch.Generator] | None = None
-
-    @property
-    def optimizers(self) -> dict[str, Optimizer]:
-        return _named(self.optimizer, "optimizer")
-
-    @property
-    def schedulers(self) -> dict[str, Any]:
-        return _named(self.scheduler, "scheduler")
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OneOrSeveral[Optimizer],
+        scheduler: OneOrSeveral[Any],
+        scaler: Any,
+        companions: Mapping[str, nn.Module] | None,
+        generators: Mapping[str, torch.Generator] | None,
+    ) -> None:
+        self.model = model
+        self.optimizers: dict[str, Optimizer] = _named(optimizer, "optimizer")
+        self.schedulers = _named(scheduler, "scheduler")
+        self.scalers = {} if scaler is None else {"": scaler}
+        self.companions: dict[str, nn.Module] = _named(companions or {}, "companions")
+        self.generators = dict(generators or {})
 
     def modules(self) -> dict[str, ModelTensors]:
         """Returns the tensors of the model and its companions, by the prefix of their names in a checkpoint."""
-        companions = _named(self.companions or {}, "companions")
-        prefixes = {MODEL: self.model, **{f"{COMPANION}{name}/": module for name, module in companions.items()}}
+        prefixes = {MODEL: self.model, **{f"{COMPANION}{name}/": module for name, module in self.companions.items()}}
         return {prefix: ModelTensors.of(module) for prefix, module in prefixes.items()}
 
 
@@ -74,8 +72,6 @@ def _named(objects: Any, argument: str) -> dict[str, Any]:
 class Part:
     """One rank's part of a checkpoint, without the values of its tensors."""
 
-    labels: tuple[list[str], list[str], list[str]]
-    """Names of optimizers, companions and generators."""
     entries: dict[str, TensorEntry]
     """This rank's tensors."""
     names: list[str]
@@ -95,7 +91,6 @@ class Part:
         text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
         tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         part = Part(
-            labels=([*optimizers], list(state.companions or {}), list(state.generators or {})),
             entries={name: describe(name, tensor) for name, tensor in tensors.items()},
             names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
             optimizers=optimizers,
@@ -106,21 +101,18 @@ class Part:
 
 def state_file(state: SavedState, parts: Sequence[Part], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all state except tensors as JSON data, with the optimizers of all ranks."""
-    optimizers = {label: [part.optimizers[label] for part in parts] for label in parts[0].optimizers}
-    merged = {label: asdict(OptimizerState.merged(by_rank)) for label, by_rank in optimizers.items()}
-    schedulers = {
-        label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
+    by_kind = {
+        "optimizer": {
+            label: asdict(OptimizerState.merged([part.optimizers[label] for part in parts]))
+            for label in state.optimizers
+        },
+        "scheduler": {label: to_plain(each.state_dict(), "the scheduler") for label, each in state.schedulers.items()},
+        "scaler": {label: to_plain(each.state_dict(), "the scaler") for label, each in state.scalers.items()},
     }
-    return {
-        "optimizer": merged.pop("", None),
-        "optimizers": merged,
-        "scheduler": schedulers.pop("", None),
-        "schedulers": schedulers,
-        "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
-        "companions": parts[0].labels[1],
-        "generators": parts[0].labels[2],
-        "extra": to_plain(dict(extra), "extra"),
-    }
+    single = {kind: states.pop("", None) for kind, states in by_kind.items()}
+    several = {f"{kind}s": states for kind, states in by_kind.items()}
+    names = {"companions": [*state.companions], "generators": [*state.generators]}
+    return {**single, **several, **names, "extra": to_plain(dict(extra), "extra")}
 
 
 def by_label(saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -134,10 +126,8 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
 
     ``where`` names the value; ``keep`` stores a tensor elsewhere and returns its key. By default it is in the JSON.
     """
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)  # NumPy's float64 is a float
     if isinstance(value, torch.Tensor):
         if keep is not None:
             return {"$": "kept", "key": keep(value, where)}
@@ -205,13 +195,11 @@ class OptimizerState:
         """Reads the state of this rank's parameters; returns also its tensors by key, without a copy."""
         prefix = f"{OPTIMIZER}{label}/" if label else OPTIMIZER
         by_id = {id(tensor): name for name, tensor in model.tensors.items()}
-        for index, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if id(parameter) not in by_id:
-                    raise ValueError(
-                        f"parameter {place} of the optimizer's group {index} (shape {tuple(parameter.shape)}) is not "
-                        "the model's, and is not saved; make it a parameter of the model"
-                    )
+        if others := [p for group in optimizer.param_groups for p in group["params"] if id(p) not in by_id]:
+            raise ValueError(
+                f"a parameter of the optimizer (shape {tuple(others[0].shape)}) is not the model's, and is not saved; "
+                "make it a parameter of the model"
+            )
         groups = [[by_id[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         names = [name for group in groups for name in group]
         state_dict = dict(optimizer.state_dict())
@@ -245,59 +233,47 @@ class OptimizerState:
             states={name: state for each in by_rank for name, state in each.states.items()},
         )
 
-    def check_fits(self, own: OptimizerState, model: ModelTensors) -> None:
-        """Refuses an optimizer unlike the saved one by their difference; parameters on other ranks may be missing."""
-        remedy = "give it the same parameters, or load without an optimizer"
+    def prepare(
+        self, optimizer: Optimizer, model: ModelTensors, stored: Callable[..., torch.Tensor], *, new_run: bool
+    ) -> Callable[[], None]:
+        """Compares this saved state with an optimizer, which may lack parameters that are on other ranks.
+
+        ``stored`` returns a copy of a parameter's tensor by its key. The returned function loads the state, without
+        the settings of groups into a new run.
+        """
+        own, _ = OptimizerState.of(optimizer, model)
         if self.kind != own.kind:
             raise InvalidCheckpointError(
                 f"the checkpoint has the state of {self.kind} and the optimizer is {own.kind}; use the saved "
                 "optimizer's class, or load without one"
             )
+        here = model.here.keys()
         saved, present = ({name: i for i, names in enumerate(each.groups) for name in names} for each in (self, own))
-        here = model.here
-        missing = [name for name in saved if name not in present and name in here]
-        new = [name for name in present if name not in saved]
-        for verb, names in (("had", missing), ("did not have", new)):
-            if names:
-                listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                raise InvalidCheckpointError(f"the optimizer that was saved {verb} {listed}; {remedy}")
-        for index, names in enumerate(own.groups):
-            if len({saved[name] for name in names}) > 1:
-                raise InvalidCheckpointError(
-                    f"group {index} of the optimizer has parameters that were in several groups when it was saved; "
-                    "make the same groups"
-                )
+        differing = [name for name in saved | present if name in here and saved.get(name) != present.get(name)]
+        if differing or len(self.groups) != len(own.groups):
+            listed = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+            raise InvalidCheckpointError(
+                f"the groups of the optimizer are not the saved ones, of which there are {len(self.groups)}; they "
+                f"differ in {listed or 'their number'}: make the same groups, or load without an optimizer"
+            )
 
-    def restore(
-        self,
-        optimizer: Optimizer,
-        own: OptimizerState,
-        model: ModelTensors,
-        stored: Callable[[torch.Tensor, str], torch.Tensor],
-        *,
-        with_settings: bool,
-    ) -> None:
-        """Loads this saved state, with the settings of groups or without, into an optimizer whose state is ``own``.
+        def restore() -> None:
+            state_dict = optimizer.state_dict()
+            state_dict["state"] = {
+                index: from_plain(self.states[name], partial(stored, model.tensors[name]))
+                for index, name in enumerate(itertools.chain(*own.groups))
+                if name in self.states and not model.tensors[name].is_meta
+            }
+            if not new_run:
+                state_dict |= from_plain(self.more)
+                groups = zip(state_dict["param_groups"], from_plain(self.settings), strict=True)
+                state_dict["param_groups"] = [{**group, **settings} for group, settings in groups]
+            optimizer.load_state_dict(state_dict)
 
-        ``stored`` returns a tensor of a parameter's state by its key.
-        """
-        state_dict = optimizer.state_dict()
-        state_dict["state"] = {
-            index: from_plain(self.states[name], partial(stored, model.tensors[name]))
-            for index, name in enumerate(itertools.chain(*own.groups))
-            if name in self.states and not model.tensors[name].is_meta
-        }
-        if with_settings:
-            settings = {name: each for names, each in zip(self.groups, self.settings, strict=True) for name in names}
-            state_dict |= from_plain(self.more)
-            state_dict["param_groups"] = [
-                {**group, **(from_plain(settings[names[0]]) if names else {})}
-                for group, names in zip(state_dict["param_groups"], own.groups, strict=True)
-            ]
-        optimizer.load_state_dict(state_dict)
+        return restore
 
 
-def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
+def random_state(generators: Mapping[str, torch.Generator]) -> dict[str, Any]:
     """Returns the states of this process's default generators, and of others by name."""
     state = random_numbers.random_state()
     (_, cpu), *gpus = state.torch
@@ -308,22 +284,18 @@ def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dic
         "all_cuda": [gpu for _, gpu in gpus],
         "python": state.python,
         "numpy": [numpy_kind, [int(word) for word in words], *rest],
-        "generators": {name: random_numbers.generator_state(each) for name, each in (generators or {}).items()},
+        "generators": {name: random_numbers.generator_state(each) for name, each in generators.items()},
     }
 
 
-def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None) -> None:
+def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Generator]) -> None:
     """Sets the generators to a state from ``random_state``; with another number of GPUs, the current one alone."""
-    kind, words, *rest = state["numpy"]
-    numpy_state = kind, np.array(words, dtype=np.uint32), *rest
     cpu = ((torch.default_generator, state["torch"]),)
-    random_numbers.RandomState(torch=cpu, python=state["python"], numpy=numpy_state).restore()
+    random_numbers.RandomState(torch=cpu, python=state["python"], numpy=tuple(state["numpy"])).restore()
     if state["cuda"] is not None and torch.cuda.is_available():
         if len(all_cuda := state.get("all_cuda", [])) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(all_cuda)
         else:
             torch.cuda.set_rng_state(state["cuda"])
-    saved = state.get("generators", {})
-    for name, each in (generators or {}).items():
-        if name in saved:
-            each.set_state(saved[name])
+    for name in generators.keys() & state.get("generators", {}).keys():
+        generators[name].set_state(state["generators"][name])

@@ -48,14 +48,10 @@ def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
     return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a tensor as a flat CPU tensor, without a copy if it is contiguous there."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
-
-
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    plain = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return memoryview(plain.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
@@ -67,23 +63,6 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
         raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from error
     path.chmod(0o644)  # the library makes a file that only its owner can read
     return run_folder.flushed(path)
-
-
-def replace_with_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a file beside its place and renames it once it is on the disk; tensors may share memory."""
-    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    owner = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
-    is_owner = {name: owner[tensor.untyped_storage().data_ptr()] == name for name, tensor in tensors.items()}
-    separate = {name: tensor if is_owner[name] else tensor.clone() for name, tensor in tensors.items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(aside, separate)
-        aside.replace(path)
-        run_folder.flush_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # its folder may be missing
-            aside.unlink(missing_ok=True)
-        raise run_folder.write_error(path, error) from error
 
 
 def open_tensors(path: Path) -> Any:
@@ -131,13 +110,20 @@ class StoredTensors:
 
 
 def extract_weights(checkpoint: Path, path: Path) -> int:
-    """Writes the weights of a checkpoint from its files alone as one plain file; returns the number of tensors."""
-    if damage := run_folder.damage_of(checkpoint):
-        raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
-    with ExitStack() as stack:
-        stored = StoredTensors(checkpoint, stack)
-        weights = {name: stored[entry.name] for name, entry in stored.of_module(MODEL).items()}
-        replace_with_tensors(path, weights)
+    """Writes the weights of an intact checkpoint as one plain file, atomically; returns the number of tensors."""
+    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stored = StoredTensors(checkpoint, stack)
+            weights = {name: stored[entry.name] for name, entry in stored.of_module(MODEL).items()}
+            write_tensors(aside, weights | {name: weights[name].clone() for name in stored.tied})
+        aside.replace(path)
+        run_folder.flush_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # its folder may be missing
+            aside.unlink(missing_ok=True)
+        raise run_folder.write_error(path, error) from error
     return len(weights)
 
 

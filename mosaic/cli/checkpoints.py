@@ -41,7 +41,7 @@ class Checkpoints:
         checkpoints = choose(self.folder, self.step)
         if self.step is not None or self.export is not None:
             checkpoints = checkpoints[:1]
-        rows = [_row(checkpoint, verify=self.verify) for checkpoint in checkpoints]
+        rows = [_row(checkpoint, verify=self.verify or self.export is not None) for checkpoint in checkpoints]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         out = sys.stderr if takes_stdout(self.json) else sys.stdout
         for row in rows:
@@ -50,13 +50,13 @@ class Checkpoints:
                 size = f"{row['num_bytes'] / 2**20:.1f} MiB"
                 line += f", {row['created']}, ranks: {row['num_ranks']}, tensors: {row['num_tensors']}, {size}"
             print(line, file=out)
+        if damage := [sentence for row in rows for sentence in row["damage"]]:
+            raise InvalidCheckpointError("\n".join(damage))
         if self.export is not None:
             from mosaic.checkpoint.tensors import extract_weights
 
             count = extract_weights(checkpoints[0].path, self.export)
             print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)
-        if damage := [sentence for row in rows for sentence in row["damage"]]:
-            raise InvalidCheckpointError("\n".join(damage))
 
 
 def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:

@@ -296,7 +296,7 @@ class Pipeline(Checkpointer):
     def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         if self._slices is None:
             return nullcontext()
-        beside = () if state is None else (state.companions or {}).values()
+        beside = () if state is None else state.companions.values()
         optimizers = () if state is None else state.optimizers.values()
         return self._slices.whole([self._model, *beside], optimizers)
 

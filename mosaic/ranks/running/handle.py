@@ -34,7 +34,7 @@ class RankHandle(Handle):
     _session: RankSession
 
     def __init__(self, session: RankSession, *, world: World) -> None:
-        self.world = world
+        self.world = self._ranks = world
         super().__init__(session, prepare=lambda request: session)
         self._trained = [(name, p, p.requires_grad) for name, p in self._model.named_parameters()]
         loops.enter(self)
@@ -79,9 +79,6 @@ class RankHandle(Handle):
         host, run = world.me.host, world.run
         RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)).write(path)
         return path
-
-    def _the_ranks(self) -> World:
-        return self.world
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Does what ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` does; every rank calls it."""

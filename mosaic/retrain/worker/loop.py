@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.checkpointer import Checkpointer
-from mosaic.checkpoint.ranks import gather_objects
+from mosaic.checkpoint.checkpointer import Checkpointer, gather_objects
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.find.random_numbers import Generator

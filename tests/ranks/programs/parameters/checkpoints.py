@@ -106,20 +106,17 @@ class Run:
         return self.handle.load(folder, **self.belongings, **more)
 
 
-def saving(rank: int, size: int, folder: str) -> list[Any]:
-    """Trains, saves while training goes on, and saves again at the end; returns how many bytes each rank wrote."""
-    shares = []
+def saving(rank: int, size: int, folder: str) -> None:
+    """Trains, saves while training goes on, and saves again at the end."""
     for seed in SEEDS:
         run = Run(seed, rank, size, plan_seed=seed)
         run.train(0, STEPS)
-        path = run.save(Path(folder) / f"run{seed}", STEPS)
+        run.save(Path(folder) / f"run{seed}", STEPS)
         run.handle.export(Path(folder) / f"start{seed}.safetensors")
         run.train(STEPS, 2 * STEPS)
         run.save(Path(folder) / f"run{seed}", 2 * STEPS)
         run.handle.export(Path(folder) / f"end{seed}.safetensors")
         run.handle.remove()
-        shares.append([file.stat().st_size for file in sorted(path.glob("rank-*"))])
-    return shares
 
 
 def going_on(rank: int, size: int, folder: str, source: str) -> bool:
