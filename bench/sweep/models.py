@@ -71,14 +71,13 @@ def chosen(*shape: int) -> Callable[[Generator], Tensor]:
 
 
 IMAGES, LARGE = (4, 3, 32, 32), (2, 3, 64, 64)
-CLASSES, PIXELS = torch.tensor([0, 1, 0, 1]), partial(torch.randint, 0, 3, (2, 64, 64))
+CLASSES = torch.tensor([0, 1, 0, 1])
 ANSWER = partial(words, length=6)
 
 pair = batch(input_ids=words, pixel_values=IMAGES, return_loss=True)
 both = batch(input_ids=words, pixel_values=IMAGES)
 classified = batch(pixel_values=IMAGES, labels=CLASSES)
 classified_large = batch(pixel_values=(4, 3, 64, 64), labels=CLASSES)
-segmented = batch(pixel_values=LARGE, labels=lambda drawn: PIXELS(generator=drawn))
 translated = batch(input_ids=words, labels=partial(words, length=8))
 predicted = sentences(length=16)
 waves = batch(input_values=(4, 512), labels=partial(words, length=5))
@@ -149,15 +148,6 @@ def omni_of_two_tokens(drawn: Generator) -> Inputs:
     return {**inputs, "labels": inputs["input_ids"]}
 
 
-class _Classifier(nn.Module):
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.layers, self.head = nn.Embedding(99, 32), layers, nn.Linear(32, 3)
-
-    def forward(self, ids):
-        return self.head(self.layers(self.embed(ids)).mean(1))
-
-
 def transformer_of_torch() -> tuple[nn.Module, Draw]:
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -171,66 +161,6 @@ def transformer_of_torch() -> tuple[nn.Module, Draw]:
             return self.head(self.inner(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True))
 
     return Translator(), batch(source=words, target=partial(words, length=8))
-
-
-class _Block(nn.Module):
-    """A block of a vision transformer, with scaled residuals that are dropped by rows."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.norm, self.attend = nn.LayerNorm(32), nn.MultiheadAttention(32, 4, batch_first=True)
-        self.mlp = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-        self.scale, self.rate = nn.Parameter(torch.full((32,), 0.1)), rate
-
-    def forward(self, x):
-        normed = self.norm(x)
-        x = x + self._dropped(self.attend(normed, normed, normed, need_weights=False)[0] * self.scale)
-        return x + self._dropped(self.mlp(x))
-
-    def _dropped(self, x):
-        return x * torch.bernoulli(torch.full((len(x), 1, 1), 1 - self.rate, dtype=x.dtype))
-
-
-class _Patches(nn.Module):
-    """A vision transformer as timm writes it: blocks in a Sequential, a class token, positions."""
-
-    def __init__(self, depth: int = 4) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(3, 32, 8, 8)
-        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.zeros(1, 17, 32))
-        self.pos_drop, self.norm = nn.Dropout(0.0), nn.LayerNorm(32)
-        self.blocks = nn.Sequential(*(_Block(0.1 * index) for index in range(depth)))
-
-    def forward(self, image):
-        x = self.patch_embed(image).flatten(2).transpose(1, 2)
-        x = self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
-        return self.norm(self.blocks(x))[:, 0]
-
-
-def image_bind() -> tuple[nn.Module, Draw]:
-    """Makes towers of three kinds whose results are pulled together, two and two."""
-
-    class Bound(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-            self.image, self.text = _Patches(3), _Classifier(nn.TransformerEncoder(layer, 3))
-            self.sound = nn.ModuleDict(
-                {"stem": nn.Linear(16, 32), "trunk": nn.ModuleList(_Block(0.1) for _ in range(3))}
-            )
-            self.text.head = nn.Linear(32, 32)
-            self.heat = nn.Parameter(torch.tensor(1.0))
-
-        def forward(self, image, ids, sound):
-            heard = self.sound["stem"](sound)
-            for block in self.sound["trunk"]:
-                heard = block(heard)
-            results = self.image(image), self.text(ids), heard.mean(1)
-            image, text, sound = (nn.functional.normalize(result, dim=-1) for result in results)
-            same = torch.arange(len(ids))
-            return sum(nn.functional.cross_entropy(self.heat.exp() * image @ other.T, same) for other in (text, sound))
-
-    return Bound(), batch(image=IMAGES, ids=words, sound=(4, 6, 16))
 
 
 Make = Callable[[], tuple[nn.Module, Draw]]
@@ -262,15 +192,15 @@ def row(name: str, draw: Draw, **settings: Any) -> Make:
     return make
 
 
-def of_two(name: str, draw: Draw, first: Sub, second: Sub, **settings: Any) -> Make:
-    """Returns the row of a model that is put together of two others."""
+def encoder_decoder(name: str, draw: Draw, encoder: Sub) -> Make:
+    """Returns the row of an encoder whose results Bert reads as a decoder."""
+    decoder = sub("Bert", **TEXT, is_decoder=True, add_cross_attention=True)
 
     def make() -> tuple[nn.Module, Draw]:
-        config = getattr(tf, f"{name}Config")
-        joined = "from_vision_text_configs" if "Dual" in name else "from_encoder_decoder_configs"
-        return getattr(tf, f"{name}Model")(
-            config=getattr(config, joined)(first.build(), second.build(), **settings)
-        ), draw
+        joined = getattr(tf, f"{name}Config").from_encoder_decoder_configs(
+            encoder.build(), decoder.build(), decoder_start_token_id=1, pad_token_id=0
+        )
+        return getattr(tf, f"{name}Model")(config=joined), draw
 
     return make
 
@@ -312,7 +242,8 @@ def musicgen() -> tuple[nn.Module, Draw]:
     draw = batch(input_ids=words, decoder_input_ids=lambda drawn: words(drawn, 16, 8, end=64))
     model, _ = row(
         "MusicgenForConditionalGeneration", draw, text_encoder=sub("T5", **without(T5, "decoder_start_token_id")),
-        audio_encoder=sub("Encodec", **(CODEC | {"codebook_size": 64})), decoder={
+        audio_encoder=sub("Encodec", hidden_size=32, num_filters=4, upsampling_ratios=[4, 4], codebook_dim=32,
+                          num_lstm_layers=1, codebook_size=64), decoder={
             "vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
             "num_codebooks": 4, "pad_token_id": 0, "bos_token_id": 0},
     )()  # fmt: skip
@@ -333,20 +264,14 @@ SEQ2SEQ = {**ENCODED, **DECODED, "vocab_size": 99, "pad_token_id": 0, "decoder_s
 BART = {**SEQ2SEQ, "max_position_embeddings": 64}
 T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
       "decoder_start_token_id": 0}
-READ = TEXT | {"encoder_hidden_size": 32, "projection_dim": 32, "bos_token_id": 1, "sep_token_id": 2}
-CROSSED = sub("Bert", **TEXT, is_decoder=True, add_cross_attention=True)
-OPT = sub("OPT", **SIZES, vocab_size=99, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64)
 WAVES = {**SIZES, "conv_dim": (16, 16), "conv_kernel": (8, 8), "conv_stride": (4, 4), "num_feat_extract_layers": 2,
          "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "vocab_size": 99}
-CODEC = {"hidden_size": 32, "num_filters": 4, "upsampling_ratios": [4, 4], "codebook_dim": 32, "num_lstm_layers": 1}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
 DETR = {**ENCODED, **DECODED, "num_queries": 6, "num_labels": 3, "use_timm_backbone": False,
         "use_pretrained_backbone": False, "backbone": None}
 SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "window_size": 2,
         "patch_size": 2}
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
-RESAMPLED = {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 4,
-             "resampler_head_dim": 8, "num_key_value_heads": 2}
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
 QWEN_TEXT = {**LANGUAGE, "rope_scaling": ROPE, "rope_parameters": ROPE}
 QWEN_TOKENS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
@@ -361,7 +286,6 @@ DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_n
            "decoder_intermediate_size": 32}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MARKED, MARKED_LONG = {"length": 16, "marks": 4}, {"length": 24, "marks": 16}
-FOUR_TOKENS = sentences(**MARKED, pixel_values=(4, 1, 3, 32, 32))
 OMNI = {"image_token_index": 3, "audio_token_index": 7, "audio_config": {**MEL, **ENCODED, "output_dim": 32,
         "n_window": 8}, "vision_config": WINDOWED, "text_config": QWEN_TEXT, **OMNI_TOKENS}
 
@@ -372,14 +296,10 @@ TOWERS = {
         input_ids=words, pixel_values=(4, 16, 3 * 8 * 8), spatial_shapes=torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
         pixel_attention_mask=torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]), return_loss=True,
     ), text_config=TEXT, vision_config=SIZES | {"patch_size": 8, "num_patches": 16}),
-    "alt_clip": row("AltCLIPModel", pair, text_config=TEXT | {"project_dim": 32, "max_position_embeddings": 80},
-                    vision_config=VISION, projection_dim=32),
     "align": row("AlignModel", pair, text_config=TEXT, projection_dim=32, vision_config={
         "image_size": 32, "width_coefficient": 1.0, "depth_coefficient": 0.5, "hidden_dim": 32, "kernel_sizes": [3, 3],
         "in_channels": [32, 16], "out_channels": [16, 32], "strides": [1, 2], "depthwise_padding": [],
         "num_block_repeats": [1, 1], "expand_ratios": [1, 2]}),
-    "vision_text_dual_encoder": of_two("VisionTextDualEncoder", pair, sub("ViT", **VISION), sub("Bert", **TEXT),
-                                       projection_dim=16),
     "clap": row("ClapModel", batch(
         input_ids=words, input_features=(4, 1, 64, 16), is_longer=torch.zeros(4, 1, dtype=torch.bool), return_loss=True,
     ), text_config=TEXT | {"max_position_embeddings": 80}, projection_dim=32, audio_config={
@@ -391,30 +311,17 @@ TOWERS = {
         text_config=TEXT | {"eos_token_id": 2}, projection_dim=32, vision_config={
             **VISION, "num_frames": 2, "mit_hidden_size": 32, "mit_intermediate_size": 64,
             "mit_num_attention_heads": 4}),
-    "owl_vit": row("OwlViTForObjectDetection", both, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION,
-                   projection_dim=32),
     "flava": row("FlavaModel", both, text_config=TEXT, image_config=VISION, multimodal_config=SIZES,
                  image_codebook_config={}, projection_dim=16),
-    "blip": row("BlipModel", pair, text_config=READ, vision_config=VISION, projection_dim=16),
     "bridge_tower": row("BridgeTowerModel", both, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         contrastive_hidden_size=16, text_config=TEXT | {"max_position_embeddings": 80, "hidden_size": 64},
         vision_config=VISION | {"num_hidden_layers": 3, "hidden_size": 64}),
-    "vilt": row("ViltModel", both, **TEXT, image_size=32, patch_size=8, max_image_length=16),
-    "visual_bert": row("VisualBertModel", batch(input_ids=words, visual_embeds=(4, 6, 16)), **TEXT,
-                       visual_embedding_dim=16),
-    "lxmert": row("LxmertModel", batch(input_ids=words, visual_feats=(4, 6, 16), visual_pos=(4, 6, 4)), **TEXT,
-                  l_layers=2, x_layers=1, r_layers=1, visual_feat_dim=16),
     "clip_distilled": clip_distilled,
 }
 
 SEEING = {
     "llava": row("LlavaForConditionalGeneration", sentences(**MARKED_LONG, pixel_values=IMAGES, use_cache=False),
         vision_config=sub("CLIPVision", **VISION), text_config=sub("Llama", **LANGUAGE), image_token_index=3),
-    "llava_onevision": row("LlavaOnevisionForConditionalGeneration", sentences(
-        length=48, marks=36, pixel_values=(4, 2, 3, 32, 32), image_sizes=ones(4, 2) * 32, use_cache=False,
-    ), vision_config=sub("SiglipVision", **VISION), text_config=sub("Qwen2", **LANGUAGE), image_token_index=3,
-        video_token_index=4, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
-        image_grid_pinpoints=[[32, 32]]),
     "paligemma": row("PaliGemmaForConditionalGeneration", sentences(
         **MARKED_LONG, pixel_values=IMAGES, token_type_ids=ones(4, 24),
     ), vision_config=sub("SiglipVision", **VISION, projection_dim=32), text_config=sub("Gemma", **LANGUAGE),
@@ -423,29 +330,10 @@ SEEING = {
         **MARKED, pixel_values=IMAGES, token_type_ids=with_marks(ones(4, 16) * 0, 1, 4),
     ), vision_config=VISION | {"model_type": "siglip_vision_model"}, text_config=LANGUAGE | {"sliding_window": 8},
         mm_tokens_per_image=4, image_token_index=3, boi_token_index=4, eoi_token_index=5),
-    "idefics2": row("Idefics2ForConditionalGeneration", sentences(
-        **MARKED, pixel_values=(4, 1, 3, 32, 32), use_cache=False,
-    ), vision_config=VISION, text_config=sub("Mistral", **LANGUAGE), perceiver_config=RESAMPLED, image_token_id=3),
-    "idefics3": row("Idefics3ForConditionalGeneration", FOUR_TOKENS, vision_config=VISION,
-                    text_config=sub("Llama", **LANGUAGE), image_token_id=3, scale_factor=2),
-    "intern_vl": row("InternVLForConditionalGeneration", sentences(**MARKED, pixel_values=IMAGES),
-        vision_config=VISION | {"image_size": [32, 32], "patch_size": [8, 8]}, text_config=sub("Qwen2", **LANGUAGE),
-        image_token_id=3, downsample_ratio=0.5),
-    "mistral3": row("Mistral3ForConditionalGeneration", sentences(
-        **MARKED, pixel_values=IMAGES, image_sizes=ones(4, 2) * 32,
-    ), vision_config=sub("PixtralVision", **VISION, head_dim=8), text_config=sub("Mistral", **LANGUAGE),
-        image_token_index=3, spatial_merge_size=2),
-    "blip_captions": row("BlipForConditionalGeneration", sentences(pixel_values=IMAGES), text_config=READ,
-                         vision_config=VISION, projection_dim=16),
     "blip_2": row("Blip2ForConditionalGeneration", sentences(length=16, marks=6, pixel_values=IMAGES),
-        vision_config=VISION, qformer_config=TEXT | {"encoder_hidden_size": 32}, text_config=OPT, num_query_tokens=6,
-        image_token_index=3),
-    "git": row("GitForCausalLM", sentences(pixel_values=IMAGES), vision_config=VISION, **TEXT, bos_token_id=1,
-               eos_token_id=2),
-    "kosmos2": row("Kosmos2ForConditionalGeneration", sentences(
-        length=16, pixel_values=IMAGES, image_embeds_position_mask=with_marks(ones(4, 16) * 0, 1, 4),
-    ), text_config={"vocab_size": 99, "embed_dim": 32, "layers": 2, "ffn_dim": 64, "attention_heads": 4},
-        vision_config=VISION, latent_query_num=4),
+        vision_config=VISION, qformer_config=TEXT | {"encoder_hidden_size": 32}, num_query_tokens=6,
+        image_token_index=3, text_config=sub("OPT", **SIZES, vocab_size=99, ffn_dim=64, word_embed_proj_dim=32,
+                                             max_position_embeddings=64)),
     "mllama": row("MllamaForConditionalGeneration", sentences(
         length=16, marks=1, pixel_values=(4, 1, 1, 3, 32, 32), aspect_ratio_ids=ones(4, 1),
         aspect_ratio_mask=ones(4, 1, 1), cross_attention_mask=ones(4, 16, 1, 1),
@@ -462,21 +350,7 @@ SEEING = {
         "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True],
         "window_size": 4},
         text_config=sub("Bart", **without(BART, "pad_token_id", "decoder_start_token_id"))),
-    "janus": row("JanusForConditionalGeneration", sentences(**MARKED_LONG, pixel_values=IMAGES),
-        vision_config=VISION | {"projection_dim": 32, "num_image_tokens": 16, "depth": 1, "mlp_ratio": 2},
-        vq_config={"embed_dim": 8, "num_embeddings": 16, "base_channels": 32, "channel_multiplier": [1],
-                   "num_patches": 4, "latent_channels": 8, "num_res_blocks": 1, "projection_dim": 32,
-                   "image_token_embed_dim": 32},
-        text_config=sub("Llama", **LANGUAGE), image_token_id=3),
-    "pix2struct": row("Pix2StructForConditionalGeneration", batch(
-        flattened_patches=lambda drawn: torch.randn(4, 16, 50, generator=drawn).abs(), labels=ANSWER,
-    ), text_config={**without(T5, "d_model"), "hidden_size": 32}, vision_config={
-        "hidden_size": 32, "patch_embed_hidden_size": 48, "d_ff": 64, "d_kv": 8, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "seq_len": 16}),
     "llava_with_all_hidden_states": with_more("llava", output_hidden_states=True),
-    "qwen2_audio": row("Qwen2AudioForConditionalGeneration", sentences(
-        **MARKED_LONG, input_features=(4, 16, 64), feature_attention_mask=ones(4, 64),
-    ), audio_config=MEL | ENCODED, text_config=sub("Qwen2", **LANGUAGE), audio_token_index=3),
     "voxtral": row("VoxtralForConditionalGeneration", sentences(**MARKED_LONG, input_features=(4, 16, 64)),
                    audio_config=SIZES | MEL, text_config=sub("Llama", **LANGUAGE), audio_token_id=3),
     "granite_speech": row("GraniteSpeechForConditionalGeneration", sentences(
@@ -487,8 +361,6 @@ SEEING = {
         projector_config={**SIZES, "model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 99},
         text_config=sub("Granite", **LANGUAGE), audio_token_index=3, window_size=8, downsample_rate=2,
         has_lora_adapter=False),
-    "qwen2_vl": row("Qwen2VLForConditionalGeneration", qwen, text_config=QWEN_TEXT, **QWEN_TOKENS,
-                    vision_config=QWEN_EYES | {"embed_dim": 32, "mlp_ratio": 2}),
     "qwen3_vl": row("Qwen3VLForConditionalGeneration", qwen, vision_config=STACKED, text_config=QWEN_TEXT,
                     **QWEN_TOKENS),
     "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", omni, **OMNI),
@@ -506,89 +378,40 @@ SPEECH = {
         input_values=(4, 512), mask_time_indices=chosen(4, 30),
         sampled_negative_indices=lambda drawn: torch.randint(0, 30, (4, 30, 3), generator=drawn),
     ), **WAVES, codevector_dim=16, num_codevectors_per_group=8, num_codevector_groups=2, proj_codevector_dim=16),
-    "wavlm_ctc": row("WavLMForCTC", waves, **WAVES, mask_time_length=2),
-    "wav2vec2_bert": row("Wav2Vec2BertModel", batch(input_features=(4, 24, 16)), **SIZES,
-                         feature_projection_input_dim=16, vocab_size=99, mask_time_length=2),
-    "audio_spectrogram_transformer": row("ASTForAudioClassification", batch(input_values=(4, 32, 16), labels=CLASSES),
-        **SIZES, max_length=32, num_mel_bins=16, patch_size=4, frequency_stride=4, time_stride=4),
     "whisper": row("WhisperForConditionalGeneration", batch(input_features=(4, 16, 64), labels=ANSWER), **SEQ2SEQ,
                    **MEL, max_target_positions=32, apply_spec_augment=True, mask_time_length=2),
-    "speech_to_text": row("Speech2TextForConditionalGeneration", batch(input_features=(4, 40, 16), labels=ANSWER),
-                          **SEQ2SEQ, input_feat_per_channel=16, input_channels=1, conv_channels=16),
-    "moonshine": row("MoonshineForConditionalGeneration", batch(input_values=(4, 4096), labels=ANSWER),
-        vocab_size=99, hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2,
-        encoder_num_attention_heads=4, decoder_num_attention_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-        decoder_start_token_id=1),
     "speecht5_to_text": row("SpeechT5ForSpeechToText", waves, **WAVES, **without(SEQ2SEQ, "d_model", "vocab_size"),
                             mask_time_length=2),
-    "speech_encoder_decoder": of_two("SpeechEncoderDecoder", waves, sub("Wav2Vec2", **WAVES, mask_time_length=2),
-                                     CROSSED, decoder_start_token_id=1, pad_token_id=0),
+    "speech_encoder_decoder": encoder_decoder("SpeechEncoderDecoder", waves,
+                                              sub("Wav2Vec2", **WAVES, mask_time_length=2)),
     "musicgen": musicgen,
-    "encodec": row("EncodecModel", batch(input_values=(2, 1, 512)), **CODEC, codebook_size=16),
     "seamless_m4t": row("SeamlessM4TForSpeechToText", batch(input_features=(4, 24, 16), labels=ANSWER),
         vocab_size=99, t2u_vocab_size=99, hidden_size=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64,
         decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, speech_encoder_layers=1,
         speech_encoder_attention_heads=4, speech_encoder_intermediate_size=64, feature_projection_input_dim=16,
         t2u_encoder_layers=1, t2u_decoder_layers=1, unit_embed_dim=8, lang_embed_dim=8, spkr_embed_dim=8,
         upsample_initial_channel=16, pad_token_id=0, decoder_start_token_id=1, max_position_embeddings=64),
-    "sew_ctc": row("SEWForCTC", waves, **WAVES, squeeze_factor=2, mask_time_length=2),
 }
 
 LANGUAGES = {
     "t5": row("T5ForConditionalGeneration", translated, **T5),
-    "long_t5": row("LongT5ForConditionalGeneration", translated, **T5, local_radius=4,
-                   encoder_attention_type="transient-global", global_block_size=4),
     "switch_transformers": row("SwitchTransformersForConditionalGeneration", translated, **T5, num_experts=4,
         num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, router_jitter_noise=0.1),
     "bart": row("BartForConditionalGeneration", translated, **BART, encoder_layerdrop=0.2, decoder_layerdrop=0.2),
-    "led": row("LEDForConditionalGeneration", translated, **SEQ2SEQ, max_encoder_position_embeddings=64,
-               max_decoder_position_embeddings=64, attention_window=4),
-    "prophet_net": row("ProphetNetForConditionalGeneration", translated, vocab_size=99, hidden_size=32,
-        encoder_ffn_dim=64, num_encoder_layers=2, num_encoder_attention_heads=4, decoder_ffn_dim=64,
-        num_decoder_layers=2, num_decoder_attention_heads=4, max_position_embeddings=64),
-    "encoder_decoder": of_two("EncoderDecoder", translated, sub("Bert", **TEXT), CROSSED, decoder_start_token_id=1,
-                              pad_token_id=0),
+    "encoder_decoder": encoder_decoder("EncoderDecoder", translated, sub("Bert", **TEXT)),
     "mixtral": row("MixtralForCausalLM", predicted, **LANGUAGE, num_local_experts=4, num_experts_per_tok=2),
-    "deepseek_v3": row("DeepseekV3ForCausalLM", predicted, **LANGUAGE | {"num_key_value_heads": 4, "head_dim": 4},
-        n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=32,
-        first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
-        n_shared_experts=1),
     "mamba": row("MambaForCausalLM", predicted, vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=2,
                  use_cache=False),
-    "mamba2": row("Mamba2ForCausalLM", predicted, vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=2,
-                  num_heads=8, head_dim=8, n_groups=1, chunk_size=8, use_cache=False),
-    "jamba": row("JambaForCausalLM", predicted, **LANGUAGE, num_experts=2, num_experts_per_tok=1, expert_layer_period=2,
-        expert_layer_offset=1, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4,
-        use_mamba_kernels=False),
     "recurrent_gemma": row("RecurrentGemmaForCausalLM", predicted,
         **without(LANGUAGE, "head_dim", "max_position_embeddings"), lru_width=32, attention_window_size=8,
         block_types=["recurrent", "attention"], use_cache=False),
-    "rwkv": row("RwkvForCausalLM", predicted, vocab_size=99, hidden_size=32, num_hidden_layers=2,
-                attention_hidden_size=32, context_length=32),
     "llama_with_cache": row("LlamaForCausalLM", predicted, **LANGUAGE),
     "gemma2": row("Gemma2ForCausalLM", predicted, **LANGUAGE, sliding_window=8),
     "gpt2": row("GPT2LMHeadModel", predicted, vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
                 bos_token_id=1, eos_token_id=2),
-    "bert_masked": row("BertForMaskedLM", predicted, **TEXT),
-    "deberta_v2": row("DebertaV2ForMaskedLM", predicted, **TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"],
-                      type_vocab_size=0),
-    "longformer": row("LongformerForMaskedLM", predicted, **TEXT | {"max_position_embeddings": 80},
-                      attention_window=4),
     "big_bird": row("BigBirdForMaskedLM", sentences(length=64), **TEXT | {"max_position_embeddings": 128},
                     block_size=4, num_random_blocks=1),
     "xlnet": row("XLNetLMHeadModel", predicted, vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=64),
-    "funnel": row("FunnelForMaskedLM", predicted, vocab_size=99, block_sizes=[1, 1], d_model=32, n_head=4, d_head=8,
-                  d_inner=64),
-    "canine": row("CanineForTokenClassification", batch(
-        input_ids=lambda drawn: words(drawn, length=16), labels=ones(4, 16) * 0,
-    ), **SIZES, max_position_embeddings=64, num_hash_buckets=64, num_hash_functions=4, local_transformer_stride=8,
-        downsampling_rate=4),
-    "layout_lmv3": row("LayoutLMv3ForTokenClassification", batch(
-        input_ids=words, bbox=lambda drawn: torch.randint(
-            0, 30, (4, 12, 2), generator=drawn).repeat(1, 1, 2).cumsum(-1).clamp(max=60),
-        pixel_values=IMAGES, labels=ones(4, 12) * 0,
-    ), **TEXT, input_size=32, patch_size=8, coordinate_size=4, shape_size=8, max_2d_position_embeddings=64),
-    "dense_retriever": row("DPRReader", batch(input_ids=words), **SIZES, vocab_size=99),
     "time_series_transformer": row("TimeSeriesTransformerForPrediction", batch(
         past_values=(4, 10), past_time_features=(4, 10, 1), past_observed_mask=torch.ones(4, 10), future_values=(4, 4),
         future_time_features=(4, 4, 1),
@@ -604,20 +427,9 @@ LANGUAGES = {
 }
 
 PICTURES = {
-    "vit": row("ViTForImageClassification", classified, **VISION),
     "dinov2": row("Dinov2ForImageClassification", classified, **VISION, drop_path_rate=0.3),
-    "beit": row("BeitForMaskedImageModeling", batch(pixel_values=IMAGES, bool_masked_pos=chosen(4, 16)), **VISION,
-                drop_path_rate=0.3, use_mask_token=True, vocab_size=99),
     "vit_mae": row("ViTMAEForPreTraining", batch(pixel_values=IMAGES), **VISION, **DECODER),
-    "swin": row("SwinForImageClassification", classified_large, **SWIN, drop_path_rate=0.3),
-    "conv_next": row("ConvNextForImageClassification", classified, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
-                     drop_path_rate=0.3),
     "resnet": row("ResNetForImageClassification", classified_large, **RESNET),
-    "mobile_vit": row("MobileViTForImageClassification", classified_large, image_size=64, hidden_sizes=[16, 16, 16],
-                      neck_hidden_sizes=[8, 8, 16, 16, 16, 16, 32], num_attention_heads=4),
-    "video_mae": row("VideoMAEForPreTraining", batch(
-        pixel_values=(4, 4, 3, 32, 32), bool_masked_pos=(torch.arange(32) % 2 == 0).repeat(4, 1),
-    ), **VISION, num_frames=4, **DECODER),
     "detr": row("DetrForObjectDetection", boxes, **DETR,
                 backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
     "deformable_detr": row("DeformableDetrForObjectDetection", boxes, **DETR, num_feature_levels=3, two_stage=True,
@@ -628,14 +440,10 @@ PICTURES = {
         encoder_in_channels=[16, 16, 32], d_model=32, num_queries=6, decoder_in_channels=[32, 32, 32],
         encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, decoder_layers=2,
         num_denoising=4, num_labels=3, hidden_expansion=0.5),
-    "yolos": row("YolosForObjectDetection", boxes, **VISION | {"image_size": [64, 64]}, num_detection_tokens=6,
-                 num_labels=3),
     "grounding_dino": row("GroundingDinoForObjectDetection", batch(
         pixel_values=LARGE, input_ids=lambda drawn: words(drawn, 2, 8),
     ), backbone_config=sub("Swin", **SWIN, out_features=STAGES[1:]), text_config=sub("Bert", **TEXT), **ENCODED,
         **DECODED, num_queries=6, num_feature_levels=3, max_text_len=16, use_timm_backbone=False, backbone=None),
-    "segformer": row("SegformerForSemanticSegmentation", segmented, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
-                     num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16, num_labels=3),
     "mask_former": row("MaskFormerForInstanceSegmentation", masks,
         backbone_config=sub("Swin", **SWIN, out_features=STAGES), decoder_config=sub("Detr", **DETR),
         fpn_feature_size=32, mask_feature_size=32, num_labels=3),
@@ -643,9 +451,6 @@ PICTURES = {
         backbone_config=sub("Swin", **SWIN, out_features=STAGES), feature_size=32, mask_feature_size=32, hidden_dim=32,
         encoder_feedforward_dim=64, encoder_layers=2, decoder_layers=2, num_attention_heads=4, dim_feedforward=64,
         num_queries=6, train_num_points=64, num_labels=3),
-    "upernet": row("UperNetForSemanticSegmentation", segmented, hidden_size=16, auxiliary_in_channels=16,
-        auxiliary_channels=16, num_labels=3, use_auxiliary_head=True, backbone_config=sub(
-            "ConvNext", hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], out_features=STAGES)),
     "segment_anything": row("SamModel", batch(
         pixel_values=LARGE, input_points=lambda drawn: torch.rand(2, 1, 2, 2, generator=drawn) * 64,
     ), vision_config={
@@ -654,32 +459,18 @@ PICTURES = {
         prompt_encoder_config={"hidden_size": 32, "image_size": 64, "patch_size": 16, "image_embedding_size": 4},
         mask_decoder_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 64,
                              "iou_head_hidden_dim": 32}),
-    "dense_prediction": row("DPTForSemanticSegmentation", batch(
-        pixel_values=IMAGES, labels=lambda drawn: torch.randint(0, 3, (4, 32, 32), generator=drawn),
-    ), **VISION | {"num_hidden_layers": 4}, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
-        fusion_hidden_size=16, readout_type="ignore", num_labels=3),
-    "clip_seg": row("CLIPSegForImageSegmentation", batch(
-        input_ids=words, pixel_values=IMAGES, labels=lambda drawn: torch.rand(4, 32, 32, generator=drawn),
-    ), text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION | {"num_hidden_layers": 3}, projection_dim=32,
-        reduce_dim=16, extract_layers=[0, 1, 2], decoder_num_attention_heads=4, decoder_intermediate_size=32),
     "perceiver": row("PerceiverForImageClassificationLearned", batch(inputs=IMAGES, labels=CLASSES), num_latents=8,
         d_latents=32, d_model=32, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4,
         num_cross_attention_heads=4, image_size=32, num_labels=3),
-    "vision_encoder_decoder": of_two("VisionEncoderDecoder", batch(pixel_values=IMAGES, labels=ANSWER),
-                                     sub("ViT", **VISION), CROSSED, decoder_start_token_id=1, pad_token_id=0),
 }
 
 LISTS = {
     "llama": row("LlamaForCausalLM", ragged, **DEEP, attention_dropout=0.1),
     "qwen2": row("Qwen2ForCausalLM", ragged, **DEEP, use_sliding_window=True, sliding_window=8, max_window_layers=2),
-    "qwen3": row("Qwen3ForCausalLM", ragged, **DEEP),
     "qwen3_moe_with_router_loss": row("Qwen3MoeForCausalLM", ragged, **DEEP, **EXPERTS, output_router_logits=True),
     "gemma3_text": row("Gemma3ForCausalLM", ragged, **DEEP, sliding_window=8),
-    "phi": row("PhiForCausalLM", ragged, **DEEP | {"tie_word_embeddings": False}),
-    "gpt_neox": row("GPTNeoXForCausalLM", ragged, **DEEP, hidden_dropout=0.1),
     "opt": row("OPTForCausalLM", ragged, vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=4,
                num_attention_heads=4, word_embed_proj_dim=16, max_position_embeddings=64),
-    "roberta": row("RobertaForMaskedLM", ragged, **TEXT | {"num_hidden_layers": 4}),
     "idefics": row("IdeficsForVisionText2Text", sentences(
         pixel_values=(4, 1, 3, 32, 32), image_attention_mask=ones(4, 12, 1),
     ), **TEXT | {"num_hidden_layers": 4}, cross_layer_interval=2, use_resampler=False, additional_vocab_size=0,
@@ -687,7 +478,6 @@ LISTS = {
             "embed_dim": 32, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 64}),
     "transformer_of_torch": transformer_of_torch,
-    "image_bind": image_bind,
     "llava_next": row("LlavaNextForConditionalGeneration", tiles,
         vision_config=sub("CLIPVision", **VISION | {"image_size": 16}), text_config=sub("Llama", **LANGUAGE),
         image_token_index=3, image_grid_pinpoints=[[16, 16]]),
