@@ -59,10 +59,6 @@ class PartedStudy:
     """After this a quick study ends whatever runs and starts nothing."""
     full: Callable[[], Sequence[StudyPart]]
     full_seconds: float = math.inf
-    known: Sequence[Figure] = ()
-    """Figures that no part makes, with their reasons."""
-    complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
-    """Adds what is missing once all parts have run."""
 
     def main(self, description: str | None, quick_help: str) -> Study:
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,7 +80,7 @@ class PartedStudy:
         """
         load = ForeignLoad()
         ends = time.perf_counter() + seconds
-        figures = list(self.known)
+        figures: list[Figure] = []
         for part in parts:
             began = time.perf_counter()
             try:
@@ -95,7 +91,7 @@ class PartedStudy:
             print(f"[{part.name}: {time.perf_counter() - began:.1f} s]", flush=True)
             if path is not None:
                 save(study_of(self.name, figures, load), path)
-        study = study_of(self.name, self.complete(figures), load)
+        study = study_of(self.name, figures, load)
         for figure in study.figures:
             shown = "not measured: " + figure.reason if figure.value is None else f"{figure.value:.3f}"
             interval = f"  [{figure.low:.3f}, {figure.high:.3f}]" if figure.low is not None else ""

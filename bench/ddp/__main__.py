@@ -18,14 +18,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from bench.ddp.models import MODELS
 from bench.ddp.turns import Scale, launch
 from bench.harness import PartedStudy, StudyPart
 from bench.ranks.launch import on_ranks
-from bench.record import Figure, median_figure, missing_figure
+from bench.record import Figure, median_figure
 
 RANKS = 2
 LAUNCHES = 3
@@ -54,11 +54,6 @@ def figures_of(name: str, figures: dict[str, list[Figure]]) -> Iterator[Figure]:
 
     best = _distinct(figure.labels["setting"] for figure in figures["ddp"])
     yield pooled("gradients, MB", "MB")
-    for setting in dict.fromkeys(figure.labels["setting"] for figure in figures["setting"]):
-        ms = [figure.samples[0] for figure in figures["setting"] if figure.labels["setting"] == setting]
-        yield median_figure(
-            f"{name}: step of DistributedDataParallel, {setting}, ms", ms, labels={"samples": str(len(ms))}
-        )
     yield pooled("step of DistributedDataParallel at its best, ms", "ddp", setting=best)
     yield pooled("step of mosaic.colocate, ms", "ours")
     yield pooled("step of DistributedDataParallel at its best over mosaic.colocate's, ratio", "gain")
@@ -72,20 +67,18 @@ def figures_of(name: str, figures: dict[str, list[Figure]]) -> Iterator[Figure]:
         samples=tuple(picked),
         labels={"samples": str(len(picked)), "plan": plans},
     )
-    yield _worst(f"{name}: largest relative difference of a loss", figures["loss"])
-    yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", figures["parameters"])
+    differences = tuple(figure.samples[0] for figure in figures["parameters"])
+    yield Figure(
+        name=f"{name}: length of the difference of all parameters over theirs, ratio",
+        source="measured",
+        value=max(differences),
+        samples=differences,
+        labels={"samples": str(len(differences))},
+    )
 
 
 def _distinct(names: Iterator[str]) -> str:
     return "; ".join(sorted(set(names)))
-
-
-def _worst(name: str, figures: Sequence[Figure]) -> Figure:
-    samples = tuple(figure.samples[0] for figure in figures)
-    labels = {"samples": str(len(samples))}
-    if not samples:
-        return missing_figure(name, "no launch came so far in its time", labels)
-    return Figure(name=name, source="measured", value=max(samples), samples=samples, labels=labels)
 
 
 def _parts(scale: Scale, launches: int, seconds: float) -> tuple[StudyPart, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
@@ -60,13 +59,9 @@ class Loop:
     Args:
         model: What is called: the model, or a wrapper around it.
         work: The model with its batch.
-
-    Attributes:
-        losses: Of all steps taken.
     """
 
     def __init__(self, model: nn.Module, work: Workload) -> None:
-        self.losses: list[float] = []
         self._model = model
         self._work = work
         self._optimizer = torch.optim.AdamW(work.model.parameters(), 1e-4)
@@ -77,12 +72,10 @@ class Loop:
         times_ms = []
         for _ in range(warm + steps):
             start = time.perf_counter()
-            loss = self._work.loss(runner_of(self._model, self._work.batch)())
-            loss.backward()
+            self._work.loss(runner_of(self._model, self._work.batch)()).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
             times_ms.append((time.perf_counter() - start) * 1e3)
-            self.losses.append(loss.item())
         return list(map(max, zip(*world.all_gather(times_ms), strict=True)))[warm:]
 
 
@@ -103,8 +96,6 @@ def launch(
     if best is None:
         tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
         best = min(tried, key=lambda setting: tried[setting])
-        for setting, step_ms in tried.items():
-            yield _figure("setting", [step_ms], setting=setting)
     theirs, ours, alike = (make(name, rank) for _ in range(3))
     wrapped = DistributedDataParallel(theirs.model, **SETTINGS[best])
     handle = mosaic.colocate(ours.model, sample=ours.batch, options=options)
@@ -128,7 +119,7 @@ def launch(
     places = " | ".join(f"{p.module}: ranks {', '.join(map(str, p.devices))}" for p in handle.plan.placements)
     has_plan = "times as fast as data-parallel" in handle.describe()
     yield _figure("picked", [float(has_plan)], plan=f"{handle.plan.search.method}: {places}")
-    yield from _differences(loops["ours"], loops["ddp"], handle, wrapped)
+    yield _figure("parameters", [_difference(handle, wrapped)])
     plain.remove()
     handle.remove()
 
@@ -139,15 +130,12 @@ def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> fl
     return statistics.median(loop.take(world, scale.rounds, warm=scale.warm_steps))
 
 
-def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: DistributedDataParallel) -> Iterator[Figure]:
-    """Yields differences of this rank's losses and of all parameters after the same steps."""
-    losses = zip(ours.losses, theirs.losses, strict=True)
-    yield _figure("loss", [max(abs(a - b) / max(abs(b), 1e-12) for a, b in losses)])
-    state = copy.copy(handle.full_state_dict())
+def _difference(handle: RankHandle, wrapped: DistributedDataParallel) -> float:
+    """Returns the length of the difference of all parameters after the same steps, over their length."""
+    state = handle.full_state_dict()
     pairs = [(state[name].double(), tensor.double()) for name, tensor in wrapped.module.state_dict().items()]
     apart = math.fsum(float((a - b).square().sum()) for a, b in pairs)
-    length = math.fsum(float(b.square().sum()) for _, b in pairs)
-    yield _figure("parameters", [math.sqrt(apart / length)])
+    return math.sqrt(apart / math.fsum(float(b.square().sum()) for _, b in pairs))
 
 
 def _figure(name: str, samples: list[float], **labels: str) -> Figure:

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench.record import Figure
 from bench.retrain.small_folder import bits_of, write_day, write_folder
@@ -30,15 +29,6 @@ from mosaic.retrain.report import DayReport
 
 Target = Literal["launcher", "worker", "loader", "all", "told", "told twice"]
 """Receivers of SIGKILL; ``told``: the launcher receives SIGTERM; ``told twice``: and again at once."""
-TARGETS: dict[Target, str] = {
-    "launcher": "kills of the launcher alone",
-    "worker": "kills of the process that trains alone",
-    "loader": "kills of a process that loads data alone",
-    "all": "kills of all processes at once",
-    "told": "kills by SIGTERM, which ends the step first",
-    "told twice": "kills by SIGTERM and again at once",
-}
-"""Names of kills in figures."""
 Start = Callable[[Folder], Any]
 """Starts a launcher: a ``subprocess.Popen``, or a fork with its ``pid``, ``poll`` and ``wait``."""
 EARLY = 0.2
@@ -65,14 +55,11 @@ class Kill:
 class KilledDay:
     """A day, after its kills."""
 
-    day: str
     kills: tuple[Kill, ...]
     differs: tuple[str, ...]
     """Names of values that differ from an undisturbed run's; empty if all is well."""
-    again: int
-    """Steps that were made more than once."""
     again_differently: int
-    """Those of them that had another loss the second time."""
+    """Steps that were made more than once, with another loss the second time."""
     outcome: str | None
     report: DayReport
 
@@ -85,11 +72,8 @@ def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure
     kills = [kill for day in days for kill in day.kills]
     for name, value in (
         ("kills of a daily run", len(kills)),
-        *((TARGETS[target], fallen) for target, fallen in sorted(Counter(kill.target for kill in kills).items())),
-        ("days that they fell in", len(days)),
         ("days that ended with other bits than undisturbed", sum(bool(day.differs) for day in days)),
         ("days that were not promoted", sum(day.outcome != "promoted" for day in days)),
-        ("steps made again", sum(day.again for day in days)),
         ("steps made again with another loss", sum(day.again_differently for day in days)),
         ("processes left behind", sum(kill.left for kill in kills)),
     ):
@@ -123,16 +107,13 @@ def killed_days(
         kills = tuple(_chain(killed, start, seed=seed + index, longest_s=longest_s))
         fallen += len(kills)
         expected, bits = bits_of(quiet.day(day)), bits_of(killed.day(day))
-        losses: dict[int, list[float]] = {}
+        losses: dict[int, set[float]] = {}
         for row in lines_of(killed.day(day).metrics):
-            losses.setdefault(row["step"], []).append(row["loss"])
-        again = [each for each in losses.values() if len(each) > 1]
+            losses.setdefault(row["step"], set()).add(row["loss"])
         yield KilledDay(
-            day=day,
             kills=kills,
             differs=tuple(name for name in expected if expected[name] != bits[name]),
-            again=len(again),
-            again_differently=sum(len(set(each)) > 1 for each in again),
+            again_differently=sum(len(of_step) > 1 for of_step in losses.values()),
             outcome=killed.day(day).state.outcome,
             report=load(DayReport, killed.day(day).report),
         )
@@ -166,7 +147,7 @@ def _chain(folder: Folder, start: Start, *, seed: int, longest_s: float) -> Iter
         until = time.monotonic() + draw.uniform(0.0, longest_s)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.002)
-        turn = turn or draw.sample(tuple(TARGETS), len(TARGETS))
+        turn = turn or draw.sample(get_args(Target), len(get_args(Target)))
         target = turn.pop()
         struck = _strike(process, target) if process.poll() is None else ()
         if not struck:  # there was no such process; its turn comes again

@@ -16,16 +16,15 @@ from bench.solver import study
 _part = StudyPart.alone
 QUICK = (
     _part("gains", 25, partial(study.gains, seeds=1, num_modules=5, seconds=1)),
-    _part("10 modules", 10, partial(study.ten_modules, seeds=2, seconds=10, disturbed=False)),
+    _part("10 modules", 10, partial(study.ten_modules, seeds=2, seconds=10)),
     _part("memory across stages", 10, partial(study.held_memory, seeds=1, sizes=(6,), seconds=1)),
     _part("Fig. 13", 10, partial(study.search_times, sizes=(3, 4), seeds=2, seconds=5)),
     _part("Fig. 14b", 10, partial(study.granularity, num_modules=4, seeds=1, seconds=1)),
 )
 FULL = (
     _part("gains", 240, partial(study.gains, seeds=8, num_modules=10, seconds=5)),
-    _part("10 modules", 120, partial(study.ten_modules, seeds=20, seconds=10, disturbed=False)),
-    _part("10 modules with interference", 120, partial(study.ten_modules, seeds=4, seconds=2, disturbed=True)),
-    _part("memory across stages", 1800, partial(study.held_memory, seeds=5, sizes=(6, 7, 8, 9), seconds=10)),
+    _part("10 modules", 120, partial(study.ten_modules, seeds=20, seconds=10)),
+    _part("memory across stages", 900, partial(study.held_memory, seeds=5, sizes=(6, 9), seconds=10)),
     _part("Fig. 13", 600, partial(study.search_times, sizes=(3, 4, 5, 6, 8, 10, 12, 16), seeds=10, seconds=30)),
     _part("Fig. 14b", 600, partial(study.granularity, num_modules=10, seeds=5, seconds=5)),
 )

@@ -52,45 +52,6 @@ def one_tower_unused_in_the_loss(session, model, inputs):
     return a.square().mean() + 0 * b.detach().sum()
 
 
-@loop
-def graph_kept_over_two_steps(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    losses = []
-    for step in range(6):
-        losses.append(squared(model, batch(step)))
-        if step % 2:
-            optimizer.zero_grad()
-            sum(losses).backward()
-            optimizer.step()
-            session.note(*[loss.item() for loss in losses])
-            losses = []
-
-
-@losses()
-def forward_mode_derivative(session, model, inputs):
-    with torch.autograd.forward_ad.dual_level():
-        x = torch.autograd.forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
-        result, slope = torch.autograd.forward_ad.unpack_dual(model(x, inputs[1]))
-    return result.square().mean() + slope.square().mean()
-
-
-@stepping(steps=3)
-def gradients_for_each_sample(session, model, optimizer, step):
-    x, y = batch(step, 8)
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def loss_of_a_row(parameters, x, y):
-        return torch.func.functional_call(model, parameters, (x[None], y[None])).square().mean()
-
-    gradients = torch.func.vmap(torch.func.grad(loss_of_a_row), in_dims=(None, 0, 0))(parameters, x, y)
-    for name, parameter in model.named_parameters():
-        parameter.grad = gradients[name].clamp(-1, 1).mean(0)
-    optimizer.step()
-    session.note(squared(model, (x, y)).item())
-
-
 class _Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

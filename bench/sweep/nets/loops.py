@@ -11,14 +11,12 @@ from torch import nn
 from bench.sweep.device import device
 from bench.sweep.nets.pieces import (
     Two,
-    adamw,
     after_step,
     alike,
     batch,
     before_step,
     between,
     losses,
-    sgd,
     squared,
     stepping,
     tower,
@@ -87,32 +85,6 @@ def model_called_without_its_backward(session, model, inputs):
     result = squared(model, inputs)
     model(*batch(71)).sum()
     return result
-
-
-def lanes_removed_and_colocated_again(session: Session):
-    model = Two()
-    optimizer = adamw(model)
-    for start in (0, 3):
-        handle = session.colocate(model, batch(0))
-        for step in range(start, start + 3):
-            train_step(session, model, optimizer, step)
-        handle.remove()
-        train_step(session, model, optimizer, 9)
-
-
-def lanes_disabled_between_forward_and_backward(session: Session):
-    model = Two()
-    handle = session.colocate(model, batch(0))
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        with handle.disabled():
-            loss.backward()
-            more = squared(model, batch(40 + step))
-        more.backward()
-        optimizer.step()
-        session.note(loss.item(), more.item())
 
 
 @stepping(steps=5)

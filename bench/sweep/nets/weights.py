@@ -11,20 +11,15 @@ from bench.sweep.device import device
 from bench.sweep.nets.pieces import (
     Two,
     alike,
-    batch,
     before_step,
     between,
-    loop,
     losses,
     models,
-    sgd,
     squared,
     tokens,
     tower,
     towers,
-    train,
 )
-from bench.sweep.session import Session
 
 
 class Words(nn.Module):
@@ -110,40 +105,6 @@ def inner_step_of_meta_learning(self, x, y):
     gradients = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
     fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), gradients, strict=True)}
     return functional_call(self.a, fast, (y,)) * self.b(y)
-
-
-def _bf16(*, enabled: bool = True):
-    return torch.autocast(device().type, torch.bfloat16, enabled=enabled)
-
-
-@loop
-def autocast_around_the_whole_step(session: Session):
-    with _bf16():
-        train(session, Two())
-
-
-@losses(steps=6)
-def autocast_from_the_third_step(session, model, inputs):
-    with _bf16(enabled=len(session.noted) > 1):
-        return squared(model, inputs)
-
-
-@loop
-def scaled_losses(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = sgd(model)
-    scaler = torch.amp.GradScaler(device().type, init_scale=1024.0, growth_interval=2)
-    for step in range(5):
-        optimizer.zero_grad()
-        with torch.autocast(device().type, torch.float16):
-            loss = model(*batch(step)).square().mean() * (float("inf") if step == 2 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        session.note(loss.item(), scaler.get_scale())
 
 
 @between(setup=lambda model: model.a.bfloat16())

@@ -68,7 +68,7 @@ def test_planners_are_compared_and_a_part_that_fails_ends_no_other(tmp_path: Pat
     parts = (
         StudyPart.alone("gains", 60, lambda: study.gains(seeds=1, num_modules=3, seconds=1)),
         StudyPart.alone("broken", 60, fails),
-        StudyPart.alone("ten", 60, lambda: study.ten_modules(seeds=1, seconds=10, disturbed=False)),
+        StudyPart.alone("ten", 60, lambda: study.ten_modules(seeds=1, seconds=10)),
         StudyPart.alone("held", 60, lambda: study.held_memory(seeds=1, sizes=(4,), seconds=5)),
         StudyPart.alone("Fig. 13", 60, lambda: study.search_times(sizes=(3,), seeds=1, seconds=5)),
         StudyPart.alone("Fig. 14b", 60, lambda: study.granularity(num_modules=3, seeds=1, seconds=1)),
