@@ -1,15 +1,10 @@
-"""Transformers of papers as torch modules on the meta device: counted, and then tables of layers for pipelines.
-
-A layer is counted for each size of its input. Between sizes that differ by an eighth, times and bytes are interpolated.
-"""
+"""Transformers of papers as torch modules on the meta device: counted for each size of input, then tables of layers."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,11 +79,6 @@ class TransformerShape:
     def head_parameters(self) -> int:
         """Parameters of its own head; 0 if it is tied."""
         return 0 if self.tied else self.vocabulary * self.hidden
-
-    def parameters(self, *, with_head: bool = False) -> int:
-        """Returns the parameters of all layers, of the steps before the first, and of a head."""
-        head = self.head_parameters if with_head else 0
-        return self.layers * self.layer_parameters + self.first_parameters + head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +248,7 @@ class LayerStack:
     projector, except behind frozen layers: there it trains, and is a last layer of its own.
 
     Raises:
-        ValueError: The tensor degree does not divide the heads, or a head has no vocabulary.
+        ValueError: The tensor degree does not divide the heads.
     """
 
     name: str
@@ -280,8 +270,6 @@ class LayerStack:
             raise ValueError(
                 f"{self.name}: {self.shape.heads} heads do not divide by tensor={tensor}; use a divisor of the heads"
             )
-        if self.has_head and not self.shape.vocabulary:
-            raise ValueError(f"{self.name}: a head needs a vocabulary; give its shape one")
 
     @property
     def trains(self) -> tuple[bool, ...]:
@@ -309,7 +297,7 @@ class LayerStack:
         return self.intake.units(microbatch)
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        return _layers(self, self.intake.load(microbatch, units))
+        return self._timed(self.intake.load(microbatch, units))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two of its layers on one rank; its output counts the same."""
@@ -329,7 +317,8 @@ class LayerStack:
         kinds += ["projector"] * bool(self.projects_to)
         return sum(self._counted(kind, load).forward.flops for kind in kinds)
 
-    def timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
+    @functools.lru_cache(maxsize=8192)  # noqa: B019
+    def _timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
         middle = self._layer("block", load)
         layers = [middle] * self.shape.layers
         if self.shape.patch or self.shape.vocabulary:
@@ -402,43 +391,19 @@ class LayerStack:
         return round(rows * self._share(load).rows * self.machine.degrees.context) * self.projects_to * ITEM_BYTES
 
 
-@functools.lru_cache(maxsize=8192)
-def _layers(stack: LayerStack, load: ModuleLoad) -> tuple[Layer, ...]:
-    """Returns a stack's layers, between two counted sizes in proportion."""
-    field = "tokens" if load.sequences == 1 and not load.outputs else "sequences"
-    size = getattr(load, field)
-    step = 1 << max(0, size.bit_length() - 4)
-    low = size - size % step
-    if low == size:
-        return stack.timed(load)
-    ends = [stack.timed(dataclasses.replace(load, **{field: at})) for at in (low, low + step)]
-    return tuple(_between(first, second, (size - low) / step) for first, second in zip(*ends, strict=True))
-
-
-def _between(low: Layer, high: Layer, part: float) -> Layer:
-    def mixed(first: float, second: float) -> float:
-        return first + part * (second - first)
-
-    return _combined(low, high, mixed, round(mixed(low.workspace_bytes, high.workspace_bytes)))
-
-
 def _sum(layer: Layer, other: Layer) -> Layer:
     """Returns a layer with the steps before or behind it."""
-    return _combined(layer, other, operator.add, max(layer.workspace_bytes, other.workspace_bytes))
-
-
-def _combined(layer: Layer, other: Layer, by: Callable[[float, float], float], workspace_bytes: int) -> Layer:
     return Layer(
-        forward_ms=by(layer.forward_ms, other.forward_ms),
-        backward_ms=by(layer.backward_ms, other.backward_ms),
-        weights_ms=by(layer.weights_ms, other.weights_ms),
+        forward_ms=layer.forward_ms + other.forward_ms,
+        backward_ms=layer.backward_ms + other.backward_ms,
+        weights_ms=layer.weights_ms + other.weights_ms,
         strategies=tuple(
             Strategy(
                 name=strategy.name,
-                kept_bytes=round(by(strategy.kept_bytes, another.kept_bytes)),
-                extra_backward_ms=by(strategy.extra_backward_ms, another.extra_backward_ms),
+                kept_bytes=strategy.kept_bytes + another.kept_bytes,
+                extra_backward_ms=strategy.extra_backward_ms + another.extra_backward_ms,
             )
             for strategy, another in zip(layer.strategies, other.strategies, strict=True)
         ),
-        workspace_bytes=workspace_bytes,
+        workspace_bytes=max(layer.workspace_bytes, other.workspace_bytes),
     )

@@ -25,7 +25,7 @@ QUICK = (
 FULL = (
     StudyPart.alone("Fig. 12", 300, lambda: simulated.figure_12("vlm-l", (0, 1, 2), (1, 2, 5, 10), 2)),
     StudyPart.alone(
-        "Fig. 9a", 300, lambda: simulated.figure_9a(("vlm-s", "vlm-m", "vlm-l", "t2v-s", "t2v-l"), (0, 1, 2), 5)
+        "Fig. 9a", 600, lambda: simulated.figure_9a(("vlm-s", "vlm-m", "vlm-l", "t2v-s", "t2v-l"), (0, 1, 2), 5)
     ),
     StudyPart.alone(
         "Fig. 14", 300, lambda: simulated.figure_14(("vlm-xl-8k", "vlm-xl-16k", "t2v-xl-3k", "t2v-xl-6k"), 20)

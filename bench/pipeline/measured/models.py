@@ -26,13 +26,12 @@ MAX_IMAGES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    name: str
     make: Callable[[int, int], nn.Module]
     """Makes it, of a width and so many layers in each of its modules."""
-    microbatch: Callable[[int, torch.Generator], Microbatch]
-    """Makes one with so many images."""
-    is_ragged: bool = True
-    """True if microbatches have images, each its own number."""
+    pixels: Callable[[int, torch.Generator], Microbatch] | None = None
+    """Makes the inputs of so many images; None: the model reads text alone."""
+    marks_tokens: bool = False
+    """True if it reads which tokens are of images."""
 
     def model(self, width: int, layers: int) -> nn.Module:
         torch.manual_seed(0)
@@ -42,10 +41,20 @@ class MeasuredModel:
         """Returns a step's microbatches: the same for one seed; one of the first step's has all images."""
         draw = torch.Generator().manual_seed(seed)
         images = [0] * num_microbatches
-        if self.is_ragged:
+        if self.pixels is not None:
             images = torch.randint(0, MAX_IMAGES + 1, (num_microbatches,), generator=draw).tolist()
             images[0] = images[0] if seed else MAX_IMAGES
-        return [self.microbatch(count, draw) for count in images]
+        return [self._microbatch(count, draw) for count in images]
+
+    def _microbatch(self, images: int, draw: torch.Generator) -> Microbatch:
+        ids = torch.randint(0, IMAGE - 3, (1, TOKENS), generator=draw)
+        for image in range(images):  # with a word between images, which tells them apart
+            first = image * (SIDE**2 + 1)
+            ids[0, first : first + SIDE**2] = IMAGE
+        inputs = {"input_ids": ids, "labels": ids.clone()}
+        if self.marks_tokens:
+            inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+        return inputs | self.pixels(images, draw) if self.pixels is not None and images else inputs
 
 
 def _text(width: int, layers: int) -> dict[str, Any]:
@@ -107,39 +116,21 @@ def _qwen3_vl(width: int, layers: int) -> nn.Module:
     return transformers.Qwen3VLForConditionalGeneration(config)
 
 
-def _ids(images: int, draw: torch.Generator) -> torch.Tensor:
-    ids = torch.randint(0, IMAGE - 3, (1, TOKENS), generator=draw)
-    for image in range(images):  # with a word between images, which tells them apart
-        first = image * (SIDE**2 + 1)
-        ids[0, first : first + SIDE**2] = IMAGE
-    return ids
+def _llava_pixels(images: int, draw: torch.Generator) -> Microbatch:
+    return {"pixel_values": torch.randn(images, 3, 8 * SIDE, 8 * SIDE, generator=draw)}
 
 
-def _llama_microbatch(images: int, draw: torch.Generator) -> Microbatch:
-    ids = _ids(0, draw)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-def _llava_microbatch(images: int, draw: torch.Generator) -> Microbatch:
-    ids = _ids(images, draw)
-    microbatch = {"input_ids": ids, "labels": ids.clone()}
-    return microbatch | ({"pixel_values": torch.randn(images, 3, 8 * SIDE, 8 * SIDE, generator=draw)} if images else {})
-
-
-def _qwen3_vl_microbatch(images: int, draw: torch.Generator) -> Microbatch:
-    ids = _ids(images, draw)
-    microbatch = {"input_ids": ids, "labels": ids.clone(), "mm_token_type_ids": (ids == IMAGE).int()}
-    if not images:
-        return microbatch
+def _qwen3_vl_pixels(images: int, draw: torch.Generator) -> Microbatch:
     patches = 2 * SIDE  # of an image, each way, four of which become a token
     pixels = torch.randn(images * patches**2, 3 * 8 * 8, generator=draw)
-    return microbatch | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, patches, patches]] * images)}
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, patches, patches]] * images)}
 
 
-_ALL = (
-    MeasuredModel(name="llava", make=_llava, microbatch=_llava_microbatch),
-    MeasuredModel(name="qwen3-vl", make=_qwen3_vl, microbatch=_qwen3_vl_microbatch),
-    MeasuredModel(name="llama", make=_llama, microbatch=_llama_microbatch, is_ragged=False),
+MODELS = MappingProxyType(
+    {
+        "llava": MeasuredModel(make=_llava, pixels=_llava_pixels),
+        "qwen3-vl": MeasuredModel(make=_qwen3_vl, pixels=_qwen3_vl_pixels, marks_tokens=True),
+        "llama": MeasuredModel(make=_llama),
+    }
 )
-MODELS = MappingProxyType({model.name: model for model in _ALL})
 """By name."""
