@@ -141,13 +141,6 @@ def omni_of_other_lengths(drawn: Generator) -> Inputs:
     return {**inputs, "labels": inputs["input_ids"]}
 
 
-def omni_of_two_tokens(drawn: Generator) -> Inputs:
-    """Returns the same for a model in which 16 frames become 2 tokens."""
-    inputs = omni(drawn)
-    inputs["input_ids"][:, 12:14] = 20
-    return {**inputs, "labels": inputs["input_ids"]}
-
-
 def transformer_of_torch() -> tuple[nn.Module, Draw]:
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -238,19 +231,6 @@ def clip_distilled() -> tuple[nn.Module, Draw]:
     return Distilled(), batch(pixel_values=IMAGES)
 
 
-def musicgen() -> tuple[nn.Module, Draw]:
-    draw = batch(input_ids=words, decoder_input_ids=lambda drawn: words(drawn, 16, 8, end=64))
-    model, _ = row(
-        "MusicgenForConditionalGeneration", draw, text_encoder=sub("T5", **without(T5, "decoder_start_token_id")),
-        audio_encoder=sub("Encodec", hidden_size=32, num_filters=4, upsampling_ratios=[4, 4], codebook_dim=32,
-                          num_lstm_layers=1, codebook_size=64), decoder={
-            "vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_codebooks": 4, "pad_token_id": 0, "bos_token_id": 0},
-    )()  # fmt: skip
-    model.audio_encoder.requires_grad_(False)
-    return model, draw
-
-
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": NUM_WORDS, "max_position_embeddings": 64, "pad_token_id": 0}
 LANGUAGE = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
@@ -296,17 +276,6 @@ TOWERS = {
         input_ids=words, pixel_values=(4, 16, 3 * 8 * 8), spatial_shapes=torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
         pixel_attention_mask=torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]), return_loss=True,
     ), text_config=TEXT, vision_config=SIZES | {"patch_size": 8, "num_patches": 16}),
-    "align": row("AlignModel", pair, text_config=TEXT, projection_dim=32, vision_config={
-        "image_size": 32, "width_coefficient": 1.0, "depth_coefficient": 0.5, "hidden_dim": 32, "kernel_sizes": [3, 3],
-        "in_channels": [32, 16], "out_channels": [16, 32], "strides": [1, 2], "depthwise_padding": [],
-        "num_block_repeats": [1, 1], "expand_ratios": [1, 2]}),
-    "clap": row("ClapModel", batch(
-        input_ids=words, input_features=(4, 1, 64, 16), is_longer=torch.zeros(4, 1, dtype=torch.bool), return_loss=True,
-    ), text_config=TEXT | {"max_position_embeddings": 80}, projection_dim=32, audio_config={
-        "window_size": 4, "num_mel_bins": 16, "spec_size": 64, "hidden_size": 64, "patch_size": 4,
-        "patch_stride": [4, 4], "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 32}),
-    "group_vit": row("GroupViTModel", pair, text_config=TEXT | {"eos_token_id": 2}, projection_dim=16, vision_config={
-        **VISION, "depths": [1, 1, 0], "num_group_tokens": [8, 4, 0], "num_output_groups": [8, 4, 0]}),
     "x_clip": row("XCLIPModel", batch(input_ids=words, pixel_values=(4, 2, 3, 32, 32), return_loss=True),
         text_config=TEXT | {"eos_token_id": 2}, projection_dim=32, vision_config={
             **VISION, "num_frames": 2, "mit_hidden_size": 32, "mit_intermediate_size": 64,
@@ -366,10 +335,6 @@ SEEING = {
     "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", omni, **OMNI),
     "qwen2_5_omni_thinker_other_lengths": row("Qwen2_5OmniThinkerForConditionalGeneration",
                                               omni_of_other_lengths, **OMNI),
-    "qwen3_omni_moe_thinker": row("Qwen3OmniMoeThinkerForConditionalGeneration", omni_of_two_tokens,
-        vision_config=STACKED, text_config={**QWEN_TEXT, **EXPERTS, "decoder_sparse_step": 1}, **OMNI_TOKENS,
-        audio_config={**MEL, **ENCODED, "output_dim": 32, "n_window": 50, "n_window_infer": 100,
-                      "downsample_hidden_size": 8}),
 }
 
 SPEECH = {
@@ -384,7 +349,6 @@ SPEECH = {
                             mask_time_length=2),
     "speech_encoder_decoder": encoder_decoder("SpeechEncoderDecoder", waves,
                                               sub("Wav2Vec2", **WAVES, mask_time_length=2)),
-    "musicgen": musicgen,
     "seamless_m4t": row("SeamlessM4TForSpeechToText", batch(input_features=(4, 24, 16), labels=ANSWER),
         vocab_size=99, t2u_vocab_size=99, hidden_size=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64,
         decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, speech_encoder_layers=1,
@@ -412,11 +376,6 @@ LANGUAGES = {
     "big_bird": row("BigBirdForMaskedLM", sentences(length=64), **TEXT | {"max_position_embeddings": 128},
                     block_size=4, num_random_blocks=1),
     "xlnet": row("XLNetLMHeadModel", predicted, vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=64),
-    "time_series_transformer": row("TimeSeriesTransformerForPrediction", batch(
-        past_values=(4, 10), past_time_features=(4, 10, 1), past_observed_mask=torch.ones(4, 10), future_values=(4, 4),
-        future_time_features=(4, 4, 1),
-    ), prediction_length=4, context_length=8, lags_sequence=[1, 2], num_time_features=1, d_model=16, encoder_layers=2,
-        decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32),
     "patch_tst": row("PatchTSTForPrediction", batch(past_values=(4, 16, 2), future_values=(4, 4, 2)),
         num_input_channels=2, context_length=16, patch_length=4, patch_stride=4, prediction_length=4, d_model=16,
         num_hidden_layers=2, num_attention_heads=4, ffn_dim=32),
@@ -444,9 +403,6 @@ PICTURES = {
         pixel_values=LARGE, input_ids=lambda drawn: words(drawn, 2, 8),
     ), backbone_config=sub("Swin", **SWIN, out_features=STAGES[1:]), text_config=sub("Bert", **TEXT), **ENCODED,
         **DECODED, num_queries=6, num_feature_levels=3, max_text_len=16, use_timm_backbone=False, backbone=None),
-    "mask_former": row("MaskFormerForInstanceSegmentation", masks,
-        backbone_config=sub("Swin", **SWIN, out_features=STAGES), decoder_config=sub("Detr", **DETR),
-        fpn_feature_size=32, mask_feature_size=32, num_labels=3),
     "mask2former": row("Mask2FormerForUniversalSegmentation", masks,
         backbone_config=sub("Swin", **SWIN, out_features=STAGES), feature_size=32, mask_feature_size=32, hidden_dim=32,
         encoder_feedforward_dim=64, encoder_layers=2, decoder_layers=2, num_attention_heads=4, dim_feedforward=64,
