@@ -11,13 +11,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from mosaic.cost import Eq8, Sharing
-from mosaic.cost.interference import FORMS, AssumedSharing, Coefficients, HasBandwidth, Interference, Neighbours
+from mosaic.cost.interference import HasBandwidth, Interference, Neighbours, NoInterference, PairwiseInterference
 from mosaic.profile import Phase
 
 _FAR = 1e3
@@ -55,66 +56,62 @@ class _AsWritten(Interference):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of interference to fit; without ``start`` it has no coefficients."""
+    """A form of interference to fit."""
 
-    name: str
-    """Name in ``FORMS``, or ``as written``."""
-    make: Callable[..., Coefficients] = AssumedSharing
+    make: Callable[..., Any]
     """Coefficients of a phase from the numbers."""
-    start: tuple[float, ...] = ()
-    low: tuple[float, ...] = ()
+    join: Callable[[Mapping[Phase, Any], HasBandwidth], Interference]
+    """The interference of all phases."""
+    start: tuple[float, ...]
+    low: tuple[float, ...]
     """Least value of each coefficient."""
 
 
-def _eq8(name: str) -> Form:
-    start, low = (1e-3, 1e-2, 1e-2), (-_FAR, 0.0, 0.0)
-    return Form(name=name, make=lambda e1, e2, e3: Eq8(e1=e1, e2=e2, e3=e3), start=start, low=low)
-
-
-STUDIED: Mapping[str, Form] = MappingProxyType(
+STUDIED: Mapping[str, Form | None] = MappingProxyType(
     {
-        "unaware of neighbours (0 coefficients)": Form(name="none"),
-        "assumed where nothing is measured (0)": Form(name="pairwise"),
+        "unaware of neighbours (0 coefficients)": None,
         "pairwise (2)": Form(
-            name="pairwise", make=lambda a, b: Sharing(pressure=a, product=b), start=(0.1, 0.1), low=(0.0, 0.0)
+            make=lambda a, b: Sharing(pressure=a, product=b),
+            join=PairwiseInterference,
+            start=(0.1, 0.1),
+            low=(0.0, 0.0),
         ),
-        "Eq. 8 as written (3)": _eq8("as written"),
-        "Eq. 8 fit for planning (3)": _eq8("eq8"),
+        "Eq. 8 as written (3)": Form(
+            make=lambda e1, e2, e3: Eq8(e1=e1, e2=e2, e3=e3),
+            join=_AsWritten,
+            start=(1e-3, 1e-2, 1e-2),
+            low=(-_FAR, 0.0, 0.0),
+        ),
     }
 )
 """Forms by the words of figures, with the number of free coefficients of each phase."""
 
 
-def fit_form(form: Form, groups: Sequence[Group], bandwidths: HasBandwidth) -> Interference:
+def fit_form(form: Form | None, groups: Sequence[Group], bandwidths: HasBandwidth) -> Interference:
     """Fits a form to groups, each phase by itself.
 
     Raises:
         ValueError: A phase has no more members than the form has coefficients.
     """
-
-    def interference(coefficients: Mapping[Phase, Coefficients]) -> Interference:
-        if form.name == "as written":
-            return _AsWritten(coefficients, bandwidths)  # type: ignore[arg-type]
-        return FORMS[form.name]((), coefficients, bandwidths)
-
+    if form is None:
+        return NoInterference()
     coefficients = {}
     for phase in Phase:
         of_phase = [group for group in groups if group[0].phase is phase]
         members = sum(map(len, of_phase))
-        if form.start and of_phase and members <= len(form.start):
+        if of_phase and members <= len(form.start):
             raise ValueError(f"{members} members of groups for {len(form.start)} coefficients; run more groups")
-        values = list(form.start)
-        if form.start and of_phase:
 
-            def residuals(
-                values: NDArray[np.float64], phase: Phase = phase, of_phase: Sequence[Group] = of_phase
-            ) -> NDArray[np.float64]:
-                return np.array(signed_errors(interference({phase: form.make(*map(float, values))}), of_phase))
+        def residuals(
+            values: NDArray[np.float64], phase: Phase = phase, of_phase: Sequence[Group] = of_phase
+        ) -> NDArray[np.float64]:
+            fitted = form.join({phase: form.make(*map(float, values))}, bandwidths)
+            return np.array(signed_errors(fitted, of_phase))
 
-            bounds = (form.low, [_FAR] * len(form.low))
-            values = least_squares(residuals, form.start, bounds=bounds).x.tolist()
+        bounds = (form.low, [_FAR] * len(form.low))
+        values = least_squares(residuals, form.start, bounds=bounds).x.tolist() if of_phase else form.start
         coefficients[phase] = form.make(*values)
-    return interference(coefficients)
+    return form.join(coefficients, bandwidths)
 
 
 def signed_errors(form: Interference, groups: Sequence[Group]) -> list[float]:
