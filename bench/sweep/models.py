@@ -90,14 +90,6 @@ def boxes(drawn: Generator) -> Inputs:
     return {"pixel_values": torch.randn(*LARGE, generator=drawn), "labels": labels}
 
 
-def masks(drawn: Generator) -> Inputs:
-    return {
-        "pixel_values": torch.randn(*LARGE, generator=drawn),
-        "mask_labels": [(torch.rand(2, 64, 64, generator=drawn) > 0.5).float() for _ in range(2)],
-        "class_labels": [torch.tensor([0, 1]) for _ in range(2)],
-    }
-
-
 def ragged(drawn: Generator) -> Inputs:
     """Returns rows of other lengths, of which the last is padded."""
     inputs = predicted(drawn)
@@ -272,10 +264,6 @@ OMNI = {"image_token_index": 3, "audio_token_index": 7, "audio_config": {**MEL, 
 TOWERS = {
     "clip": row("CLIPModel", pair, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION, projection_dim=16),
     "siglip": row("SiglipModel", pair, text_config=TEXT, vision_config=VISION),
-    "siglip2": row("Siglip2Model", batch(
-        input_ids=words, pixel_values=(4, 16, 3 * 8 * 8), spatial_shapes=torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
-        pixel_attention_mask=torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]), return_loss=True,
-    ), text_config=TEXT, vision_config=SIZES | {"patch_size": 8, "num_patches": 16}),
     "x_clip": row("XCLIPModel", batch(input_ids=words, pixel_values=(4, 2, 3, 32, 32), return_loss=True),
         text_config=TEXT | {"eos_token_id": 2}, projection_dim=32, vision_config={
             **VISION, "num_frames": 2, "mit_hidden_size": 32, "mit_intermediate_size": 64,
@@ -322,14 +310,6 @@ SEEING = {
     "llava_with_all_hidden_states": with_more("llava", output_hidden_states=True),
     "voxtral": row("VoxtralForConditionalGeneration", sentences(**MARKED_LONG, input_features=(4, 16, 64)),
                    audio_config=SIZES | MEL, text_config=sub("Llama", **LANGUAGE), audio_token_id=3),
-    "granite_speech": row("GraniteSpeechForConditionalGeneration", sentences(
-        **MARKED_LONG, input_features=(4, 32, 16), input_features_mask=torch.ones(4, 16, dtype=torch.bool),
-    ), encoder_config={
-        "feedforward_mult": 2, "hidden_dim": 32, "dim_head": 8, "num_heads": 4, "num_layers": 2, "input_dim": 16,
-        "output_dim": 8, "context_size": 16, "max_pos_emb": 16, "conv_kernel_size": 3},
-        projector_config={**SIZES, "model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 99},
-        text_config=sub("Granite", **LANGUAGE), audio_token_index=3, window_size=8, downsample_rate=2,
-        has_lora_adapter=False),
     "qwen3_vl": row("Qwen3VLForConditionalGeneration", qwen, vision_config=STACKED, text_config=QWEN_TEXT,
                     **QWEN_TOKENS),
     "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", omni, **OMNI),
@@ -376,13 +356,6 @@ LANGUAGES = {
     "big_bird": row("BigBirdForMaskedLM", sentences(length=64), **TEXT | {"max_position_embeddings": 128},
                     block_size=4, num_random_blocks=1),
     "xlnet": row("XLNetLMHeadModel", predicted, vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=64),
-    "patch_tst": row("PatchTSTForPrediction", batch(past_values=(4, 16, 2), future_values=(4, 4, 2)),
-        num_input_channels=2, context_length=16, patch_length=4, patch_stride=4, prediction_length=4, d_model=16,
-        num_hidden_layers=2, num_attention_heads=4, ffn_dim=32),
-    "decision_transformer": row("DecisionTransformerModel", batch(
-        states=(4, 6, 5), actions=(4, 6, 3), rewards=(4, 6, 1), returns_to_go=(4, 6, 1),
-        timesteps=torch.arange(6).repeat(4, 1), attention_mask=torch.ones(4, 6),
-    ), state_dim=5, act_dim=3, hidden_size=32, n_layer=2, n_head=4, max_ep_len=16),
 }
 
 PICTURES = {
@@ -391,30 +364,10 @@ PICTURES = {
     "resnet": row("ResNetForImageClassification", classified_large, **RESNET),
     "detr": row("DetrForObjectDetection", boxes, **DETR,
                 backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
-    "deformable_detr": row("DeformableDetrForObjectDetection", boxes, **DETR, num_feature_levels=3, two_stage=True,
-        two_stage_num_proposals=6, with_box_refine=True,
-        backbone_config=sub("ResNet", **RESNET, out_features=STAGES[1:])),
-    "rt_detr": row("RTDetrForObjectDetection", boxes,
-        backbone_config=sub("RTDetrResNet", **RESNET, out_features=STAGES[1:]), encoder_hidden_dim=32,
-        encoder_in_channels=[16, 16, 32], d_model=32, num_queries=6, decoder_in_channels=[32, 32, 32],
-        encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, decoder_layers=2,
-        num_denoising=4, num_labels=3, hidden_expansion=0.5),
     "grounding_dino": row("GroundingDinoForObjectDetection", batch(
         pixel_values=LARGE, input_ids=lambda drawn: words(drawn, 2, 8),
     ), backbone_config=sub("Swin", **SWIN, out_features=STAGES[1:]), text_config=sub("Bert", **TEXT), **ENCODED,
         **DECODED, num_queries=6, num_feature_levels=3, max_text_len=16, use_timm_backbone=False, backbone=None),
-    "mask2former": row("Mask2FormerForUniversalSegmentation", masks,
-        backbone_config=sub("Swin", **SWIN, out_features=STAGES), feature_size=32, mask_feature_size=32, hidden_dim=32,
-        encoder_feedforward_dim=64, encoder_layers=2, decoder_layers=2, num_attention_heads=4, dim_feedforward=64,
-        num_queries=6, train_num_points=64, num_labels=3),
-    "segment_anything": row("SamModel", batch(
-        pixel_values=LARGE, input_points=lambda drawn: torch.rand(2, 1, 2, 2, generator=drawn) * 64,
-    ), vision_config={
-        **SIZES, "image_size": 64, "patch_size": 16, "output_channels": 32, "window_size": 2,
-        "global_attn_indexes": [1], "mlp_dim": 64, "num_pos_feats": 16},
-        prompt_encoder_config={"hidden_size": 32, "image_size": 64, "patch_size": 16, "image_embedding_size": 4},
-        mask_decoder_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 64,
-                             "iou_head_hidden_dim": 32}),
     "perceiver": row("PerceiverForImageClassificationLearned", batch(inputs=IMAGES, labels=CLASSES), num_latents=8,
         d_latents=32, d_model=32, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4,
         num_cross_attention_heads=4, image_size=32, num_labels=3),
