@@ -33,10 +33,14 @@ QUICK = Scale(rounds=2, steps=2, settings=2)
 
 
 def of_model(seconds: float, *, name: str, scale: Scale, launches: int) -> Iterator[Figure]:
-    """Yields a model's figures over all launches, which end after ``seconds``; those for which there is time."""
+    """Yields a model's figures over the launches for which there is time.
+
+    Raises:
+        PartFailedError: There is not even time for one.
+    """
     ends, longest = time.monotonic() + seconds, 0.0
     figures: defaultdict[str, list[Figure]] = defaultdict(list)
-    while len(figures["ddp"]) < launches and longest < ends - time.monotonic():
+    while not figures["ddp"] or (len(figures["ddp"]) < launches and longest < ends - time.monotonic()):
         began = time.monotonic()
         best = figures["ddp"][0].labels["setting"] if figures["ddp"] else None
         for figure in on_ranks(partial(launch, name=name, scale=scale, best=best), RANKS, ends - began):
