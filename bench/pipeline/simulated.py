@@ -91,14 +91,9 @@ class Job:
         return flops / (devices * self.cluster.hardware.bf16_tflops * 1e12 * step_ns / 1e9)
 
 
-def options(seconds: float) -> PlannerOptions:
-    """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
-    return PlannerOptions(partition="separated", limits=OrderLimits(effort=seconds))
-
-
-def own_options(seconds: float) -> PlannerOptions:
-    """Returns options without PipeWeaver's choices: any partition."""
-    return PlannerOptions(limits=OrderLimits(effort=seconds))
+def options(seconds: float, partition: str = "separated") -> PlannerOptions:
+    """Returns options with a limit of wall time on one thread; PipeWeaver separates modules."""
+    return PlannerOptions(partition=partition, limits=OrderLimits(effort=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:
@@ -138,7 +133,7 @@ def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Ite
         pairs = list(zip(steps, plans, strict=True))
         yield simulated(f"Fig. 9a: {name}: planned: MFU", [job.mfu(step, plan.makespan_ns) for step, plan in pairs])
         yield simulated(f"Fig. 9a: {name}: planned: above its bound, %", [100 * plan.gap for plan in plans])
-        own = [job.plan(step, own_options(seconds)) for step in steps]
+        own = [job.plan(step, options(seconds, PlannerOptions().partition)) for step in steps]
         shares = [other.makespan_ns / plan.makespan_ns for other, plan in zip(own, plans, strict=True)]
         yield simulated(f"Fig. 9a: {name}: {OWN}: step over the planned one's, ratio", shares)
         rivals = [job.contend(step, (*RIVALS, "1f1b", "zb-v")) for step in steps]

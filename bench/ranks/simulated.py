@@ -8,7 +8,6 @@ which cannot be run, may be faster. Papers' numbers stand in a label; they are o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,9 +18,7 @@ from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_measure
 from mosaic.cost.interference import NoInterference
-from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.graph import ModuleGraph
 from mosaic.hardware import find_cluster
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
@@ -31,29 +28,6 @@ from mosaic.solver.runnable import plan_to_run
 
 METHODS = ("auto", "megatron", "distmm", "spindle", "exact")
 DEVICE = "h100-80g"
-
-
-def planned_steps(
-    methods: Sequence[str],
-    graph: ModuleGraph,
-    cost: RankedCost,
-    device: Device,
-    *,
-    num_devices: int,
-    search: SearchOptions,
-) -> dict[str, tuple[float | str, float]]:
-    """Returns for each method its simulated step in milliseconds, or the reason for none, and seconds of planning."""
-    steps: dict[str, tuple[float | str, float]] = {}
-    for method in methods:
-        began = time.perf_counter()
-        step: float | str
-        try:
-            plan = plan_to_run(method, graph, cost, device, num_devices=num_devices, search=search)
-            step = simulate(plan, graph, sums=cost.summed).makespan_ms
-        except (MosaicError, ValueError) as error:  # too many modules for the exact search, among others
-            step = str(error)
-        steps[method] = step, time.perf_counter() - began
-    return steps
 
 
 def simulated_steps(
@@ -84,8 +58,14 @@ def simulated_steps(
         device = cluster.hardware.device()
         if not with_memory:
             device = replace(device, memory_bytes=0)
-        planned = planned_steps(METHODS, counted.graph, cost, device, num_devices=count, search=search)
-        yield count, {method: step for method, (step, _) in planned.items()}
+        steps: dict[str, float | str] = {}
+        for method in METHODS:
+            try:
+                plan = plan_to_run(method, counted.graph, cost, device, num_devices=count, search=search)
+                steps[method] = simulate(plan, counted.graph, sums=cost.summed).makespan_ms
+            except (MosaicError, ValueError) as error:  # too many modules for the exact search, among others
+                steps[method] = str(error)
+        yield count, steps
 
 
 def scaling(
