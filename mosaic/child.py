@@ -7,79 +7,66 @@ children, one of each way, and the faster one counts.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from mosaic.errors import MosaicError
 
-WAITING = ("in torch's own way", "passively")
-"""Waiting policies of the two plain loops' threads."""
+WAITING = {"in torch's own way": {}, "passively": {"OMP_WAIT_POLICY": "PASSIVE"}}
+"""Waiting policies of the two plain loops' threads, with the variables that set them."""
 
 
-class Child:
-    """An object in a process of its own, which ends with its block."""
+@contextmanager
+def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., Any]]:
+    """Yields how to call methods of an object in a process of its own, which ends with the block.
 
-    def __init__(self, factory: str, argument: str, *, passive: bool = False) -> None:
-        """Starts the process, in which ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``.
+    ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``. Methods take and return plain data for JSON; a
+    call raises MosaicError if the process has ended.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mosaic.child", factory, argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | WAITING[waiting],
+        start_new_session=True,  # an interrupt is for the caller, who ends this process
+    ) as process:
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
+        assert answers is not None
 
-        With ``passive``, OpenMP's threads wait passively, instead of in torch's own way.
-        """
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        if passive:
-            environment["OMP_WAIT_POLICY"] = "PASSIVE"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mosaic.child", factory, argument],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,  # an interrupt is for the caller, who ends this process
-        )
-        self.pid = self._process.pid
+        def call(method: str, *arguments: Any) -> Any:
+            try:
+                print(json.dumps([method, *arguments]), file=requests, flush=True)
+                answer = answers.readline()
+            except BrokenPipeError:
+                answer = ""
+            if not answer:
+                code = process.wait()
+                raise MosaicError(f"the plain loop's process ended with exit code {code}; see its error above")
+            return json.loads(answer)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the object, with plain data for JSON; MosaicError if the process has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps([method, *arguments]) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            code = self._process.wait()
-            raise MosaicError(f"the plain loop's process ended with exit code {code}; see its error above")
-        return json.loads(answer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if error is not None:
-            self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+            yield call
+        except BaseException:
+            process.kill()
+            with suppress(BrokenPipeError):  # what a dead process has not read
+                requests.close()
+            raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def plain_loops(factory: str, argument: str) -> Iterator[dict[str, Callable[..., Any]]]:
     """Yields how to call a plain loop in each of two processes, by their threads' way of waiting."""
-    with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(Child(factory, argument, passive=name == WAITING[1])).call for name in WAITING}
+    with ExitStack() as stack:
+        yield {waiting: stack.enter_context(child(factory, argument, waiting)) for waiting in WAITING}
 
 
 def _serve(factory: str, argument: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.artifact import write_text
-from mosaic.chrome_trace import Event, Lanes, chrome_events
 from mosaic.plan import Plan
 from mosaic.report.figure import GLUE, OUTSIDE, SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
 from mosaic.report.plan_view import ms_text, slot_runs, slots_text
@@ -126,10 +125,20 @@ def _length_ms(spans: Sequence[Span]) -> float:
 
 
 def chrome_trace(timelines: Sequence[Timeline]) -> str:
-    """Returns a process per timeline, each from 0 on: a thread with its steps, and a thread per lane."""
-    processes = [(index, timeline.title, _lanes(timeline)) for index, timeline in enumerate(timelines, start=1)]
-    content = {"displayTimeUnit": "ms", "traceEvents": chrome_events(processes)}
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    """Returns a process per timeline, each from 0 on: a thread with its steps, and a thread per lane.
+
+    "Trace Event Format" (Google, 2016): complete events ``X`` and metadata events ``M``. Viewers need events of one
+    thread not to overlap, so the later of two overlapping ones is on a thread of its own.
+    """
+    events = list[dict[str, Any]]()
+    for process, timeline in enumerate(timelines, start=1):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": timeline.title}})
+        threads = [(lane, row) for lane, own in _lanes(timeline).items() for row in _rows(own)]
+        for thread, (lane, row) in enumerate(threads, start=1):
+            where = {"pid": process, "tid": thread}
+            events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": lane}})
+            events += [{"ph": "X", **where, **event} for event in row]
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=1, allow_nan=False) + "\n"
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
@@ -137,16 +146,35 @@ def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
     write_text(chrome_trace(timelines), path)
 
 
-def _lanes(timeline: Timeline) -> Lanes:
-    """Returns the steps, then the spans of each set of slots."""
+def _lanes(timeline: Timeline) -> dict[str, list[dict[str, Any]]]:
+    """Returns the events of the steps, then those of each set of slots, by title."""
     origin = min((span.start_ms for span in timeline.spans), default=0.0)
-    steps: dict[int, list[float]] = {}
-    lanes: dict[tuple[int, ...], list[Event]] = {}
+    steps: dict[int, list[Span]] = {}
     for span in timeline.spans:
-        times = (1e3 * (span.start_ms - origin), 1e3 * (span.end_ms - origin))
-        steps.setdefault(span.step, []).extend(times)
-        args = {"module": span.module, "phase": span.phase, "slots": list(span.slots), "step": span.step}
-        lanes.setdefault(span.slots, []).append(Event(f"{span.module} {span.phase}", span.phase, *times, args))
-    whole = [Event(f"step {step}", "step", min(ts), max(ts), {"step": step}) for step, ts in sorted(steps.items())]
-    names = {slots: f"slot{'s' * (len(slots) > 1)} {slots_text(slots)}" if slots else "no slot" for slots in lanes}
-    return [("steps", whole), *((names[slots], lanes[slots]) for slots in sorted(lanes))]
+        steps.setdefault(span.step, []).append(span)
+    lanes = {"steps": [_event(f"step {step}", "step", spans, origin, step=step) for step, spans in steps.items()]}
+    for span in sorted(timeline.spans, key=lambda span: span.slots):
+        title = f"slot{'s' * (len(span.slots) > 1)} {slots_text(span.slots)}" if span.slots else "no slot"
+        facts = {"module": span.module, "phase": span.phase, "slots": list(span.slots), "step": span.step}
+        event = _event(f"{span.module} {span.phase}", span.phase, [span], origin, **facts)
+        lanes.setdefault(title, []).append(event)
+    return lanes
+
+
+def _event(name: str, category: str, spans: Sequence[Span], origin_ms: float, **facts: Any) -> dict[str, Any]:
+    """Returns the event from the start of some spans to their end, in microseconds to the nanosecond."""
+    start = round(1e3 * (min(span.start_ms for span in spans) - origin_ms), 3)
+    end = round(1e3 * (max(span.end_ms for span in spans) - origin_ms), 3)
+    return {"name": name, "cat": category, "ts": start, "dur": round(end - start, 3), "args": facts}
+
+
+def _rows(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Spreads events over the fewest rows without overlap."""
+    rows: list[list[dict[str, Any]]] = []
+    for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
+        # Half a nanosecond forgives the rounding of ts + dur.
+        row = next((row for row in rows if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(event)
+    return rows

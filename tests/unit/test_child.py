@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from mosaic.child import Child
+from mosaic.child import child
 from mosaic.errors import MosaicError
 
 ECHO = """
@@ -15,6 +15,9 @@ class Echo:
     def say(self, word, times):
         print("not an answer")
         return [self.name, word * times, os.environ.get("OMP_WAIT_POLICY")]
+
+    def pid(self):
+        return os.getpid()
 
     def die(self):
         sys.exit(7)
@@ -29,17 +32,21 @@ def echo(tmp_path, monkeypatch):
     return "echo_child:Echo"
 
 
-@pytest.mark.parametrize(("passive", "policy"), [(False, None), (True, "PASSIVE")])
-def test_a_child_answers_calls_and_waits_as_requested(echo, passive, policy):
-    with Child(echo, "me", passive=passive) as child:
-        assert child.call("say", "a", 2) == ["me", "aa", policy]
-        assert child.call("say", "b", 1) == ["me", "b", policy]
+@pytest.mark.parametrize(("waiting", "policy"), [("in torch's own way", None), ("passively", "PASSIVE")])
+def test_a_child_answers_calls_and_waits_as_requested(echo, waiting, policy):
+    with child(echo, "me", waiting) as call:
+        assert call("say", "a", 2) == ["me", "aa", policy]
+        assert call("say", "b", 1) == ["me", "b", policy]
 
 
 def test_a_child_that_ended_is_an_error_with_its_code_and_an_error_ends_a_child(echo):
-    with pytest.raises(MosaicError, match="exit code 7"), Child(echo, "me") as child:
-        child.call("die")
-    child = Child(echo, "me")
-    child.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    with pytest.raises(MosaicError, match="exit code 7"), child(echo, "me", "passively") as call:
+        try:
+            call("die")
+        finally:
+            call("say", "no one", 1)  # of a dead process, the same error
+    with pytest.raises(KeyboardInterrupt), child(echo, "me", "passively") as call:
+        pid = call("pid")
+        raise KeyboardInterrupt
     with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
+        os.kill(pid, 0)
