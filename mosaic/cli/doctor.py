@@ -18,15 +18,12 @@ from rich.markup import escape
 from tyro.conf import arg
 
 import mosaic
-from mosaic.cache_folder import default_cache_folder
-from mosaic.cli.options import Json, OptionalModel, console_beside, takes_stdout, write_json
+from mosaic.cli.options import Json, OptionalModel, console_beside, write_json
 from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelError
 from mosaic.report.table import make_table
 
 Severity = Literal["error", "warning", "note"]
 """``error``: it cannot run; ``warning``: partitions or a module may suffer; ``note``: good to know."""
-_EXTRAS = ("matplotlib", "scikit-learn")
-_PACKAGES = ("torch", "numpy", "scipy", "ortools", "cuda-python", "nvidia-ml-py", "pydantic", "safetensors", *_EXTRAS)
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -53,6 +50,10 @@ class Diagnosis:
         """Adds a finding; the worst stand first."""
         self.findings.append(Finding(severity, description, remedy))
         self.findings.sort(key=lambda finding: tuple(_STYLES).index(finding.severity))
+
+    @property
+    def has_errors(self) -> bool:
+        return any(finding.severity == "error" for finding in self.findings)
 
     def print(self, console: Console) -> None:
         """Prints the blocks, then findings with their remedies."""
@@ -85,11 +86,10 @@ class Doctor:
             diagnosis = examine_traces(self.trace) if self.trace else examine_machine()
         facts = {**diagnosis.facts, "findings": [asdict(finding) for finding in diagnosis.findings]}
         write_json(json.dumps(facts, indent=2) + "\n", self.json)
-        if not takes_stdout(self.json):
-            console = console_beside(self.json)
-            console.soft_wrap = True  # the terminal wraps sentences
-            diagnosis.print(console)
-        if self.model is not None and any(finding.severity == "error" for finding in diagnosis.findings):
+        console = console_beside(self.json)
+        console.soft_wrap = True  # the terminal wraps sentences
+        diagnosis.print(console)
+        if self.model is not None and diagnosis.has_errors:
             raise UnsupportedModelError(f"{self.model} cannot be colocated; the findings give reasons and remedies")
 
 
@@ -128,36 +128,25 @@ def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
-    """Examines devices, driver and packages; a broken driver raises no error. Does not import torch."""
-    cores, policy = len(os.sched_getaffinity(0)), environ.get("OMP_WAIT_POLICY")
-    host = {"platform": platform.platform(), "python": platform.python_version(), "num_cores": cores,
-            "num_cores_installed": os.cpu_count() or 1, "omp_wait_policy": policy}  # fmt: skip
-    packages = {name: _version(name) for name in _PACKAGES}
-    facts: dict[str, Any] = dict.fromkeys(("driver", "nvml", "probe", "cache"))
-    facts |= {"mosaic": mosaic.__version__, "extension_loads": False, "devices": [], "host": host}
-    facts |= {"torch": _torch(), "packages": packages}
+    """Examines devices, driver and torch; a broken driver raises no error. Does not import torch."""
+    facts: dict[str, Any] = {"mosaic": mosaic.__version__, "platform": platform.platform()}
+    facts |= {"python": platform.python_version(), "num_cores": len(os.sched_getaffinity(0)), "torch": _torch()}
+    facts |= {"extension_loads": False, "driver": None, "devices": [], "probe": None}
     diagnosis = Diagnosis(facts)
-    if cores == 1:
-        text = "one CPU core: on the host backend modules take turns, and colocation gains nothing"
-        diagnosis.find("note", text, "give the process more cores (taskset, the container's cpuset)")
-    if (policy or "").upper() != "PASSIVE":
-        text = f"OMP_WAIT_POLICY is {policy or 'not set'}: idle threads of one lane spin on the cores of another"
-        diagnosis.find("note", text, "in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts")
-    for name in (name for name, version in packages.items() if version is None):
-        severity: Severity = "note" if name in _EXTRAS else "error"
-        diagnosis.find(severity, f"the package {name} is not installed", f"pip install {name}")
     _examine_driver(diagnosis)
-    _examine_libraries(diagnosis)
+    _examine_probe(diagnosis)
     _examine_settings(diagnosis, environ)
     if facts["torch"] and not facts["torch"]["cuda"] and facts["devices"]:
         text = f"torch {facts['torch']['version']} is built without CUDA, but this machine has a GPU"
         diagnosis.find("warning", text, "install a CUDA build: https://pytorch.org/get-started/locally/")
-    try:
-        facts["cache"] = str(default_cache_folder(environ))
-    except RuntimeError as error:
-        remedy = "set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder"
-        diagnosis.find("note", f"measurements are not kept from run to run: {error}", remedy)
-    facts["works"] = _works(facts)
+    facts["works"] = ["planning for any described device (`mosaic plan`); it needs no GPU"]
+    if facts["torch"]:
+        commands = "`mosaic demo`, `mosaic profile`, `mosaic run`"
+        facts["works"].append(f"the host backend: modules side by side on CPU cores ({commands})")
+        if facts["torch"]["cuda"] and facts["devices"] and not diagnosis.has_errors:
+            facts["works"].append(
+                "the cuda backend: modules side by side on SM partitions (`mosaic bench` measures it)"
+            )
     diagnosis.blocks.extend(_blocks(facts))
     return diagnosis
 
@@ -198,22 +187,14 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
         diagnosis.find("error", str(error), remedy)
 
 
-def _examine_libraries(diagnosis: Diagnosis) -> None:
-    """Sets the facts ``nvml`` and ``probe``, the version of the NVRTC that compiles the SM probe."""
-    from mosaic.backends.cuda.environment import describe_nvml
+def _examine_probe(diagnosis: Diagnosis) -> None:
+    """Sets the fact ``probe``, the version of the NVRTC that compiles the SM probe."""
     from mosaic.backends.cuda.probe import nvrtc_version
 
-    facts = diagnosis.facts
     try:
-        facts["nvml"] = describe_nvml()._asdict()
+        diagnosis.facts["probe"] = nvrtc_version()
     except BackendUnavailableError as error:
-        if facts["driver"] is not None:  # otherwise there is a finding about the driver already
-            remedy = f"without it utilisation cannot be measured; it needs {error.needed}"
-            diagnosis.find("warning", f"NVML does not respond: {error.found}", remedy)
-    try:
-        facts["probe"] = nvrtc_version()
-    except BackendUnavailableError as error:
-        if facts["devices"]:
+        if diagnosis.facts["devices"]:
             text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
             diagnosis.find("warning", text, f"install {error.needed}")
 
@@ -222,69 +203,35 @@ def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
     """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
     from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
 
-    devices = diagnosis.facts["devices"]
     where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
-    for device in devices:
+    for device in diagnosis.facts["devices"]:
         nvml = ask_nvml(device["uuid"])
-        if not nvml.problem:  # otherwise there is a finding about NVML already
-            where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
+        where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
     for prefix, surroundings in where.items():
         for finding in find_in(surroundings):
             diagnosis.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
-    order = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
-    if len(devices) > 1 and order != "1":
-        text = f"NCCL_LAUNCH_ORDER_IMPLICIT is {order or 'not set'}: several ranks need 1; NCCL reads it once in a "
-        text += "process, at the first collective"
-        remedy = "`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group"
-        diagnosis.find("note" if order is None else "warning", text, remedy)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _torch() -> dict[str, str | None] | None:
-    version, spec = _version("torch"), importlib.util.find_spec("torch")
-    if version is None or spec is None or spec.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
     # torch's CUDA version is in this file; importing torch would take a second.
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return {"version": version, "cuda": cuda[1] if cuda else None}
-
-
-def _works(facts: Mapping[str, Any]) -> list[str]:
-    works = ["planning for any described device (`mosaic plan`); it needs no GPU"]
-    cores, torch, driver = facts["host"]["num_cores"], facts["torch"], facts["driver"]
-    if torch is not None:
-        commands = "`mosaic demo`, `mosaic profile`, `mosaic run`"
-        works.append(f"the host backend: modules side by side on CPU cores, {cores} here ({commands})")
-    if any(device["slots"] for device in facts["devices"]):
-        has_streams = driver and all(call["use"] == "placement" for call in driver["missing"])
-        if has_streams and torch and torch["cuda"]:
-            works.append("the cuda backend: modules side by side on SM partitions (`mosaic bench` measures the gain)")
-        else:
-            works.append("splitting the GPU's SMs into slots, to look at them")
-    return works
+    return {"version": importlib.metadata.version("torch"), "cuda": cuda[1] if cuda else None}
 
 
 def _blocks(facts: Mapping[str, Any]) -> list[Any]:
     """Returns a table of the parts, one of the GPUs, and what works."""
-    host, torch, driver, nvml = (facts[name] for name in ("host", "torch", "driver", "nvml"))
+    torch, driver = facts["torch"], facts["driver"]
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
     parts = {
-        "machine": f"{host['platform']}, Python {host['python']}",
-        "CPU cores": f"{host['num_cores']} available of {host['num_cores_installed']}",
-        "OMP_WAIT_POLICY": host["omp_wait_policy"] or "not set",
+        "machine": f"{facts['platform']}, Python {facts['python']}, CPU cores: {facts['num_cores']}",
         "torch": f"{torch['version']}, built {cuda}" if torch else "not installed",
         "extension": f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}",
         "driver": f"CUDA {driver['version']}" if driver else "none",
-        "NVML": f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none",
         "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
-        "profile cache": facts["cache"] or "none",
     }
     rows = []
     for device in facts["devices"]:
