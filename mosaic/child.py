@@ -57,9 +57,10 @@ def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., A
             yield call
         except BaseException:
             process.kill()
+            raise
+        finally:
             with suppress(BrokenPipeError):  # what a dead process has not read
                 requests.close()
-            raise
 
 
 @contextmanager
