@@ -6,74 +6,75 @@ and under a lock, so processes that profile at the same time lose nothing.
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import inspect
 import itertools
+import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from types import CodeType, FunctionType
+from typing import ClassVar, Literal
 
+import torch
 from filelock import FileLock
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint, load, save
+from mosaic.backends.base import Backend
 from mosaic.cache_folder import default_cache_folder
-from mosaic.device import StrictFile
+from mosaic.device import Device, StrictFile
 from mosaic.errors import MosaicError
-from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.profiler.identity import ModuleKey
+from mosaic.find.structure import tensors_in
+from mosaic.hardware.find import available_cores
+from mosaic.profile import Environment, ModuleMemory, ModuleStructure, PairSample, Sample
+from mosaic.profiler.subject import Subject
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPoint(StrictFile):
-    """One point of a module, and how far it can be trusted."""
+class ModuleKey(StrictFile):
+    """All that a module's time depends on; modules of equal keys share measurements."""
 
-    samples: tuple[Sample, ...]
-    """Forward and backward. Of a degree above 1, compute alone, without communication."""
-    foreign_cpu_share: float | None
-    """Share of the machine's CPU time that other processes took meanwhile; None where unknown."""
-
-    @property
-    def point(self) -> tuple[int, int]:
-        """Degree and quota."""
-        return self.samples[0].degree, self.samples[0].quota
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPair(StrictFile):
-    """One phase of a module beside another."""
-
-    beside: ModuleKey
-    sample: PairSample
-
-    @property
-    def point(self) -> tuple[ModuleKey, Phase, int, int]:
-        """The other module, the phase and both quotas."""
-        return self.beside, self.sample.phase, self.sample.quota, self.sample.beside_quota
+    structure: str
+    """See ``digest_of``."""
+    inputs: str
+    """See ``inputs_of``."""
+    device: Device
+    """Without memory, which decides whether a module fits and not how long it takes."""
+    torch_version: str
+    driver: str
+    """Release of the kernel driver and version of CUDA; empty on the host."""
+    threads: str = ""
+    """Threads that compute on the host: cores, inter-op threads, and how idle ones wait; empty on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord(StrictFile):
     """Measurements of one module, alone and beside others; each point once."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     key: ModuleKey
     memory: ModuleMemory | None = None
-    """Bytes that it keeps."""
-    points: tuple[MeasuredPoint, ...] = ()
-    pairs: tuple[MeasuredPair, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    """Of a degree above 1, compute alone, without communication."""
+    pairs: tuple[tuple[ModuleKey, PairSample], ...] = ()
+    """The other module, and the times beside it."""
 
     def updated(self, newer: ModuleRecord) -> ModuleRecord:
         """Returns both records together; newer measurements take the place of older ones."""
-        points = {measured.point: measured for measured in (*self.points, *newer.points)}
-        pairs = {measured.point: measured for measured in (*self.pairs, *newer.pairs)}
+        samples = {(each.degree, each.quota, each.phase): each for each in (*self.samples, *newer.samples)}
+        pairs = {
+            (other, pair.phase, pair.quota, pair.beside_quota): (other, pair)
+            for other, pair in (*self.pairs, *newer.pairs)
+        }
         memory = newer.memory or self.memory
-        return dataclasses.replace(self, points=tuple(points.values()), pairs=tuple(pairs.values()), memory=memory)
-
-    def at(self, degree: int, quota: int) -> MeasuredPoint | None:
-        return next((measured for measured in self.points if measured.point == (degree, quota)), None)
+        return replace(self, samples=tuple(samples.values()), pairs=tuple(pairs.values()), memory=memory)
 
 
 class ProfileCache:
@@ -87,67 +88,34 @@ class ProfileCache:
     def __init__(self, folder: Path | None = None, *, reuse: bool = True) -> None:
         self.folder = folder
         self.reuse = reuse
-        self._own: dict[ModuleKey, ModuleRecord] = {}
+        self._records: dict[ModuleKey, ModuleRecord] = {}
         self._warned = False
 
-    def module(self, key: ModuleKey, name: str) -> ModuleRecord:
-        """Returns the measurements of a module, under its present name."""
-
-        def rename(value: Any) -> Any:
-            return value and dataclasses.replace(value, module=name)
-
-        record = self._find(key)
-        points = [dataclasses.replace(point, samples=tuple(map(rename, point.samples))) for point in record.points]
-        return dataclasses.replace(record, memory=rename(record.memory), points=tuple(points))
+    def record(self, key: ModuleKey) -> ModuleRecord:
+        """Returns the measurements of a module, under the name that it had."""
+        if key not in self._records:
+            self._records[key] = self._read(key) if self.reuse else ModuleRecord(key=key)
+        return self._records[key]
 
     def pair(self, keys: Mapping[str, ModuleKey], quotas: Mapping[str, int]) -> tuple[PairSample, ...]:
         """Returns the measurements of two modules side by side, under their present names; none of one side alone."""
         sides = [
             [
-                dataclasses.replace(measured.sample, module=name, beside=other)
-                for measured in self._find(keys[name]).pairs
-                if (measured.beside, *measured.point[2:]) == (keys[other], quotas[name], quotas[other])
+                replace(pair, module=name, beside=beside)
+                for key, pair in self.record(keys[name]).pairs
+                if (key, pair.quota, pair.beside_quota) == (keys[beside], quotas[name], quotas[beside])
             ]
-            for name, other in itertools.permutations(quotas, 2)
+            for name, beside in itertools.permutations(quotas, 2)
         ]
         return tuple(itertools.chain(*sides)) if all(sides) else ()
 
-    def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
-        """Keeps measurements of a module; newer ones take the place of older ones."""
-        self._add(ModuleRecord(key=key, points=tuple(points), memory=memory))
-
     def add_pairs(self, keys: Mapping[str, ModuleKey], pairs: Sequence[PairSample]) -> None:
-        """Keeps measurements of modules side by side."""
-        for name in dict.fromkeys(pair.module for pair in pairs):
-            self._add(ModuleRecord(key=keys[name], pairs=_pairs_of(name, pairs, keys)))
+        for pair in pairs:
+            self.add(ModuleRecord(key=keys[pair.module], pairs=((keys[pair.beside], pair),)))
 
-    def learn(self, profile: Profile, keys: Mapping[str, ModuleKey]) -> None:
-        """Takes the measurements of a user's profile into memory, under the keys of its modules; the folder gets none.
-
-        Those of one device alone: times at higher degrees have communication in them.
-        """
-        memory = {entry.module: entry for entry in profile.memory}
-        share = profile.environment.foreign_cpu_share
-        for name, key in keys.items():
-            forwards, backwards = (profile.samples_of(name, phase) for phase in Phase)
-            points = tuple(
-                MeasuredPoint(samples=(forward, backward), foreign_cpu_share=share)
-                for forward, backward in itertools.product(forwards, backwards)
-                if forward.quota == backward.quota
-            )
-            pairs = _pairs_of(name, [pair for pair in profile.pairs if pair.beside in keys], keys)
-            self._keep(ModuleRecord(key=key, points=points, memory=memory.get(name), pairs=pairs))
-
-    def _find(self, key: ModuleKey) -> ModuleRecord:
-        stored = self._read(key) if self.reuse else ModuleRecord(key=key)
-        return stored.updated(self._own[key]) if key in self._own else stored
-
-    def _keep(self, record: ModuleRecord) -> None:
-        self._own[record.key] = self._own.get(record.key, ModuleRecord(key=record.key)).updated(record)
-
-    def _add(self, record: ModuleRecord) -> None:
-        if self.folder is None or not self.reuse:  # else it is read from the folder, where others may renew it
-            self._keep(record)
+    def add(self, record: ModuleRecord) -> None:
+        """Keeps measurements of a module; newer ones take the place of older ones."""
+        self._records[record.key] = self.record(record.key).updated(record)
         if self.folder is None:
             return
         try:
@@ -175,16 +143,8 @@ class ProfileCache:
         return ModuleRecord(key=key)
 
 
-def _pairs_of(name: str, pairs: Iterable[PairSample], keys: Mapping[str, ModuleKey]) -> tuple[MeasuredPair, ...]:
-    return tuple(MeasuredPair(beside=keys[pair.beside], sample=pair) for pair in pairs if pair.module == name)
-
-
 def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
-    """Returns the cache of a handle: over the folder of a cache that is passed, over a folder, over the user's own
-    (``"user"``), or in memory.
-
-    A user without a home folder has none, which is a warning.
-    """
+    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``)."""
     if isinstance(where, ProfileCache):
         return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
@@ -194,3 +154,88 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
         return ProfileCache()
+
+
+# Keys.
+
+
+def key_of(subject: Subject, backend: Backend, environment: Environment) -> ModuleKey:
+    """Returns the key of a module's measurements on a backend."""
+    threads = ""
+    if backend.torch_device.type != "cuda":  # a lane has a thread for each of its slots; these may share its cores
+        waiting = os.environ.get("OMP_WAIT_POLICY", "").lower() or "default"
+        threads = f"{len(available_cores())} cores, {torch.get_num_interop_threads()} inter-op, waiting {waiting}"
+    return ModuleKey(
+        structure=digest_of(subject.module),
+        inputs=inputs_of(subject),
+        device=replace(backend.device, memory_bytes=0),  # a kernel's count of memory may grow after boot
+        torch_version=environment.torch_version,
+        driver=" ".join(filter(None, (environment.driver, environment.driver_version, backend.sm_settings))),
+        threads=threads,
+    )
+
+
+def structures_of(subjects: Iterable[Subject]) -> tuple[ModuleStructure, ...]:
+    """Returns digests of modules, for a profile and to compare one with."""
+    return tuple(ModuleStructure(module=subject.name, digest=digest_of(subject.module)) for subject in subjects)
+
+
+def digest_of(module: nn.Module) -> str:
+    """Returns 16 hexadecimal digits that change with whatever decides a module's time.
+
+    Those are classes of its parts, their settings, the compiled methods of classes that are not torch's own, and
+    parameters and buffers without their values. Functions and globals that a method uses do not count.
+    """
+    seen: set[type] = set()
+    parts = []
+    for path, part in module.named_modules():
+        settings = sorted(
+            (name, value)
+            for name, value in vars(part).items()
+            if not name.startswith("_") and isinstance(value, _PLAIN)  # of the module's author: a number of heads
+        )
+        parts.append(f"{path}: {type(part).__module__}.{type(part).__qualname__}({part.extra_repr()}) {settings!r}")
+        for base in type(part).__mro__:
+            if base not in seen and base is not object and base.__module__.split(".")[0] != "torch":
+                seen.add(base)
+                parts += _code_of(base)
+    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+        parts.append(f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}")
+    return _hashed(parts)
+
+
+def inputs_of(subject: Subject) -> str:
+    """Returns 16 hexadecimal digits that change with shapes, dtypes and plain values of a call, and with autocast."""
+    value = subject.args, subject.kwargs
+    parts = [f"{tuple(t.shape)} {tuple(t.stride())} {t.dtype} {t.requires_grad}" for t in tensors_in(value)]
+    parts += [repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__ for leaf in pytree.tree_leaves(value)]
+    # The thread's settings that change every operator.
+    parts.append(f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}")
+    if subject.settings is not None:
+        with subject.settings():
+            cast = [f"{k} {torch.is_autocast_enabled(k)} {torch.get_autocast_dtype(k)}" for k in ("cpu", "cuda")]
+            parts.append(f"{torch.is_grad_enabled()} {' '.join(cast)}")
+    return _hashed(parts)
+
+
+def _hashed(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _code_of(kind: type) -> Iterator[str]:
+    """The class's own methods, without their place in a file."""
+    for name, value in sorted(vars(kind).items()):
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        function = inspect.unwrap(function) if callable(function) else function
+        if isinstance(function, FunctionType):
+            defaults = [repr(value) for value in function.__defaults__ or () if isinstance(value, _PLAIN)]
+            yield f"{kind.__qualname__}.{name}: {defaults} {_text_of(function.__code__)}"
+
+
+def _text_of(value: object) -> str:
+    """Text of a compiled function or constant that is the same in every process."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {value.co_varnames} {[_text_of(v) for v in value.co_consts]}"
+    if isinstance(value, frozenset):
+        return str(sorted(map(repr, value)))  # its own order changes from process to process
+    return repr(value)

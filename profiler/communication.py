@@ -25,11 +25,8 @@ Network = Cluster | Link
 def fit_link(points: Sequence[tuple[int, float, float]]) -> Link:
     """Returns the latency and the bandwidth with the least squares of relative errors.
 
-    Args:
-        points: Messages one after the other, bytes in all of them, and milliseconds.
-
-    Raises:
-        ValueError: There are not two sizes, or larger messages took no longer.
+    ``points`` are numbers of messages one after the other, bytes in all of them, and milliseconds. ValueError without
+    two sizes, or if larger messages took no longer.
     """
     if len({point[:2] for point in points}) < 2:
         raise ValueError(f"{len(points)} measured messages; two different sizes tell latency and bandwidth")
@@ -45,9 +42,7 @@ def fit_link(points: Sequence[tuple[int, float, float]]) -> Link:
 def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Link:
     """Times all-reduces over a process group and fits them; every rank of the group calls it, and all get the same.
 
-    Raises:
-        BackendUnavailableError: There is no process group of two ranks or more.
-        ValueError: Larger messages took no longer.
+    BackendUnavailableError without a process group of two ranks or more.
     """
     degree = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
     if degree < 2:
@@ -63,13 +58,7 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
 
 
 def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
-    """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same.
-
-    Nothing is added up, and bytes go one way, unlike in a ring.
-
-    Raises:
-        ValueError: Larger messages took no longer.
-    """
+    """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same."""
     degree, rank = dist.get_world_size(group), dist.get_rank(group)
 
     def point(size: int) -> tuple[int, float, float]:

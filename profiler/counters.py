@@ -1,7 +1,6 @@
 """Hardware counters of a GPU through NVML: how busy its SMs and its memory are while a module runs on it.
 
-GPM (Hopper and later) compares two samples of the whole device, and the measured module runs alone meanwhile: what
-the device did is what the module did. NVML is found by name at run time; nothing here needs a GPU to be imported.
+GPM (Hopper and later) compares two samples of the whole device, on which the measured module runs alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -43,7 +42,7 @@ class Utilisation:
     """Share of the memory's peak bandwidth."""
 
     def on_partition(self, granted_sms: int, total_sms: int) -> Utilisation:
-        """Returns it as shares of a partition, which was all that ran; bandwidth stays a share of the device's."""
+        """Returns it as shares of the partition that ran alone; bandwidth stays a share of the device's."""
         util, occupancy = (
             None if share is None else min(1.0, share * total_sms / granted_sms)
             for share in (self.sm_util, self.sm_occupancy)
@@ -55,14 +54,14 @@ class Counters:
     """The counters of one GPU.
 
     Args:
-        gpu: Its number, as NVML counts, or better its ``GPU-...`` UUID: CUDA may count otherwise.
+        gpu: Its ``GPU-...`` UUID.
         nvml: The module ``pynvml``, or something that behaves like it.
 
     Attributes:
         missing: Why utilisation cannot be read here; empty where it can.
     """
 
-    def __init__(self, gpu: int | str, *, nvml: Any = None) -> None:
+    def __init__(self, gpu: str, *, nvml: Any = None) -> None:
         self._device: Any = None
         self._is_open = False
         self.missing = ""
@@ -74,9 +73,7 @@ class Counters:
         try:
             self._nvml.nvmlInit()
             self._is_open = True
-            by_name = isinstance(gpu, str)
-            find = self._nvml.nvmlDeviceGetHandleByUUID if by_name else self._nvml.nvmlDeviceGetHandleByIndex
-            self._device = find(gpu)
+            self._device = self._nvml.nvmlDeviceGetHandleByUUID(gpu)
             # A virtual GPU may promise counters and then not deliver.
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
                 self.missing = "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
@@ -88,30 +85,21 @@ class Counters:
     @property
     def clocks_mhz(self) -> tuple[int, int]:
         """Clocks of SMs and memory at this moment, in MHz; 0 where NVML does not tell."""
-        if self._device is None:
-            return 0, 0
-        try:
-            kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
-            sm, memory = (int(self._nvml.nvmlDeviceGetClockInfo(self._device, kind)) for kind in kinds)
-        except (AttributeError, self._nvml.NVMLError):
-            return 0, 0
-        return sm, memory
+        if self._device is not None:
+            with suppress(AttributeError, self._nvml.NVMLError):
+                kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
+                sm, memory = (int(self._nvml.nvmlDeviceGetClockInfo(self._device, kind)) for kind in kinds)
+                return sm, memory
+        return 0, 0
 
     def during(self, work: Callable[[], object], seconds: float = MIN_SECONDS) -> Utilisation | None:
-        """Repeats ``work``, which keeps the device busy, for some time; returns the use of the device meanwhile.
+        """Repeats ``work``, which keeps the device busy, and returns the use of the device; None where NVML fails.
 
-        Returns:
-            None where NVML fails.
-
-        Raises:
-            ValueError: The time is shorter than the counters can tell.
-            RuntimeError: They cannot be read here; see ``missing``.
+        It takes ``seconds``, or the least that counters need; RuntimeError where they are ``missing``.
         """
-        if seconds < MIN_SECONDS:
-            raise ValueError(f"a window of {seconds} s; counters need {MIN_SECONDS} s or more")
         if self.missing:
             raise RuntimeError(f"there are no counters: {self.missing}")
-        end = time.monotonic() + seconds
+        end = time.monotonic() + max(seconds, MIN_SECONDS)
 
         def repeat() -> None:
             while time.monotonic() < end:
@@ -123,7 +111,7 @@ class Counters:
             return None
 
     def close(self) -> None:
-        """Releases NVML. Calling it again does nothing."""
+        """Releases NVML; a second call does nothing."""
         self._device = None
         if self._is_open:
             self._is_open = False
@@ -168,18 +156,9 @@ def open_counters(backend: Backend) -> Counters | None:
 def measure_utilisation(
     subject: Subject, lane: Lane, phase: Phase, counters: Counters | None, device: Device, times_ms: Sequence[float]
 ) -> Utilisation:
-    """Repeats one phase of a module on a lane, alone on the device, and returns what the counters saw.
+    """Repeats one phase of a module on a lane, alone on the device, whose times are ``times_ms``.
 
-    Args:
-        subject: The module.
-        lane: Its partition.
-        phase: Forward, or backward over one forward's graph.
-        counters: Of the GPU that the lane is on.
-        device: The same GPU, for the number of its SMs.
-        times_ms: Times of the phase.
-
-    Returns:
-        Shares of the lane's SMs and of the device's bandwidth; nothing without counters or without that phase.
+    Returns shares of the lane's SMs and of the device's bandwidth; None without counters or without that phase.
     """
     if counters is None or counters.missing or not any(times_ms):
         return Utilisation()

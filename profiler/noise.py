@@ -1,12 +1,12 @@
 """The share of the CPU that other processes take, from ``/proc``: a time measured beside them means little.
 
-Own time is that of the process tree: this process, its children that live (a loop's own ``DataLoader`` workers) and
-those that have ended. Where torchrun started several ranks, the tree begins at their common parent. The cores are those
-that the process may run on, or those of its control group where its quota allows fewer.
+Own time is that of the process tree, ended children included; of several ranks of torchrun, that of their common
+parent. The cores are those that the process may run on, or its control group's quota if that is less.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -45,13 +45,7 @@ class CpuTime:
 
 
 class ForeignLoad:
-    """Measures the CPU time that other processes took since it was made.
-
-    Where the system does not say (no ``/proc/stat``), it is None: unknown, not zero.
-
-    Args:
-        root: The folder of ``proc`` and ``sys``.
-    """
+    """Measures the CPU time that other processes took since it was made; None, unknown, without ``/proc/stat``."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -95,17 +89,14 @@ class ForeignLoad:
         top = self._root / "sys/fs/cgroup"
         lines = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         inner = top / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
-        least: tuple[float, float] | None = None
+        limits = []
         for folder in (inner, *inner.parents):
-            if not folder.is_relative_to(top):
-                break
             quota, _, period = _text_of(folder / "cpu.max").partition(" ")
-            if not quota.isdecimal() or int(quota) / int(period) >= (len(self._cores) if least is None else least[1]):
-                continue
             used = dict(line.split() for line in _text_of(folder / "cpu.stat").splitlines())
-            if "usage_usec" in used:
-                least = int(used["usage_usec"]) / 1e6, int(quota) / int(period)
-        return least
+            if quota.isdecimal() and "usage_usec" in used:
+                limits.append((int(used["usage_usec"]) / 1e6, int(quota) / int(period)))
+        least = min(limits, key=lambda limit: limit[1], default=(0.0, math.inf))
+        return least if least[1] < len(self._cores) else None
 
     def _tree(self, process: int) -> Iterator[int]:
         """Yields a process and its living descendants."""
@@ -129,36 +120,24 @@ def _text_of(path: Path) -> str:
 
 
 class Retries:
-    """Repeats measurements during which others took the CPU, as long as there is time.
-
-    Args:
-        settings: Have the time, ``retry_seconds``, and the limit, ``foreign_share``.
-        device: Where it is measured. A GPU's events time its own work, whatever the CPU does.
-
-    Attributes:
-        taken: CPU time over the tries that count.
-    """
+    """Repeats measurements on the host during which others took the CPU, for ``settings.retry_seconds`` in all."""
 
     def __init__(self, settings: ProfileSettings, device: Device) -> None:
         self.taken = CpuTime()
+        """Over the tries that count."""
         self._settings, self._device = settings, device
-        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0
+        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0  # events time a GPU's own work
 
     @property
     def note(self) -> str:
-        """The note for the result; empty where others hardly used the CPU.
-
-        Raises:
-            UnstableMeasurementError: They did, and the settings are strict.
-        """
+        """The note for the result, if others used the CPU; UnstableMeasurementError if the settings are strict."""
         share, settings = self.taken.share or 0.0, self._settings
         return note_of_others(share, self._device, strict=settings.strict) if share > settings.foreign_share else ""
 
     def quietest(self, take: Callable[[], _Measured]) -> tuple[_Measured, float | None]:
-        """Measures up to three times, until others take little enough of the CPU, and returns the quietest try.
+        """Measures up to three times, until others take little enough of the CPU.
 
-        Returns:
-            The measurement, and the share that others took; None where unknown, or too short a while to say.
+        Returns the quietest try and the share that others took, None where unknown.
         """
         tries: list[tuple[_Measured, CpuTime]] = []
         while True:

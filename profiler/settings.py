@@ -19,12 +19,7 @@ def default_quotas(device: Device) -> tuple[int, ...]:
 
 
 def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[int, ...]:
-    """Returns the quotas of a choice in slots, rising.
-
-    Raises:
-        InvalidPlanError: A quota is below one slot or above the device.
-        ValueError: The choice is unknown or empty.
-    """
+    """Returns the quotas of a choice in slots, rising; InvalidPlanError if one is not of the device."""
     if choice == "tenths":
         return default_quotas(device)
     if choice == "all":
@@ -39,18 +34,13 @@ def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings:
-    """Bounds of a profiling run.
-
-    Raises:
-        ValueError: A bound is out of range.
-    """
+    """Bounds of a profiling run; ValueError if one is out of range."""
 
     warmup: int = 2
-    """Repetitions that are thrown away before the first one is kept."""
+    """Repetitions before the first one that counts."""
     min_repeats: int = 5
-    """Fewest repetitions of a sample."""
     max_repeats: int = 40
-    """Most repetitions of a sample."""
+    """Repetitions of a sample."""
     spread: float = 0.05
     """Repeat until the quartiles lie within this share of the median."""
     sample_seconds: float = 1.0
@@ -60,14 +50,12 @@ class ProfileSettings:
     retry_seconds: float = 20.0
     """Time for measuring again, over the whole run; then the quietest try counts."""
     strict: bool = False
-    """Raises where others took more than ``foreign_share``; otherwise the profile is marked. Times on a GPU
-    are those of its own events, and are marked at most."""
+    """Raises where others took more than ``foreign_share``, which otherwise marks the profile; on a GPU it does."""
     pairs: bool = True
     """Measures modules side by side, two at a time."""
     max_seconds: float | None = None
-    """Time for all measurements; once it is over, what is left is left out (``Profile.left_out`` says what). Two quotas
-    of each module, the largest and the smallest, are measured however long it takes: nothing is predicted outside of
-    them. None is no deadline."""
+    """Time for all measurements; ``Profile.left_out`` has the rest. The largest and the smallest quota of each module
+    are always measured: nothing is predicted outside of them."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import Changes
 from mosaic.find.structure import flatten, map_tensors, tensors_in, unflatten
 from mosaic.profile import Phase
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +33,15 @@ class Subject:
     """Tensors are on the backend's device."""
     kwargs: dict[str, Any]
     settings: Callable[[], Any] | None = None
-    """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
+    """Makes a context of the caller's gradient mode and autocast; None for the defaults."""
     changes: Changes | None = None
-    """The changes that a run of its whole model made; None where unknown."""
+    """Of a run of its whole model; None where unknown."""
     batch: int | None = None
-    """Samples of its batch, where that was tried out; None for the leading dimension that all tensors have."""
+    """Samples, where that was tried out; None for the leading dimension that all tensors have."""
 
     @property
     def gradient_bytes(self) -> int:
         return sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
-
-    @property
-    def num_trained(self) -> int:
-        """Elements of the parameters that take a gradient."""
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of parameters, buffers and gradients."""
-        weights = sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
-        return weights + self.gradient_bytes
 
     def call(self) -> Any:
         """Calls the module in its settings on aliases of its tensors, cut from the graph that made them."""
@@ -76,17 +67,14 @@ class Subject:
             parameter.grad = None
 
     def prepare(self, phase: Phase) -> Callable[[], object] | None:
-        """Returns one repetition of a phase; None for a module without that phase.
-
-        The other phase's work is done here, once: to be called on the lane of the repetitions.
-        """
+        """Returns one repetition of a phase, or None; runs the other phase, so call it on the repetitions' lane."""
         if phase is Phase.FORWARD:
             return lambda: bool(self.forward())  # its result, and with it the graph, goes at once
         outputs = self.forward()
         return partial(self.backward, outputs, keep=True) if outputs else None
 
     def activation_bytes(self) -> int:
-        """Runs a step and returns the bytes that its forward keeps for backward, parameters not counted."""
+        """Runs a step; returns the bytes that its forward keeps for backward, without parameters."""
         own = {tensor.untyped_storage().data_ptr() for tensor in self.module.parameters()}
         saved: dict[int, int] = {}
 
@@ -103,28 +91,24 @@ class Subject:
     def peak_bytes(self, device: torch.device) -> tuple[int, int]:
         """Runs a step; returns the most bytes in use during forward and backward, each above those before it.
 
-        On a GPU the allocator counts when memory is requested, by the launching thread: nothing waits for the device,
-        and its own record of the highest use is reset. On the host both are the bytes that forward keeps.
+        On the host both are the bytes that forward keeps. On a GPU torch's record of the highest use is reset.
         """
         if device.type != "cuda":
             return (self.activation_bytes(),) * 2
-        peaks, outputs = [], list[torch.Tensor]()
-        for phase in Phase:
+
+        def peak_of(work: Callable[[], _T]) -> tuple[_T, int]:
             torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-            if phase is Phase.FORWARD:
-                outputs = self.forward()
-            else:
-                self.backward(outputs)
-            peaks.append(max(0, torch.cuda.max_memory_allocated(device) - before))
-        return peaks[0], peaks[1]
+            before = torch.cuda.memory_allocated(device)  # counted as memory is requested: nothing waits for the device
+            return work(), max(0, torch.cuda.max_memory_allocated(device) - before)
+
+        outputs, forward_bytes = peak_of(self.forward)
+        return forward_bytes, peak_of(lambda: self.backward(outputs))[1]
 
 
 def batch_of(subject: Subject, purpose: str) -> int:
     """Returns the samples of a module's batch: the leading dimension that its tensors have in common.
 
-    Raises:
-        UnsupportedModelError: They have none; says that the module cannot be ``purpose``.
+    UnsupportedModelError if they have none; it says that the module cannot be ``purpose``.
     """
     if subject.batch is not None:
         return subject.batch
@@ -143,11 +127,8 @@ def batch_of(subject: Subject, purpose: str) -> int:
 def split_batch(subject: Subject, degree: int) -> Subject:
     """Returns a module with the inputs of one of ``degree`` replicas: ceil(B/d) of the B samples.
 
-    The batch is the leading dimension of all its tensors. A tensor of size 1 where others have more is broadcast, and
-    scalars have no batch; both stay as they are.
-
-    Raises:
-        UnsupportedModelError: The tensors share no leading dimension, or there are fewer samples than replicas.
+    Tensors of another leading size, which are broadcast, and scalars stay as they are. UnsupportedModelError if the
+    tensors share no leading dimension, or there are fewer samples than replicas.
     """
     if degree == 1:
         return subject
@@ -161,11 +142,7 @@ def split_batch(subject: Subject, degree: int) -> Subject:
 
 
 def repeat_batch(subject: Subject, times: int) -> Subject:
-    """Returns a module with inputs of ``times`` as many samples: those of all ranks, where each holds as many.
-
-    Raises:
-        UnsupportedModelError: The tensors share no leading dimension.
-    """
+    """Returns a module with ``times`` as many samples; UnsupportedModelError if there is no leading dimension."""
     if times == 1:
         return subject
     batch = batch_of(subject, f"repeated {times} times")
@@ -183,16 +160,10 @@ def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Te
 
 
 def traffic_of(subject: Subject, *, batch: int | None = None, results: tuple[int, int] | None = None) -> ModuleTraffic:
-    """Returns the bytes of a module's arguments, results and gradients, for its whole batch, as they travel between
-    ranks.
+    """Returns the bytes of a module's arguments, results and gradients that travel between ranks, for its batch.
 
-    Args:
-        subject: The module with its inputs.
-        batch: Samples, where its arguments do not tell: those with another leading dimension are no part of the batch.
-        results: Bytes of its results, and of those that take a gradient; by default its forward runs once.
-
-    Raises:
-        UnsupportedModelError: Its arguments have no batch in common.
+    ``results`` are the bytes of its results, and of those that take a gradient; by default its forward runs once.
+    UnsupportedModelError if no ``batch`` is passed and its arguments have none in common.
     """
     batch = batch_of(subject, "split over ranks") if batch is None else batch
     arguments = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() > 0 and len(t) == batch]

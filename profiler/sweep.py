@@ -7,27 +7,30 @@ import gc
 import itertools
 import logging
 import math
+import platform
 import statistics
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
 
 import torch
 from torch import nn
 
-from mosaic.backends.base import Backend, Lane, Lanes
-from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
+from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda.driver import describe_driver
+from mosaic.backends.cuda.environment import describe_nvml
+from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
-from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.profiler.cache import MeasuredPoint, ModuleRecord, ProfileCache
+from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
+from mosaic.profiler.cache import ModuleRecord, ProfileCache, key_of, structures_of
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters, measure_utilisation
-from mosaic.profiler.identity import environment_of, key_of, now_utc, structures_of
 from mosaic.profiler.noise import Retries
 from mosaic.profiler.settings import ProfileSettings, QuotaChoice, choose_quotas
 from mosaic.profiler.subject import Subject, split_batch
@@ -57,25 +60,11 @@ def profile_modules(
 ) -> Profile:
     """Measures every module of a graph on a backend; the model is left as it was found.
 
-    Where a module fails at one degree and quota, or runs out of memory, that point is kept as infeasible with what it
-    raised, and the rest goes on. Modules take turns: first the largest and the smallest quota of each, then the others
-    from large to small, then modules side by side; ``settings.max_seconds`` may end this early. What is measured on the
-    host while other processes take the CPU is measured again, within ``settings.retry_seconds``; the profile has the
-    share that they took while what was kept was measured.
-
-    Args:
-        model: The model that the modules belong to.
-        subjects: Its modules with their inputs, in any order.
-        graph: Which feeds which; pairs that depend on each other are not measured side by side.
-        backend: Where to measure.
-        quotas: Quotas in slots, or a choice of them; by default the slots nearest to tenths of the device.
-        degrees: Data-parallel degrees; those between them are interpolated. Above 1 they are composed: one replica's
-            share of the batch is timed here, and the sum of the gradients over ``network`` is added to its backward.
-        network: Links between devices, such as a ``mosaic.hardware.Cluster``.
-        cache: Where measurements are kept as they are made, and found again by a later or a resumed run.
-        counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
-        settings: How carefully; the defaults take a few seconds a module.
-        progress: Told what is being measured.
+    A point at which a module fails is kept as infeasible, with the error. Modules take turns: first the largest and the
+    smallest quota of each, then the others from large to small, then modules side by side. What is measured on the host
+    while other processes take the CPU is measured again, within ``settings.retry_seconds``. Degrees above 1 are
+    composed: one replica's share of the batch is timed here, and the sum of the gradients over ``network`` is added to
+    its backward. ``counters`` are of the backend's GPU; without them occupancy and bandwidth stay unknown.
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
@@ -83,16 +72,15 @@ def profile_modules(
         UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
         UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict; or memory ran out.
     """
-    chosen, wanted = choose_quotas(quotas, backend.device), tuple(sorted({1, *degrees}))
-    if wanted[0] < 1:
-        raise ValueError(f"degrees {wanted}; use degrees from 1 on")
-    if len(wanted) > 1 and network is None:
-        raise ValueError(f"degrees {wanted} need communication; give network, such as a Cluster or a Link")
-    by_name = {subject.name: subject for subject in subjects}
+    chosen, sorted_degrees = choose_quotas(quotas, backend.device), tuple(sorted({1, *degrees}))
+    if sorted_degrees[0] < 1:
+        raise ValueError(f"degrees {sorted_degrees}; use degrees from 1 on")
+    if len(sorted_degrees) > 1 and network is None:
+        raise ValueError(f"degrees {sorted_degrees} need communication; give network, such as a Cluster or a Link")
     settings, cache = settings or ProfileSettings(), cache or ProfileCache()
-    sweep = _Sweep(by_name, graph, backend, settings, cache, counters, progress)
+    sweep = _Sweep({each.name: each for each in subjects}, graph, backend, settings, cache, counters, progress)
     with preserved(model, alone=subjects, elsewhere=True):
-        return sweep.run(chosen, wanted, network)
+        return sweep.run(chosen, sorted_degrees, network)
 
 
 @dataclass
@@ -168,26 +156,23 @@ class _Sweep:
         )
 
     def _measure_module(self, name: str, quotas: tuple[int, ...], degrees: tuple[int, ...]) -> Iterator[int]:
-        """Measures what is missing, keeps each point at once, and yields its quota, so that modules can take turns.
-
-        Raises:
-            UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
-            UnstableMeasurementError: Memory ran out at each quota.
-        """
+        """Measures what is missing, keeps each point at once, and yields its quota, so that modules can take turns."""
         subject, activation_bytes = self.subjects[name], 0
-        memory = self.cache.module(self.keys[name], name).memory
+        memory = self.cache.record(self.keys[name]).memory
         if memory is None:
             self._warm_up(subject)
             with attempt():  # its own size alone where it fails on the most slots
-                activation_bytes = self._lane(quotas[-1]).submit(subject.activation_bytes).wait()
+                activation_bytes = self.lanes.lane(tuple(range(quotas[-1]))).submit(subject.activation_bytes).wait()
+            parameters = list(subject.module.parameters())
+            weight_bytes = sum(tensor.nbytes for tensor in (*parameters, *subject.module.buffers()))
             memory = ModuleMemory(
                 module=name,
-                resident_bytes=subject.resident_bytes,
+                resident_bytes=weight_bytes + subject.gradient_bytes,
                 activation_bytes=activation_bytes,
-                num_trained=subject.num_trained,
+                num_trained=sum(p.numel() for p in parameters if p.requires_grad),
             )
-            self.cache.add_module(self.keys[name], (), memory)
-        self.memory[name] = memory
+            self.cache.add(ModuleRecord(key=self.keys[name], memory=memory))
+        self.memory[name] = dataclasses.replace(memory, module=name)
         for degree in degrees:
             samples = self.samples[name, degree] = []
             yield from self._measure_degree(name, degree, quotas, samples)
@@ -206,40 +191,40 @@ class _Sweep:
         except UnsupportedModelError as error:
             samples += [sample for quota in quotas for sample in _infeasible(name, degree, quota, str(error))]
             return
-        record = self.cache.module(self.keys[name], name)
-        samples += [sample for quota in quotas for sample in self._reusable(record, degree, quota)]
+        left_out: list[int] = []
         # The ends, outside of which nothing is predicted, then from large to small.
-        order = (quotas[-1], *quotas[:-1][:1], *reversed(quotas[1:-1]))
-        while missing := tuple(quota for quota in order if all(sample.quota != quota for sample in samples)):
-            quota = missing[0]
-            # Of an equal module, measured meanwhile.
-            if points := self._reusable(self.cache.module(self.keys[name], name), degree, quota):
-                samples += points
+        for index, quota in enumerate((quotas[-1], *quotas[:-1][:1], *reversed(quotas[1:-1]))):
+            if cached := self._cached(name, degree, quota):
+                samples += cached
                 continue
             ran = {sample.quota for sample in samples if sample.infeasible is None}
-            is_enough = {quotas[0], quotas[-1]}.isdisjoint(missing) and len(ran) > 1
-            if (degree > 1 or is_enough) and self._leaves_out(_point(name, missing, degree)):
-                return
+            if (degree > 1 or (index > 1 and len(ran) > 1)) and monotonic() >= self.ends_s:
+                left_out.append(quota)
+                continue
             self._begin(_point(name, (quota,), degree), part, degree=degree)
             samples += self._measure_point(part, degree, quota)
             yield quota
+        if left_out:
+            self.left_out.append(_point(name, left_out, degree))
 
-    def _reusable(self, record: ModuleRecord, degree: int, quota: int) -> tuple[Sample, ...]:
-        """Known samples of a point that this run would take. Failed points are tried again: memory may be free."""
-        settings, measured = self.settings, record.at(degree, quota)
-        limit = settings.foreign_share if self.backend.device.kind == "host" else 1.0
-        if measured is None or (measured.foreign_cpu_share or 0.0) > limit:
-            return ()
+    def _cached(self, name: str, degree: int, quota: int) -> tuple[Sample, ...]:
+        """Returns the samples of a point that this run would take, perhaps those of an equal module."""
         wants_counters = self.counters is not None and not self.counters.missing
-        is_good = all(
-            len(s.times_ms) >= settings.min_repeats
-            and (not wants_counters or s.bandwidth_utilisation is not None or not any(s.times_ms))
-            for s in measured.samples
+        samples = tuple(
+            dataclasses.replace(sample, module=name)
+            for sample in self.cache.record(self.keys[name]).samples
+            if (sample.degree, sample.quota) == (degree, quota)
         )
-        return measured.samples if is_good else ()
+        is_good = all(
+            len(sample.times_ms) >= self.settings.min_repeats
+            and (not wants_counters or sample.bandwidth_utilisation is not None or not any(sample.times_ms))
+            for sample in samples
+        )
+        return samples if is_good else ()
 
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
-        lane, device, share = self._lane(quota), self.backend.device, None
+        """Returns a sample for each phase; caches them unless the module failed, or other processes took the CPU."""
+        lane, device = self.lanes.lane(tuple(range(quota))), self.backend.device
         if self.lanes.streams is not None:  # what cuBLAS keeps for the lanes that were measured before is of no use
             self.lanes.streams.api.release_workspaces()
         with attempt() as tried:
@@ -249,25 +234,23 @@ class _Sweep:
             seen = [measure_utilisation(part, lane, phase, self.counters, device, times[phase]) for phase in Phase]
             peaks = lane.submit(partial(part.peak_bytes, self.backend.torch_device)).wait()
         if tried.reason is not None:
-            samples = _infeasible(part.name, degree, quota, tried.reason, now_utc())
-        else:
-            measured = now_utc()
-            samples = tuple(
-                Sample(
-                    module=part.name,
-                    phase=phase,
-                    quota=quota,
-                    degree=degree,
-                    times_ms=times[phase],
-                    peak_bytes=most,
-                    bandwidth_utilisation=used.dram_bandwidth,
-                    sm_occupancy=used.sm_occupancy,
-                    measured=measured,
-                )
-                for phase, used, most in zip(Phase, seen, peaks, strict=True)
+            return _infeasible(part.name, degree, quota, tried.reason)
+        samples = tuple(
+            Sample(
+                module=part.name,
+                phase=phase,
+                quota=quota,
+                degree=degree,
+                times_ms=times[phase],
+                peak_bytes=most,
+                bandwidth_utilisation=used.dram_bandwidth,
+                sm_occupancy=used.sm_occupancy,
+                measured=now_utc(),
             )
-        point = MeasuredPoint(samples=samples, foreign_cpu_share=share)
-        self.cache.add_module(self.keys[part.name], (point,), self.memory[part.name])
+            for phase, used, most in zip(Phase, seen, peaks, strict=True)
+        )
+        if device.kind != "host" or (share or 0.0) <= self.settings.foreign_share:
+            self.cache.add(ModuleRecord(key=self.keys[part.name], samples=samples))
         return samples
 
     def _measure_pair(self, names: tuple[str, ...], halves: Sequence[tuple[int, ...]]) -> tuple[PairSample, ...]:
@@ -276,7 +259,8 @@ class _Sweep:
         cached = self.cache.pair(self.keys, quotas)
         if min((len(pair.alone_ms) for pair in cached), default=0) >= self.settings.min_repeats:
             return cached
-        if self._leaves_out(" beside ".join(names)):
+        if monotonic() >= self.ends_s:
+            self.left_out.append(" beside ".join(names))
             return cached
         subjects, lanes = [self.subjects[name] for name in names], [self.lanes.lane(slots) for slots in halves]
         self._begin(" beside ".join(names), *subjects)
@@ -316,16 +300,6 @@ class _Sweep:
         times = tuple(time + reduce_ms for time in sample.times_ms)
         return dataclasses.replace(sample, times_ms=times, source="composed")
 
-    def _lane(self, quota: int) -> Lane:
-        return self.lanes.lane(tuple(range(quota)))
-
-    def _leaves_out(self, point: str) -> bool:
-        """Returns True if the time is over, and then notes the measurement."""
-        is_over = monotonic() >= self.ends_s
-        if is_over:
-            self.left_out.append(point)
-        return is_over
-
     def _begin(self, point: str, *subjects: Subject, degree: int = 1) -> None:
         """Reports the next measurement."""
         if self.progress is not None:
@@ -335,7 +309,7 @@ class _Sweep:
             self._warm_up(subject, degree)
 
     def _warm_up(self, subject: Subject, degree: int = 1) -> None:
-        """Lets libraries set themselves up and choose kernels on the whole device, once a module and degree."""
+        """Lets libraries choose kernels on the whole device, once a module and degree."""
         if self.lanes.launches_inline and (subject.name, degree) not in self.warm:
             self.warm.add((subject.name, degree))
             with attempt():
@@ -343,17 +317,15 @@ class _Sweep:
 
 
 class Attempt:
-    """The outcome of a block that may fail."""
+    """The outcome of a block that may fail: the error in one line."""
 
     reason: str | None = None
-    """The error in one line."""
 
 
 @contextmanager
 def attempt() -> Iterator[Attempt]:
     """Keeps what the block raises as a reason and releases what it held; interrupts go on as errors."""
-    outcome = Attempt()
-    is_memory = False
+    outcome, is_memory = Attempt(), False
     try:
         yield outcome
     except Exception as error:  # of any kind: the user's module raised it
@@ -375,8 +347,33 @@ def _point(module: str, quotas: Sequence[int], degree: int) -> str:
     return f"{module} at {slots}" + (f" of {degree}" if degree > 1 else "")
 
 
-def _infeasible(module: str, degree: int, quota: int, reason: str, measured: str = "") -> tuple[Sample, ...]:
-    return tuple(
-        Sample(module=module, phase=phase, quota=quota, degree=degree, infeasible=reason, measured=measured)
-        for phase in Phase
+def _infeasible(module: str, degree: int, quota: int, reason: str) -> tuple[Sample, ...]:
+    return tuple(Sample(module=module, phase=phase, quota=quota, degree=degree, infeasible=reason) for phase in Phase)
+
+
+def now_utc() -> str:
+    """Returns the time as ISO 8601, UTC, to the millisecond; texts sort by time."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def environment_of(
+    backend: Backend, *, foreign_cpu_share: float = 0.0, clocks_mhz: Sequence[tuple[int, int]] = (), began: str = ""
+) -> Environment:
+    """Returns a backend's machine and software, with the medians of SM and memory clocks."""
+    driver_version = driver = ""
+    if backend.torch_device.type == "cuda":
+        driver_version = describe_driver().version
+        with suppress(BackendUnavailableError):
+            driver = describe_nvml().driver_version
+    sm_clock, memory_clock = zip(*clocks_mhz, strict=True) if clocks_mhz else ((0,), (0,))
+    return Environment(
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        driver_version=driver_version,
+        driver=driver,
+        sm_clock_mhz=round(statistics.median(sm_clock)),
+        memory_clock_mhz=round(statistics.median(memory_clock)),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        began=began,
+        foreign_cpu_share=round(foreign_cpu_share, 4),
     )

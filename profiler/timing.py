@@ -1,8 +1,8 @@
 """Times of a module on a lane: alone, and beside other modules on partitions of their own.
 
-On the host a lane is a thread, and lanes run at the same time by themselves. On CUDA the calling thread launches for
-all of them, so their launches take turns in small pieces, and nothing waits before all are launched. Either way a
-piece counts as *side by side* only if the other lanes were running from its beginning to its end.
+On the host a lane is a thread. On CUDA the calling thread launches for all lanes, so their launches take turns in small
+pieces, and nothing waits before all are launched. A piece counts as *side by side* only if the other lanes ran from its
+beginning to its end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -42,12 +43,9 @@ _WAIT_S = 120.0
 
 
 def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
-    """Times forward and backward of a module on a lane while the others are idle.
+    """Times forward and backward of a module on a lane while the others are idle; waits once a batch of repetitions.
 
-    Repeats in batches, since the calling thread waits for the device once a batch.
-
-    Returns:
-        Milliseconds of each repetition; zeros for the backward of a module without gradients.
+    Returns milliseconds of each repetition; zeros for the backward of a module without gradients.
     """
 
     def step() -> tuple[Mark, Mark, Mark]:
@@ -78,12 +76,11 @@ def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Pha
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Beginnings and ends of the timed pieces of one lane."""
+    """The timed pieces of one lane, of ``calls`` each."""
 
     marks_ms: tuple[float, ...]
-    """Ends of neighbouring pieces on a clock that all lanes share; one more than there are pieces."""
+    """Beginning of the first piece, and end of each, on a clock that all lanes share."""
     calls: int
-    """Calls in each piece."""
 
     def within(self, start_ms: float, end_ms: float) -> tuple[float, ...]:
         """Returns milliseconds a call of the pieces that lie in a window."""
@@ -92,20 +89,17 @@ class Pieces:
 
     @property
     def all_ms(self) -> tuple[float, ...]:
-        """Milliseconds a call of every piece."""
         return self.within(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """The work of one lane, and the part of it that is timed."""
+    """The work of one lane: at least ``pieces``, each of ``calls``."""
 
     lane: Lane
     call: Call
     calls: int
-    """Calls in each piece."""
     pieces: int
-    """Fewest pieces to take."""
     call_ms: float = 0.0
     """About how long a call takes alone; decides in which order launches take turns."""
 
@@ -120,7 +114,7 @@ class TimedWork:
 
 
 def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch.device | None = None) -> Pieces:
-    """Times ``pieces`` of ``calls`` each on one lane; the calling thread waits once, at the end.
+    """Times ``pieces`` of ``calls`` each on one lane, and waits at the end.
 
     On a device ``held_on`` nothing starts before some of it has been launched, as in ``run_together``.
     """
@@ -133,13 +127,9 @@ def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch
 def run_together(
     parts: Sequence[TimedWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
 ) -> tuple[Pieces, ...]:
-    """Keeps all lanes running until each has its pieces.
+    """Keeps all lanes running until each has its pieces; lanes that are threads stop after ``seconds`` all the same.
 
-    Args:
-        parts: One for each lane.
-        inline: Whether the calling thread launches the work (``Lanes.launches_inline``).
-        device: Where the lanes run.
-        seconds: Time after which lanes that are threads stop all the same; launches are bounded by their number.
+    ``inline``: the calling thread launches the work (``Lanes.launches_inline``).
     """
     if inline:
         _hold_back(device, sum(part.pieces for part in parts))
@@ -148,7 +138,7 @@ def run_together(
 
 
 def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
-    """Returns when all of them were running; the end lies before the start where they never met."""
+    """Returns when all of them were running; the end lies before the start if they never were."""
     return max(own.marks_ms[0] for own in pieces), min(own.marks_ms[-1] for own in pieces)
 
 
@@ -209,14 +199,9 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
             raise
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
-    errors = list[BaseException]()
-    for ticket in tickets:
-        try:
-            ticket.wait()
-        except BaseException as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    with ExitStack() as stack:  # waits for all, also where one raises
+        for ticket in tickets:
+            stack.callback(ticket.wait)
     return marks
 
 
@@ -240,18 +225,7 @@ def measure_beside(
 ) -> tuple[BesideTimes, ...]:
     """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
 
-    Only repetitions during which all others ran from beginning to end count as beside.
-
-    Args:
-        subjects: Modules whose inputs are given, so that none waits for another.
-        lanes: A lane for each, without slots in common.
-        phase: Forward or backward, of all.
-        settings: Repetitions and their time.
-        inline: Whether the calling thread launches the work of all lanes (``Lanes.launches_inline``).
-        device: Where the lanes run.
-
-    Returns:
-        The times of each; none where one of them has no such phase, or where they never met.
+    Returns nothing where one of them has no such phase, or where they never ran at the same time.
     """
     calls: list[Call] = []
     for lane, subject in zip(lanes, subjects, strict=True):

@@ -57,9 +57,10 @@ class ProfileCommand:
 
 def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
     """Loads a model, finds its modules and measures them; returns the profile, and sentences about it."""
+    from mosaic.cache_folder import default_cache_folder
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, open_counters, profile_modules
+    from mosaic.profiler import ProfileCache, ProfileSettings, open_counters, profile_modules
 
     workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)

@@ -37,7 +37,6 @@ from mosaic.profiler import (
     ProfileSettings,
     Subject,
     environment_of,
-    key_of,
     profile_modules,
     structures_of,
 )
@@ -176,14 +175,12 @@ class Session:
         backend, options = request.backend, request.options
         self.profile = load_as(Profile, options.profile)
         if self.profile is not None:
-            environment = environment_of(backend)
             self.profile.check_matches(
                 graph=self.finding.graph,
                 device=backend.device,
-                environment=environment,
+                environment=environment_of(backend),
                 structures=structures_of(subjects),
             )
-            cache.learn(self.profile, {subject.name: key_of(subject, backend, environment) for subject in subjects})
         elif request.plan is None:
             self.profile = profile_modules(
                 self.model,

@@ -77,17 +77,13 @@ def test_counters_read_a_load_or_say_why_not(counters: Counters, backend: Backen
     assert seen.dram_bandwidth is not None
 
 
-def test_clocks_are_kept(counters: Counters, backend: Backend):
-    profile = profiled(backend, quotas=[backend.device.num_slots], counters=counters)
-    assert profile.environment.sm_clock_mhz > 0
-    assert profile.environment.memory_clock_mhz > 0
-    assert profile.environment.driver
-
-
-def test_samples_have_counters_and_memory(counters: Counters, backend: Backend):
+def test_a_profile_has_clocks_counters_and_memory(counters: Counters, backend: Backend):
     slots = backend.device.num_slots
     settings = dataclasses.replace(QUICK, pairs=False)
     profile = profiled(backend, quotas=[max(1, slots // 4), slots], counters=counters, settings=settings)
+    assert profile.environment.sm_clock_mhz > 0
+    assert profile.environment.memory_clock_mhz > 0
+    assert profile.environment.driver
     assert all(sample.peak_bytes > 0 for sample in profile.samples)
     if counters.missing:
         assert all(sample.bandwidth_utilisation is None for sample in profile.samples)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
-from planning_cases import device_of, pair, profile_of
+from planning_cases import device_of, pair
 from torch import nn
 
 import mosaic
@@ -23,8 +23,7 @@ from mosaic.profiler import (
     ProfileSettings,
     profile_modules,
 )
-from mosaic.profiler.cache import MeasuredPoint, ModuleKey
-from mosaic.profiler.identity import digest_of, inputs_of
+from mosaic.profiler.cache import ModuleKey, ModuleRecord, digest_of, inputs_of
 
 
 def unequal() -> TwoTowers:
@@ -78,11 +77,11 @@ def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):
     def write(quota: int) -> None:
         point = Sample(module="left", phase=Phase.FORWARD, quota=quota, times_ms=(1.0,))
         own = ProfileCache(cache.folder)  # a file descriptor each, as processes have
-        own.add_module(key("s"), [MeasuredPoint(samples=(point,), foreign_cpu_share=None)], None)
+        own.add(ModuleRecord(key=key("s"), samples=(point,)))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(1, 33)))
-    assert sorted(entry.point for entry in cache.module(key("s"), "x").points) == [(1, quota) for quota in range(1, 33)]
+    assert sorted(sample.quota for sample in cache.record(key("s")).samples) == list(range(1, 33))
     assert {path.suffix for path in cache.folder.iterdir() if path.name != ".lock"} == {".json"}
 
 
@@ -90,18 +89,15 @@ def key(structure: str) -> ModuleKey:
     return ModuleKey(structure=structure, inputs="rows", device=device_of(2), torch_version="2", driver="")
 
 
-def test_a_users_profile_is_learned_without_its_higher_degrees():
-    pairs = [pair("b", "a", 1.5, phase=phase, quota=2, beside_quota=1) for phase in Phase]
-    times = {"a": lambda degree, quota: 4.0 / quota, "b": lambda degree, quota: 2.0}
-    profile = profile_of(times, num_slots=2, degrees=(1, 2), pairs=pairs)
-    cache = ProfileCache()
-    keys = {"a": key("tower"), "b": key("another")}
-    cache.learn(profile, keys)
-    record = cache.module(key("tower"), "m")
-    assert [known.point for known in record.points] == [(1, 1), (1, 2)]
-    assert record.at(1, 2).samples[1].median_ms == 2.0
-    assert cache.pair(keys, {"a": 1, "b": 2}) == ()  # of one side alone
-    cache.add_pairs(keys, [pair("a", "b", 1.2, phase=phase, quota=1, beside_quota=2) for phase in Phase])
+def test_pairs_are_found_under_the_present_names_and_not_of_one_side_alone():
+    cache, keys = ProfileCache(), {"a": key("tower"), "b": key("another")}
+    sides = [
+        [pair(*names, 1.5, phase=phase, quota=quota, beside_quota=3 - quota) for phase in Phase]
+        for names, quota in ((("b", "a"), 2), (("a", "b"), 1))
+    ]
+    cache.add_pairs(keys, sides[0])
+    assert cache.pair(keys, {"a": 1, "b": 2}) == ()
+    cache.add_pairs(keys, sides[1])
     renamed = cache.pair({"c": keys["a"], "d": keys["b"]}, {"c": 1, "d": 2})
     assert [(beside.module, beside.beside) for beside in renamed] == [("c", "d")] * 2 + [("d", "c")] * 2
 

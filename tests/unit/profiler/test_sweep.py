@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
-from fake_streams import FakeGreenDriver, FakeStreams
-from fake_streams.runtime import WORKSPACE_BYTES
 from torch import nn
 
-from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
@@ -47,48 +44,23 @@ def test_every_module_is_measured_at_every_quota_and_phase_and_pair():
     assert {total for *_, total in reports} == {5}
 
 
-def test_the_cuda_backend_itself_is_profiled_and_what_cublas_keeps_for_lanes_does_not_add_up():
-    runtime, reserved = FakeStreams(), []
-    with runtime.watching():
-        backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
-        profile = profiled(
-            backend=backend,
-            settings=FAST,
-            quotas="all",
-            progress=lambda what, *_: "beside" in what or reserved.append(runtime.reserved_bytes()),
-        )
-    assert profile.device == backend.device
-    assert {sample.quota for sample in profile.samples} == {1, 2, 3, 4}
-    assert {pair.quota for pair in profile.pairs} == {2}
-    assert max(reserved) <= 2 * WORKSPACE_BYTES  # of a lane, and of the stream on which libraries set themselves up
-
-
 class Fails(nn.Module):
     """Fails on lanes of some widths: a lane's thread has as many threads for operators as it has slots."""
 
-    def __init__(self, error: Exception, *widths: int, backward: bool = False) -> None:
+    def __init__(self, error: Exception, *widths: int) -> None:
         super().__init__()
         self.inner = tower()
-        self.error, self.widths, self.in_backward = error, widths, backward
-        self.armed = False
-
-    def _check(self) -> None:
-        if self.armed and torch.get_num_threads() in self.widths:
-            raise self.error
+        self.error, self.widths, self.armed = error, widths, False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.in_backward:
-            self._check()
-        out = self.inner(x)
-        if self.in_backward and out.requires_grad:
-            out.register_hook(lambda grad: self._check())
-        return out
+        if self.armed and torch.get_num_threads() in self.widths:
+            raise self.error
+        return self.inner(x)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_the_rest_goes_on(backward: bool):
+def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_the_rest_goes_on():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n20 GiB")
-    profile = profiled(TwoTowers(right=Fails(error, 1, backward=backward)), slots=3)
+    profile = profiled(TwoTowers(right=Fails(error, 1)), slots=3)
     failed = [sample for sample in profile.samples if sample.infeasible is not None]
     assert {(s.module, s.phase, s.quota) for s in failed} == {("right", phase, 1) for phase in Phase}
     assert {s.infeasible for s in failed} == {"out of memory: CUDA out of memory. Tried to allocate"}
@@ -109,13 +81,6 @@ def test_a_module_that_fails_everywhere_is_an_error_with_its_name_and_text(
 ):
     with pytest.raises(kind, match=f"'right' ran at no quota; it raised {said}"):
         profiled(TwoTowers(right=Fails(error, 1, 2, 3)), slots=3)
-
-
-def test_a_failure_side_by_side_costs_the_pair_alone(caplog: pytest.LogCaptureFixture):
-    profile = profiled(TwoTowers(right=Fails(RuntimeError("too wide"), 1)), quotas=[2], settings=FAST)
-    assert profile.pairs == ()
-    assert len(profile.samples) == 4
-    assert "left and right were not measured side by side: RuntimeError: too wide" in caplog.text
 
 
 def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
