@@ -21,7 +21,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from bench.papers.data_sets import IMAGE_MIXTURE, IMAGE_TOKENS, Microbatch, draw_step
+from bench.papers.data_sets import IMAGE_TOKENS, Microbatch
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
@@ -223,17 +223,3 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
     {model.name: model for model in (*_pipeweaver(), *_cornstarch())}
 )
 """All of them by name."""
-
-
-def vlm_s(cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, tuple[Microbatch, ...]]:
-    """Returns PipeWeaver's VLM-S and 16 microbatches, for ``python -m mosaic plan --pipeline 4 --model THIS:vlm_s``."""
-    return find_known_model("vlm-s").model(cluster=cluster, degrees=degrees), draw_step(
-        IMAGE_MIXTURE, num_microbatches=16, seed=0
-    )
-
-
-def vlm_l(cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, tuple[Microbatch, ...]]:
-    """Returns PipeWeaver's VLM-L and 32 microbatches."""
-    return find_known_model("vlm-l").model(cluster=cluster, degrees=degrees), draw_step(
-        IMAGE_MIXTURE, num_microbatches=32, seed=0
-    )

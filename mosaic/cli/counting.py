@@ -103,11 +103,15 @@ def count_workload(
     )
 
 
-def count_layers(where: str, machine: RankHardware, sharing: ContextSharing) -> tuple[PipelineModel, CountedMicrobatch]:
+def count_layers(
+    where: str, machine: RankHardware, sharing: ContextSharing
+) -> tuple[PipelineModel, list[CountedMicrobatch]]:
     """Counts the layers of a model for a pipeline; its sample, for the zoo of one row by default, is one microbatch.
 
+    A factory may return a list of microbatches, of which the first has every modality.
+
     Raises:
-        MosaicError: The sample is not a dict of keywords.
+        MosaicError: A microbatch is not a dict of keywords.
         UnsplittableError: The model cannot be cut between layers.
     """
     from mosaic.parts.finding.find import find_split  # a quarter of a second, which no other count needs
@@ -118,15 +122,13 @@ def count_layers(where: str, machine: RankHardware, sharing: ContextSharing) -> 
         workload = load_workload(where, device=torch.device("meta"), sample_device=torch.device("cpu"))
     else:
         workload = load_workload(where)
-    if not isinstance(workload.sample, dict):
-        raise MosaicError(
-            f"{where} made a sample of {type(workload.sample).__name__}; for a pipeline it is a dict of keywords, one "
-            "microbatch"
-        )
+    samples = workload.sample if isinstance(workload.sample, list) else [workload.sample]
+    if wrong := [type(sample).__name__ for sample in samples if not isinstance(sample, dict)] or not samples:
+        raise MosaicError(f"{where} made a sample of {wrong}; for a pipeline a microbatch is a dict of keywords")
     loss = _own_loss if workload.loss is mean_square else workload.loss
-    split = find_split(workload.model, workload.sample, loss=loss)
-    counted = count_model(workload.model, split, workload.sample, machine, sharing)
-    return counted.model, counted.microbatch(workload.sample)
+    split = find_split(workload.model, samples[0], loss=loss)
+    counted = count_model(workload.model, split, samples[0], machine, sharing)
+    return counted.model, [counted.microbatch(sample) for sample in samples]
 
 
 def _own_loss(output: Any) -> Any:

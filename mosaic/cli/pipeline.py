@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
 from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.errors import InvalidFileError, MosaicError, unknown
+from mosaic.errors import InvalidFileError, unknown
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.baselines import BASELINES, Baseline
-from mosaic.pipelining.layers import Microbatch, PipelineModel
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
@@ -25,15 +24,13 @@ from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
 from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
-from mosaic.user_file import import_function
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCommand:
     """Plan a step of a pipeline: the layers of each rank, the schedule, and the activation policies.
 
-    Layers of a torch model are counted, and every microbatch is its batch; or FILE:FACTORY returns both. All times are
-    simulated from counted operators of a described device.
+    Layers of a torch model are counted. All times are simulated from counted operators of a described device.
     """
 
     pipeline: int
@@ -44,18 +41,17 @@ class PipelineCommand:
     """Devices that share each sequence."""
     mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
     """The mask of a backbone's sequences, as for --context alone; by default the model's."""
-    share: str | None = None
-    """The load balancer of a sequence's blocks; by default lpt."""
+    share: str = "lpt"
+    """The load balancer of a sequence's blocks."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
-    """A model of the zoo, with a batch of 1 by default; or a user's function. Without arguments it returns a torch
-    model and a microbatch as a dict, and its layers are counted; with a cluster and degrees it returns a PipelineModel
-    and a list of microbatches."""
+    """A model of the zoo, with a batch of 1 by default; or a user's function, which returns a torch model and a
+    microbatch as a dict of keywords, or a list of all microbatches of a step."""
     device: str = "h100-80g"
     """A described device, by name or file."""
     microbatches: int = 16
-    """Microbatches of the step, unless FILE:FACTORY returns them."""
+    """Microbatches of the step, unless FILE:FACTORY returns a list of them."""
     seed: int = 0
     """Seed of the search."""
     partition: str = PlannerOptions().partition
@@ -122,7 +118,9 @@ class PipelineCommand:
             ]
             draw_pipelines(runs, self.picture)
 
-    def _job(self) -> tuple[Request, list[Microbatch], RankHardware, RankSpace]:
+    def _job(self) -> tuple[Request, list[CountedMicrobatch], RankHardware, RankSpace]:
+        from mosaic.cli.counting import count_layers  # loads torch
+
         if self.microbatches < 1:
             raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
@@ -130,37 +128,12 @@ class PipelineCommand:
         cluster = find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
         machine = RankHardware(cluster=cluster, degrees=degrees)
         mask = None if self.mask is None else mask_function(self.mask)
-        sharing = {name: value for name, value in (("mask", mask), ("method", self.share)) if value is not None}
-        model, microbatches = self._model(machine, sharing)
+        model, step = count_layers(self.model, machine, ContextSharing(mask=mask, method=self.share))
+        microbatches = step if len(step) > 1 else step * self.microbatches
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
         return request, microbatches, machine, space
-
-    def _model(self, machine: RankHardware, sharing: dict[str, Any]) -> tuple[PipelineModel, list[Microbatch]]:
-        """Counts a torch model, or calls a factory that takes a cluster and degrees."""
-        is_zoo = self.model.startswith("zoo:")
-        factory = None if is_zoo else import_function(self.model, otherwise="zoo:NAME-SIZE")
-        if factory is None or not inspect.signature(factory).parameters:
-            from mosaic.cli.counting import count_layers  # loads torch
-
-            model, microbatch = count_layers(self.model, machine, ContextSharing(**sharing))
-            return model, [microbatch] * self.microbatches
-        result = factory(machine.cluster, machine.degrees)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], PipelineModel):
-            raise MosaicError(
-                f"{self.model} returned {type(result).__name__}; return a mosaic.pipelining PipelineModel and a "
-                "list of microbatches"
-            )
-        modules: tuple[Any, ...] = result[0].modules
-        if sharing and (fixed := [module.name for module in modules if not hasattr(module, "sharing")]):
-            raise ValueError(
-                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask and --share "
-                "out, or return a torch model and a microbatch, whose layers are counted"
-            )
-        if sharing:
-            modules = tuple(replace(module, sharing=replace(module.sharing, **sharing)) for module in modules)
-        return replace(result[0], modules=modules), list(result[1])
 
 
 def _baseline_of(name: str) -> Baseline:

@@ -40,17 +40,6 @@ class Kernel:
         return self.moved_bytes / time_ms / 1e6 if self.moved_bytes and time_ms > 0 else None
 
 
-def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
-    """Returns forward, or forward and backward, of a user's module with inputs on the device."""
-
-    def call() -> None:
-        outputs = subject.forward()
-        if backward:
-            subject.backward(outputs)
-
-    return Kernel(f"{subject.name} {'forward+backward' if backward else 'forward'}", lambda device: call)
-
-
 def kernel_set(scale: Scale, device: torch.device, names: Sequence[str] = ()) -> tuple[Kernel, ...]:
     """Returns the named kernels, or all, at a scale; on GPUs in the half-precision format with matrix units."""
     dtype = half_type(device)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.result import ABSENT, Question, Result, Row, Setup, absent, bars_figure
 from mosaic.microbench.settings import Spread
@@ -22,14 +21,11 @@ STEPS = tuple((passes, launching) for launching in ("eager", "captured") for pas
 
 
 def measure_overlap(setup: Setup) -> Iterator[Row]:
-    """Times the same two modules on every variant, in rounds over all variants; yields the rows of a kind of step.
+    """Times a transformer and convolutions on every variant, in rounds over all; yields the rows of a kind of step.
 
-    An error of a variant is the reason in its row, and the others continue. Without ``subjects`` the modules are a
-    transformer and convolutions; otherwise the first two.
+    An error of a variant is the reason in its row, and the others continue.
     """
-    subjects = tuple(setup.subjects[:2]) or default_subjects(setup.settings.scale, setup.backend.torch_device)
-    if len(subjects) == 1:
-        raise MosaicError(f"overlap needs two modules; the model has one, {subjects[0].name!r}")
+    subjects = default_subjects(setup.settings.scale, setup.backend.torch_device)
     gains = []
     for passes, launching in STEPS:
         if setup.budget.allows(f"{passes}, {launching}"):
@@ -166,5 +162,4 @@ OVERLAP = Question(
              "step_ms": ("time, ms", 3), "speedup": ("against one\nafter the other", 2)},
     summary=_summary,
     picture=_picture,
-    takes_subjects=True,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
-from mosaic.profiler import ForeignLoad, Subject
+from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 from mosaic.report.figure import INK, colors_of, new_figure, save_figure, shorten
 from mosaic.report.table import make_table
@@ -73,8 +73,6 @@ class Setup:
     settings: BenchSettings
     budget: Budget = field(default_factory=Budget)
     """Time; ``left_out`` names the pieces beyond it."""
-    subjects: Sequence[Subject] = ()
-    """Modules of a user's model; empty for kernels and modules of Mosaic's own."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -140,8 +138,6 @@ class Question:
     """Lines below the table."""
     picture: Callable[[Result, str, str], Any]
     """The figure of a result, with a title and a line about the machine."""
-    takes_subjects: bool = False
-    """It measures a user's modules."""
 
     def rows(self, setup: Setup) -> Iterator[Row]:
         """Measures, and yields each row when it is ready; an absence is named once."""

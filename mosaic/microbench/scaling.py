@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mosaic.microbench.kernels import kernel_of_module, kernel_set
+from mosaic.microbench.kernels import kernel_set
 from mosaic.microbench.result import Question, Result, Row, Setup
 from mosaic.microbench.settings import Spread, time_alone
 from mosaic.report.figure import FAINT, colors_of, new_figure
 
 
 def measure_scaling(setup: Setup) -> Iterator[Row]:
-    """Times each kernel, or forward and forward with backward of each module, at every quota of the grid."""
+    """Times each kernel at every quota of the grid."""
     backend, settings = setup.backend, setup.settings
-    kernels = [kernel_of_module(subject, backward=backward) for subject in setup.subjects for backward in (False, True)]
-    kernels = kernels or [*kernel_set(settings.scale, backend.torch_device)]
     quotas = settings.quotas(backend.device.num_slots)
     with backend.open_lanes(tuple(range(quota)) for quota in quotas) as lanes:
-        for work in kernels:
+        for work in kernel_set(settings.scale, backend.torch_device):
             if not setup.budget.allows(work.name):
                 continue
             call = work.prepare(backend.torch_device)
@@ -69,5 +67,4 @@ SCALING = Question(
              "speed": ("speed", 2), "tflops": ("TFLOP/s", 2), "gb_per_s": ("GB/s", 0)},
     summary=_summary,
     picture=_picture,
-    takes_subjects=True,
 )  # fmt: skip

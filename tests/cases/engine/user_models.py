@@ -21,15 +21,6 @@ class Two(nn.Module):
         return self.left(a) + self.right(b)
 
 
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x))
-
-
 def make(rows: int = 64) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     return Two(), {"a": torch.randn(rows, 32), "b": torch.randn(rows, 16)}
@@ -37,10 +28,6 @@ def make(rows: int = 64) -> tuple[nn.Module, Any]:
 
 def make_small() -> tuple[nn.Module, Any]:
     return make(6)
-
-
-def make_chain() -> tuple[nn.Module, Any]:
-    return Chain(), torch.ones(2, 8)
 
 
 def fails() -> None:

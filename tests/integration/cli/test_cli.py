@@ -95,13 +95,6 @@ def test_a_model_is_planned_for_absent_gpus_and_compared_and_drawn(
     assert artifact.parse(Plan, capsys.readouterr().out, source="stdout") == artifact.load(Plan, output)
 
 
-def test_a_users_modules_can_be_measured(tmp_path: Path):
-    arguments = ["bench", "scaling", "--backend", "host", "--size", "tiny", "--model", f"{FILE}:make"]
-    assert run([*arguments, "--output", str(tmp_path)]) == 0
-    written = json.loads((tmp_path / "scaling.json").read_text())
-    assert {point["work"].split()[0] for point in written["points"]} == {"left", "right"}
-
-
 def test_a_causal_mask_is_divided_beside_other_methods_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     picture = tmp_path / "mask.png"
     assert run(["plan", "--context", "4", "--tokens", "4096", "--picture", str(picture)]) == 0

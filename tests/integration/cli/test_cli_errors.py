@@ -12,7 +12,6 @@ from mosaic.backends.cuda import driver as cuda
 from mosaic.cli.main import run
 from mosaic.errors import BackendUnavailableError
 
-VLM = f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:vlm_s"
 WRONG = [
     # The model.
     (1, "profile --model nowhere.py:make", "there is no file nowhere.py"),
@@ -38,16 +37,14 @@ WRONG = [
     (1, "plan absent.json", "cannot read absent.json"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
-    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --partition diagonal", "unknown partition 'diagonal'"),
-    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --microbatches 0", "microbatches=0; a step has at least one"),
-    (2, "plan --pipeline 100 --model {VLM} --tensor 4", "layers for 100 ranks"),
-    (2, "plan --pipeline 4 --model {VLM} --tensor 4 --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
-    (3, "plan --pipeline 4 --model {VLM} --tensor 4 --seconds 0.2 --memory-gb 2", "what would help"),
+    (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --partition diagonal", "unknown partition 'diagonal'"),
+    (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --microbatches 0", "microbatches=0; a step has at least one"),
+    (2, "plan --pipeline 100 --model zoo:qwen3-vl-tiny", "layers for 100 ranks"),
+    (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
+    (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench
     (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),
     (4, "bench pool", "needed: an NVIDIA driver"),
-    (1, "bench overlap --backend host --size tiny --model {FILE}:make_chain", "independent of each other"),
-    (2, "bench pool --backend host --model zoo:clip-tiny", "--model goes with scaling and overlap"),
     (2, "bench pool --backend host:1", "device 1 is not there"),
     (2, "bench pool --backend host --seconds -1", "a budget is not negative"),
     (2, "bench pool --backend tpu", "choose one of: cuda, host, or cuda:1"),
@@ -68,7 +65,7 @@ def test_a_wrong_command_ends_with_its_code_a_message_and_no_file(
 
     monkeypatch.setattr(cuda, "describe_driver", missing)
     monkeypatch.chdir(tmp_path)
-    arguments = shlex.split(command.format(FILE=FILE, VLM=VLM))
+    arguments = shlex.split(command.format(FILE=FILE))
     output = [] if "--context" in arguments else ["--output", str(tmp_path / "new" / "result")]
     assert run([*arguments, *output]) == code
     assert message in " ".join(capsys.readouterr().err.split())

@@ -162,10 +162,14 @@ class Fails(torch.nn.Linear):
         return super().forward(x)
 
 
-def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go_on(streams: StreamsBackend):
+def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go_on(
+    streams: StreamsBackend, monkeypatch: pytest.MonkeyPatch
+):
     batch = torch.ones(2, 4)
     modules = {"plain": torch.nn.Linear(4, 4), "failing": Fails(streams)}
-    result = answer("overlap", streams, subjects=[Subject(name, own, (batch,), {}) for name, own in modules.items()])
+    subjects = [Subject(name, own, (batch,), {}) for name, own in modules.items()]
+    monkeypatch.setattr("mosaic.microbench.overlap.default_subjects", lambda scale, device: subjects)
+    result = answer("overlap", streams)
     assert [row.labels["kind"] for row in result.of("times")] == ["sequential", "plain", "prioritised"] * 4
     failed = {row.labels["subject"]: row.note for row in result.of("absent")}
     failed = {subject: note for subject, note in failed.items() if subject.startswith("partitions")}
