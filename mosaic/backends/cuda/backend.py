@@ -17,7 +17,7 @@ import torch
 from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver
 from mosaic.backends.cuda.environment import find_here
-from mosaic.backends.cuda.pool import GreenPool, StreamLoan, pack_layouts, pool_of
+from mosaic.backends.cuda.pool import GreenPool, Slots, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.streams.api import StreamApi, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
@@ -112,24 +112,36 @@ class CudaBackend(Backend):
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
         """Opens one lane for each distinct partition; streams that exist already are lent again.
 
+        The lane of all slots is a plain stream with every SM, also those that the split leaves over.
+
         Raises:
             InvalidPlanError: A partition is empty or names a slot that the device does not have.
             BackendUnavailableError: The driver cannot do what was asked for.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
-        loan = self.borrow_streams(partitions)
-        try:
-            streams = {
-                slots: (self.api.external_stream(handle), loan.records[slots].granted_sms)
-                for slots, handle in loan.streams.items()
-            }
-            records = loan.records.values()
-            # What gives back must not hold the lanes.
-            lanes = StreamLanes(self.api, streams, loan.give_back, libraries=self._libraries, partitions=records)
-        except BaseException:
+        wanted = checked_partitions(self._device, partitions)
+        whole = tuple(self._device.slots)
+        loan = self.borrow_streams(slots for slots in wanted if slots != whole)
+        streams: dict[Slots, tuple[Any, int | None]] = {}
+        lent: list[Any] = []
+
+        def give_back() -> None:
             loan.give_back()
+            for stream in lent:
+                self._api.give_back(stream)
+
+        try:
+            for slots, handle in loan.streams.items():
+                streams[slots] = (self.api.external_stream(handle), loan.records[slots].granted_sms)
+            if whole in wanted:  # the split leaves SMs over, which a module that is alone can have
+                lent.append(self.api.new_stream())
+                streams[whole] = (lent[0], self._info.num_sms)
+            records = loan.records.values()
+            lanes = StreamLanes(self.api, streams, give_back, libraries=self._libraries, partitions=records)
+        except BaseException:
+            give_back()
             raise
-        self._look_around(num_streams=len(loan.streams))
+        self._look_around(num_streams=len(streams))
         return lanes
 
     def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:

@@ -27,6 +27,13 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
         assert [lane.num_sms for lane in lanes] == [14, 6]
 
 
+def test_the_lane_of_all_slots_has_the_sms_that_the_split_leaves_over(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_lanes([backend.device.slots, (0,)]) as lanes:
+        assert [(lane.slots, lane.num_sms) for lane in lanes] == [((0,), 8), (backend.device.slots, 36)]
+        assert driver.num_lent == 1, "it is a plain stream"
+
+
 def test_an_sm_target_is_refused_on_the_host():
     with pytest.raises(BackendUnavailableError, match=r"sm_target cannot be had on the host backend"):
         HostBackend(num_slots=2).with_sm_target()
