@@ -6,7 +6,7 @@ import contextvars
 import copy
 import random
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -28,181 +28,149 @@ CPU = torch.device("cpu")
 THIRDS = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
 
 
-def layers(count: int = 3) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+Make = Callable[[], nn.Module]
 
 
-class Unmoved(nn.Module):
+def linear() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+def layers(count: int = 3, layer: Make = linear) -> nn.ModuleList:
+    return nn.ModuleList(layer() for _ in range(count))
+
+
+def module(**parts: Callable[[], Any]) -> Callable[[Callable[..., Any]], Make]:
+    """Makes of a forward a function that makes a module with these parts; tensors that do not train are buffers."""
+
+    def decorate(forward: Callable[..., Any]) -> Make:
+        def make() -> nn.Module:
+            made = type(forward.__name__, (nn.Module,), {"forward": forward})()
+            for name, part in parts.items():
+                value = part()
+                if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                    made.register_buffer(name, value)
+                else:
+                    setattr(made, name, value)
+            return made
+
+        return make
+
+    return decorate
+
+
+@module(start=linear, drop=lambda: nn.Dropout(0.0), layers=layers, token=lambda: nn.Parameter(torch.ones(4)))
+def unmoved(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Hands what a dropout of rate 0 returns, which is its argument, and the argument itself to later layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start, self.drop, self.layers = nn.Linear(4, 4), nn.Dropout(0.0), layers()
-        self.token = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = self.start(x) + self.token
-        x = dropped = self.drop(made)
-        for layer in self.layers:
-            x = layer(x)
-        return x + made * dropped
+    made = self.start(x) + self.token
+    x = dropped = self.drop(made)
+    for layer in self.layers:
+        x = layer(x)
+    return x + made * dropped
 
 
-class Overwritten(nn.Module):
+@module(layers=layers)
+def overwritten(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Writes into its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x *= 2
-        for layer in self.layers:
-            x = layer(x)
-        return x
+    x *= 2
+    for layer in self.layers:
+        x = layer(x)
+    return x
 
 
-class Scaled(nn.Module):
+SCALE = contextvars.ContextVar("scale", default=1.0)
+
+
+@module(layers=layers)
+def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Reads a variable of its thread."""
-
-    scale = contextvars.ContextVar("scale", default=1.0)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        token = self.scale.set(2 * self.scale.get())
-        for layer in self.layers:
-            x = layer(x) * self.scale.get()
-        self.scale.reset(token)
-        return x
+    token = SCALE.set(2 * SCALE.get())
+    for layer in self.layers:
+        x = layer(x) * SCALE.get()
+    SCALE.reset(token)
+    return x
 
 
-class Strided(nn.Module):
+@module(cell=lambda: nn.LSTM(4, 4, batch_first=True), stride=lambda: torch.tensor(2))
+def strided_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.cell(x)[0][:, :: int(self.stride)]
+
+
+@module(layers=lambda: layers(3, strided_layer))
+def strided(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Has recurrent layers, and layers whose shape follows from a buffer."""
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.LSTM(4, 4, batch_first=True)
-            self.register_buffer("stride", torch.tensor(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.cell(x)[0][:, :: int(self.stride)]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Strided.Layer() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x[:, None].expand(-1, 9, -1)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+    x = x[:, None].expand(-1, 9, -1)
+    for layer in self.layers:
+        x = layer(x)
+    return x
 
 
-class InPlace(nn.Module):
+@module(scale=lambda: nn.Parameter(torch.full((4,), 0.5)), calls=lambda: torch.zeros(()))
+def writing_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.calls += 1
+    return x.mul_(3).exp() * self.scale * float(self.calls)
+
+
+@module(layers=lambda: layers(3, writing_layer))
+def in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Has layers that write into what they are given, and into a buffer."""
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.full((4,), 0.5))
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return x.mul_(3).exp() * self.scale * float(self.calls)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(InPlace.Layer() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * 0.1
-        for layer in self.layers:
-            x = layer(x * 0.1)
-        return x
+    x = x * 0.1
+    for layer in self.layers:
+        x = layer(x * 0.1)
+    return x
 
 
-class Heads(nn.Module):
+@module(layers=layers, head=lambda: layers(2))
+def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Predicts offsets in each of many ways by one small list of layers that it calls again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.head = layers(), layers(2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = []
-        for layer in self.layers:
-            x = y = layer(x)
-            for part in self.head:
-                y = part(y)
-            found.append(y)
-        return torch.stack(found)
+    found = []
+    for layer in self.layers:
+        x = y = layer(x)
+        for part in self.head:
+            y = part(y)
+        found.append(y)
+    return torch.stack(found)
 
 
-class Masked(nn.Module):
+def masked(decides: bool) -> Make:
     """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
 
-    def __init__(self, *, decides: bool = False) -> None:
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-        self.layers = layers()
-        self.decides = decides
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         mask = self.gate(x) > -100
-        if self.decides and bool(mask.all()):
+        if decides and bool(mask.all()):
             mask = torch.ones_like(mask)
         for layer in self.layers:
             x = layer(x * mask)
         return x
 
+    return module(gate=linear, layers=layers)(forward)
 
-class Shaped(nn.Module):
+
+@module(embed=linear, layers=layers, scale=lambda: nn.Parameter(torch.ones(4)))
+def shaped(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Layers that use a module's result for its shape alone, and a parameter between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(4, 4)
-        self.layers = layers()
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = hidden = self.embed(x)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden + torch.zeros_like(first))
-            if index == 1:
-                hidden *= self.scale
-        return hidden
+    first = hidden = self.embed(x)
+    for index, layer in enumerate(self.layers):
+        hidden = layer(hidden + torch.zeros_like(first))
+        if index == 1:
+            hidden *= self.scale
+    return hidden
 
 
-class Activated(nn.Module):
+def activated_layer(writes: bool) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=writes), nn.Linear(8, 4))
+
+
+@module(layers=lambda: nn.ModuleList(map(activated_layer, (True, False, True))))
+def activated(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Has layers of which some write into the result of a product."""
-
-    class Layer(nn.Module):
-        def __init__(self, *, writes: bool) -> None:
-            super().__init__()
-            self.up, self.down, self.writes = nn.Linear(4, 8), nn.Linear(8, 4), writes
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(nn.functional.relu(self.up(x), inplace=self.writes))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Activated.Layer(writes=writes) for writes in (True, False, True))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).tanh()
-        return x
+    for layer in self.layers:
+        x = layer(x).tanh()
+    return x
 
 
 def test_layers_that_write_into_products_are_recomputed_as_a_whole():
     torch.manual_seed(3)
-    model = Activated()
+    model = activated()
     case = case_of(lambda: model)
     split = find_split(model, case.batch())
     assert [site.may_select for site in split.sites if site.is_layer] == [False, True, False]
@@ -211,7 +179,7 @@ def test_layers_that_write_into_products_are_recomputed_as_a_whole():
     assert contexts.call_count == 1
 
 
-def case_of(make: Callable[[], nn.Module]) -> PartedCase:
+def case_of(make: Make) -> PartedCase:
     return PartedCase(
         make=make,
         batch=lambda: {"x": torch.randn(2, 4)},
@@ -221,31 +189,27 @@ def case_of(make: Callable[[], nn.Module]) -> PartedCase:
 
 
 @pytest.mark.parametrize(
-    "make", [Unmoved, Overwritten, Scaled, Strided, InPlace, Heads, Masked, partial(Masked, decides=True), Shaped]
+    "make", [unmoved, overwritten, scaled, strided, in_place, heads, masked(False), masked(True), shaped]
 )
-def test_what_models_do_between_layers_leaves_gradients_equal(make: Callable[[], nn.Module]):
+def test_what_models_do_between_layers_leaves_gradients_equal(make: Make):
     check_equal(case_of(make))
 
 
-class Masks(nn.Module):
+@module(linear=linear)
+def drawing_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.linear(x) * float(np.random.rand())
+
+
+@module(layers=lambda: layers(3, drawing_layer))
+def masks(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Draws masks with numpy, between its layers and inside of them."""
-
-    class Layer(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * float(np.random.rand())
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Masks.Layer(4, 4) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x) + random.random()
-        return x * torch.from_numpy(np.random.rand(4)).float()
+    for layer in self.layers:
+        x = layer(x) + random.random()
+    return x * torch.from_numpy(np.random.rand(4)).float()
 
 
 def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
-    model, x = Masks(), torch.randn(2, 4)
+    model, x = masks(), torch.randn(2, 4)
     with forked(CPU):
         before = random_state(CPU)
         wanted, after = model(x), random_state(CPU)
@@ -261,20 +225,17 @@ def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
         assert torch.equal(sent, wanted)
 
 
-class Pair(nn.Module):
+def pair(joins: bool) -> nn.Module:
     """Two towers; both results are returned, or their product once a module has changed the first one's."""
 
-    def __init__(self, *, joins: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.join = layers(2), layers(2), nn.Linear(4, 4)
-        self.joins = joins
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for layer in self.a:
             x = layer(x)
         for layer in self.b:
             y = layer(y)
-        return (self.join(x) * y,) if self.joins else (x, y)
+        return (self.join(x) * y,) if joins else (x, y)
+
+    return module(a=lambda: layers(2), b=lambda: layers(2), join=linear)(forward)()
 
 
 @pytest.mark.parametrize(("joins", "first", "last"), [(True, "b", "a"), (False, "a", "b")])
@@ -282,7 +243,7 @@ def test_a_loss_may_read_what_another_module_makes(joins: bool, first: str, last
     def loss(output: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return sum((one.square().sum() for one in output), torch.zeros(()))
 
-    model, kwargs = Pair(joins=joins), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    model, kwargs = pair(joins), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
     split = find_split(model, kwargs, loss=loss)
     assert split.feeds == ((first, last),)
     case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=loss)
@@ -321,31 +282,22 @@ def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
         find_split(model, {"input": torch.zeros(2, 4)})
 
 
-class Selects(nn.Module):
+@module(weight=lambda: nn.Parameter(torch.ones(4)))
+def pick(self: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return (x * self.weight)[rows]
+
+
+@module(pick=pick, layers=layers)
+def selects(self: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Keeps only the rows that a mask names, before its layers."""
-
-    class Pick(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
-
-        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            return (x * self.weight)[rows]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pick = Selects.Pick()
-        self.layers = layers()
-
-    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        x = self.pick(x, rows)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+    x = self.pick(x, rows)
+    for layer in self.layers:
+        x = layer(x)
+    return x
 
 
 def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
-    model = Selects()
+    model = selects()
     x = torch.randn(3, 4)
     split = find_split(model, {"x": x, "rows": torch.tensor([True, False, True])})
     case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum)
