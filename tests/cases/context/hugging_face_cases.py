@@ -7,32 +7,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers as tf
 from attention_cases import MASKS
 from torch import nn
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MiniCPM3Config,
-    MiniCPM3ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
-)
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
@@ -55,38 +32,42 @@ WINDOWS: dict[str, Any] = {"sliding_window": 24, "layer_types": ["sliding_attent
 """Shorter than an image of the mask and than a block."""
 
 
+SPARSE = {"num_experts_per_tok": 2}
+WITHOUT_HEADS = {name: size for name, size in SIZES.items() if name != "head_dim"}
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen3": (tf.Qwen3ForCausalLM, SIZES),
+    "llama": (tf.LlamaForCausalLM, SIZES),
+    "gemma3": (tf.Gemma3ForCausalLM, SIZES | WINDOWS),
+    "qwen3_moe": (tf.Qwen3MoeForCausalLM, SIZES | SPARSE | {"num_experts": 4, "moe_intermediate_size": 16}),
+    "gpt2": (  # learned positions
+        tf.GPT2LMHeadModel,
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+        | dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+    ),
+    "minicpm3": (  # latent attention: values are wider than keys
+        tf.MiniCPM3ForCausalLM,
+        SIZES
+        | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 12}
+        | {"num_key_value_heads": 4},
+    ),
+    "mistral": (tf.MistralForCausalLM, SIZES | {"sliding_window": 24}),  # a window in each layer
+    "gemma2": (  # scores of random weights are small: a small cap bends them
+        tf.Gemma2ForCausalLM,
+        SIZES | WINDOWS | {"attn_logit_softcapping": 0.05, "query_pre_attn_scalar": 8, "hidden_activation": "gelu"},
+    ),
+    "gpt_oss": (tf.GptOssForCausalLM, SIZES | WINDOWS | SPARSE | {"num_local_experts": 4}),  # a sink for each head
+    "stablelm": (tf.StableLmForCausalLM, WITHOUT_HEADS),  # its layers drop keywords that they do not know
+    "nemotron": (tf.NemotronForCausalLM, WITHOUT_HEADS),  # likewise
+}
+
+
 def make(family: str) -> nn.Module:
     torch.manual_seed(0)
-    if family == "qwen3":
-        model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**SIZES))
-    elif family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    elif family == "qwen3_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts))
+    kind, settings = FAMILIES[family]
+    model: nn.Module = kind(kind.config_class(**settings))
+    model.loss_type = "ForCausalLM"  # GPT-2 warns without
+    if "num_experts_per_tok" in settings:
         model.set_experts_implementation("eager")  # the grouped product has no double
-    elif family == "gpt2":  # learned positions
-        drops = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
-        ids = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
-        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=2, **ids, **drops))
-        model.loss_type = "ForCausalLM"  # or it warns
-    elif family == "minicpm3":  # latent attention: values are wider than keys
-        ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 12}
-        model = MiniCPM3ForCausalLM(MiniCPM3Config(**SIZES | ranks | {"num_key_value_heads": 4}))
-    elif family == "mistral":  # a window in each layer
-        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=24))
-    elif family == "gemma2":  # scores of random weights are small: a small cap bends them
-        caps = {"attn_logit_softcapping": 0.05, "query_pre_attn_scalar": 8}
-        model = Gemma2ForCausalLM(Gemma2Config(**SIZES, **WINDOWS, **caps, hidden_activation="gelu"))
-    elif family == "gpt_oss":  # a sink for each head
-        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-        model = GptOssForCausalLM(GptOssConfig(**SIZES, **WINDOWS, **experts))
-        model.set_experts_implementation("eager")
-    elif family in DROPPED:
-        kind, config = DROPPED[family]
-        model = kind(config(**{name: size for name, size in SIZES.items() if name != "head_dim"}))
-    else:
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **WINDOWS))
     for module in model.modules():
         if isinstance(module, Gemma2RMSNorm | Gemma3RMSNorm):
             module.forward = functools.partial(norm_in_double, module)  # type: ignore[method-assign]
@@ -96,14 +77,6 @@ def make(family: str) -> nn.Module:
 def norm_in_double(module: Gemma2RMSNorm | Gemma3RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """Gemma's norm, which sums its weights' gradients over tokens in 32 bits whatever the model's type is."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1 + module.weight)
-
-
-DROPPED: dict[str, Any] = {
-    "stablelm": (StableLmForCausalLM, StableLmConfig),
-    "nemotron": (NemotronForCausalLM, NemotronConfig),
-}
-"""Their layers drop keywords that they do not know."""
-FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3", "mistral", "gemma2", "gpt_oss", *DROPPED)
 
 
 def tokens() -> dict[str, torch.Tensor]:

@@ -9,33 +9,16 @@ from typing import Any
 import glued_models
 import torch
 import transformers
+from glued_models import TEXT, VISION, VOCABULARY, WIDTH
 from torch import nn
 
 from mosaic.graph import Part
 
-VOCABULARY, WIDTH = 48, 16
 IMAGE = 7
 """Token in whose place an image's features go."""
 
-_SMALL = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 24,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "vocab_size": VOCABULARY,
-    "num_hidden_layers": 3,
-    "use_cache": False,
-    "pad_token_id": 0,
-}
-_VISION = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 24,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 3,
-    "image_size": 8,
-    "patch_size": 4,
-}
+_SMALL = {**TEXT, "use_cache": False}
+_VISION = {**VISION, "hidden_size": WIDTH, "intermediate_size": 24}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +31,6 @@ class PartedCase:
     """Makes a microbatch; random numbers are seeded."""
     cuts: tuple[tuple[str, ...], ...]
     """Each a partition, as ``chunks_of`` reads it."""
-    modules: Mapping[str, str] | None = None
-    """Lists by hand."""
     feeds: tuple[tuple[str, str], ...] = ()
     """The edges between modules that the tracer finds."""
     loss: Callable[[Any], torch.Tensor] = field(default=lambda output: output.loss)
@@ -168,24 +149,14 @@ def whisper() -> nn.Module:
     )
 
 
-def with_images(ids: torch.Tensor, *, images: int, tokens_each: int) -> torch.Tensor:
-    ids = torch.cat([torch.full((len(ids), 0), 0), ids], dim=1)
-    flat = ids.flatten()
-    flat[1 : 1 + images * tokens_each] = IMAGE
-    return flat.view_as(ids)
-
-
-def llava(layer: int = -2) -> nn.Module:
-    vision = transformers.CLIPVisionConfig(**_VISION)
-    text = transformers.LlamaConfig(**_SMALL)
-    config = transformers.LlavaConfig(
-        vision_config=vision, text_config=text, image_token_id=IMAGE, vision_feature_layer=layer, image_seq_length=4
-    )
-    return transformers.LlavaForConditionalGeneration(config)
+def llava() -> nn.Module:
+    vision, text = transformers.CLIPVisionConfig(**_VISION), transformers.LlamaConfig(**_SMALL)
+    return glued_models.llava(vision, text, vision_feature_layer=-2)
 
 
 def llava_batch() -> dict[str, Any]:
-    ids = with_images(tokens(2, 12), images=3, tokens_each=4)
+    ids = tokens(2, 12)
+    ids.flatten()[1:13] = IMAGE  # three images of four tokens
     return {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(3, 3, 8, 8)}
 
 

@@ -21,7 +21,7 @@ def check_equal(case: PartedCase) -> None:
     torch.manual_seed(3)
     model = case.make()
     kwargs = case.batch()
-    split = find_split(model, kwargs, modules=case.modules)
+    split = find_split(model, kwargs)
     assert split.feeds == case.feeds
     for number, cut in enumerate(case.cuts):
         check_cut(case, model, split, cut, kwargs, strategy=STRATEGIES[number % len(STRATEGIES)])

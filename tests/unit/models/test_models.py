@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import mosaic
 from mosaic import models
-from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
 
 META = torch.device("meta")
@@ -96,26 +93,6 @@ def test_frozen_modules_do_not_train_and_an_unknown_one_is_refused():
     assert all(parameter.requires_grad for parameter in model.encoder.parameters())
     with pytest.raises(ValueError, match="unknown module of clip 'nose'; choose one of: encoders"):
         models.build("clip", freeze=["nose"])
-
-
-def test_text_to_video_trains_side_by_side_as_in_the_plain_loop():
-    row, batch, backend = models.find_model("t2v"), models.make_batch("t2v"), HostBackend(num_slots=2)
-    plain, placed = (models.build("t2v", freeze=row.frozen) for _ in range(2))
-    graph = find_modules(placed, batch, include=row.modules).graph
-    stages = [{"encoders.video": 1, "encoders.text": 1}, {"transformer": 2}]
-    plan = mosaic.plan_from_quotas(stages, graph=graph, device=backend.device)
-    handle = mosaic.colocate(placed, sample=batch, modules=row.modules, plan=plan, backend=backend)
-    for _ in range(2):
-        losses = []
-        for model in (plain, placed):
-            losses.append(models.loss_of(model(**batch)))
-            losses[-1].backward()
-        torch.testing.assert_close(*losses)
-    for own, other in zip(placed.parameters(), plain.parameters(), strict=True):
-        assert own.requires_grad or own.grad is other.grad is None
-        torch.testing.assert_close(own.grad, other.grad)
-    assert "encoders.video" in handle.describe()
-    handle.remove()
 
 
 def test_published_clip_has_its_parameters_and_published_llava_needs_data():

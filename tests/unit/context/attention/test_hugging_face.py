@@ -1,28 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 from attention_cases import BLOCK
 from hugging_face_cases import FULL, MASK, SIZES, make, tokens
 from torch import nn
-from transformers import (
-    BartConfig,
-    BartForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from mosaic.context.attention import Attend, ContextBatch, attach
 from mosaic.context.attention.hugging_face import attention
@@ -34,41 +20,58 @@ def inputs() -> dict[str, Any]:
     return ContextBatch(attend=Attend(plan_context(MASK, 1, block=BLOCK))).inputs(**tokens())
 
 
-def qwen(**given: Any) -> nn.Module:
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **given))
+def tiny(kind: Any, **settings: Any) -> nn.Module:
+    return kind(kind.config_class(**settings))
 
 
-MODELS = {
-    "windows both ways": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, use_bidirectional_attention=True)),
-    "chunks": lambda: qwen(layer_types=["full_attention", "chunked_attention"]),
-    "dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
-    "a router's loss": lambda: MixtralForCausalLM(
-        MixtralConfig(**SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True)
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "windows both ways": (
+        lambda: tiny(tf.Gemma3ForCausalLM, **SIZES, use_bidirectional_attention=True),
+        "has windows in both directions; mask words express windows that look back",
     ),
-    "positions of its own": lambda: BartForCausalLM(BartConfig(d_model=8, decoder_layers=1, decoder_attention_heads=2)),
-    "positions by the longest": lambda: qwen(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-    "a model of no family": lambda: nn.Linear(1, 1),
-    "queries by places": lambda: Llama4ForCausalLM(Llama4TextConfig(**SIZES, layer_types=FULL, num_local_experts=2)),
-    "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
-}
-SAYS = {
-    "windows both ways": "has windows in both directions; mask words express windows that look back",
-    "chunks": "has layers of chunked_attention; mask words and windows cannot express them: build it",
-    "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
-    "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
-    "positions of its own": "BartForCausalLM takes no position_ids",
-    "positions by the longest": "has rope_type='dynamic', which depends on the greatest position .* use another",
-    "a model of no family": "Linear is not a model of transformers; attach the language model in it",
-    "queries by places": "has attn_temperature_tuning, which counts this rank's tokens .* set it to False",
-    "an encoder": "has an encoder and a decoder",
+    "chunks": (
+        lambda: tiny(tf.Qwen3ForCausalLM, **SIZES, layer_types=["full_attention", "chunked_attention"]),
+        "has layers of chunked_attention; mask words and windows cannot express them: build it",
+    ),
+    "dropout": (
+        lambda: tiny(tf.LlamaForCausalLM, **SIZES, attention_dropout=0.1),
+        "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
+    ),
+    "a router's loss": (
+        lambda: tiny(
+            tf.MixtralForCausalLM, **SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True
+        ),
+        "adds a loss of its router, .* set output_router_logits=False",
+    ),
+    "positions of its own": (
+        lambda: tiny(tf.BartForCausalLM, d_model=8, decoder_layers=1, decoder_attention_heads=2),
+        "BartForCausalLM takes no position_ids",
+    ),
+    "positions by the longest": (
+        lambda: tiny(tf.Qwen3ForCausalLM, **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "has rope_type='dynamic', which depends on the greatest position .* use another",
+    ),
+    "a model of no family": (
+        lambda: nn.Linear(1, 1),
+        "Linear is not a model of transformers; attach the language model in it",
+    ),
+    "queries by places": (
+        lambda: tiny(tf.Llama4ForCausalLM, **SIZES, layer_types=FULL, num_local_experts=2),
+        "has attn_temperature_tuning, which counts this rank's tokens .* set it to False",
+    ),
+    "an encoder": (
+        lambda: tiny(tf.T5ForConditionalGeneration, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2),
+        "has an encoder and a decoder",
+    ),
 }
 
 
-@pytest.mark.parametrize("what", list(MODELS))
+@pytest.mark.parametrize("what", REFUSED)
 def test_models_that_would_give_other_numbers_are_refused(what: str):
-    model = MODELS[what]()
+    make_model, says = REFUSED[what]
+    model = make_model()
     before = getattr(model, "config", None) and model.config._attn_implementation
-    with pytest.raises(UnsupportedModelError, match=SAYS[what]):
+    with pytest.raises(UnsupportedModelError, match=says):
         attach(model)
     assert before is None or model.config._attn_implementation == before
 
