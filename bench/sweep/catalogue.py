@@ -17,7 +17,6 @@ NETS: Mapping[str, str] = {
     "arguments, results and shapes": "calls",
     "loops": "loops",
     "compilers, threads, modes": "machinery",
-    "libraries": "libraries",
 }
 """The files of odd nets and loops; their public functions and the rows of their ``CASES`` are cases."""
 TOLD = {"types_compared_exactly": "isinstance(m, T) holds, type(m) is T does not"}
@@ -47,9 +46,7 @@ def pipeline_cases() -> list[Case]:
     from bench.sweep.models import LISTS
 
     return _models("lists of layers", LISTS) + [
-        case
-        for case in all_cases()
-        if case.kind not in ("loops", "libraries") and not getattr(case.run, "is_loop", False)
+        case for case in all_cases() if case.kind != "loops" and not getattr(case.run, "is_loop", False)
     ]
 
 

@@ -12,16 +12,12 @@ from mosaic.backends.cuda.backend import CudaBackend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
-KINDS = [kind for kind in NETS if kind != "libraries"]
-"""The libraries are not at hand on each machine with a GPU; ``python -m bench.sweep --backend cuda`` has them."""
-
-
 LIMITS_OF_GRAPHS = ("autocast_around_the_whole_step",)
 """Told in docs/limits.md: a replay casts the weights that the plain loop keeps from its first step."""
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NETS)
 def test_nets_and_loops_of_a_kind_train_as_in_the_plain_loop(kind: str, graphs: bool, cuda_backend: CudaBackend):
     with on(cuda_backend.torch_device):
         cases = [case for case in nets_of(kind) if not (graphs and case.name in LIMITS_OF_GRAPHS)]

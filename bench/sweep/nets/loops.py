@@ -8,7 +8,7 @@ import pickle
 import torch
 from torch import nn
 
-from bench.sweep.device import device
+from bench.sweep.device import device, moved
 from bench.sweep.nets.pieces import (
     Two,
     after_step,
@@ -20,6 +20,7 @@ from bench.sweep.nets.pieces import (
     squared,
     stepping,
     tower,
+    train,
     train_step,
 )
 from bench.sweep.session import Session
@@ -109,6 +110,28 @@ def keyboard_interrupt_in_mid_step(session, model, optimizer, step):
         train_step(session, model, optimizer, step)
     except KeyboardInterrupt:
         session.note("interrupted")
+
+
+def generation_in_between(session: Session):
+    from bench.sweep.models import find  # a machine with a GPU may be without transformers
+
+    model, draw = find("voxtral")()
+    session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(4):
+        inputs = moved(draw(torch.Generator().manual_seed(step)))
+        optimizer.zero_grad()
+        loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        inputs.pop("labels")
+        session.note(loss.item(), model.generate(**inputs, max_new_tokens=4, do_sample=step % 2 == 0))
+        model.train()
+
+
+def data_parallel_wrapper(session: Session):
+    train(session, nn.DataParallel(Two()))
 
 
 class Plain(Two):

@@ -13,13 +13,16 @@ from bench.sweep.nets.pieces import (
     alike,
     before_step,
     between,
+    loop,
     losses,
     models,
     squared,
     tokens,
     tower,
     towers,
+    train,
 )
+from bench.sweep.session import Session
 
 
 class Words(nn.Module):
@@ -105,6 +108,12 @@ def inner_step_of_meta_learning(self, x, y):
     gradients = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
     fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), gradients, strict=True)}
     return functional_call(self.a, fast, (y,)) * self.b(y)
+
+
+@loop
+def autocast_around_the_whole_step(session: Session):
+    with torch.autocast(device().type, torch.bfloat16):
+        train(session, Two())
 
 
 @between(setup=lambda model: model.a.bfloat16())
