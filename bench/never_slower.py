@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +29,7 @@ import mosaic
 from bench.gpu.tables import number
 from bench.harness import PartedStudy, StudyPart
 from bench.loops import Loop, Workload, in_turn, ratios
-from bench.pages import NOT_YET, newest_study, shown, source_of, table
+from bench.pages import shown, source_of, table
 from bench.record import Figure, Study, median_figure, missing_figure, one_line
 from mosaic.demo.model import TriModal, contrastive_loss
 from mosaic.engine import Handle
@@ -39,7 +38,6 @@ from mosaic.models import PAPER_MODELS, build, make_batch
 from mosaic.profiler import ForeignLoad
 from mosaic.take_turns import TrialSettings
 
-NAME = "bench_never_slower"
 RECURRENT = "two recurrent towers"
 PART_S = 42.0
 """A model is ended after this; its last round begins some seconds before."""
@@ -195,7 +193,7 @@ def parts(names: Sequence[str], *, rounds: int) -> tuple[StudyPart, ...]:
 
 
 STUDY = PartedStudy(
-    name=NAME,
+    name="bench_never_slower",
     quick=lambda: parts(("clip-tiny", RECURRENT), rounds=4),
     quick_seconds=2 * PART_S,
     full=lambda: parts(tuple(MODELS), rounds=60),
@@ -203,11 +201,8 @@ STUDY = PartedStudy(
 )
 
 
-def never_slower_table(results: Path) -> str:
-    """Returns a row for each model of the newest kept study."""
-    study = newest_study(NAME, results)
-    if study is None:
-        return NOT_YET
+def never_slower_table(study: Study) -> str:
+    """Returns a row for each model of a study."""
     heads = ("plain step, ms", "plain step over ours", "two plain loops, likewise", "what ran after the trial")
     more = ("lost by the trial, ms", "in plain steps", "repaid after, steps", "CPU taken by others")
     rows = [_row(study, ratio) for ratio in study.figures if ratio.name.endswith(RATIO)]

@@ -19,7 +19,6 @@ from mosaic.pipelining.baselines import BASELINES
 from mosaic.pipelining.cuts import PARTITION_METHODS
 from mosaic.solver.methods import METHODS
 
-NOT_YET = "not measured yet\n"
 SOURCES = ("measured", "simulated", "predicted")
 HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -58,17 +57,14 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """For each study the figures that its page shows, as regular expressions of whole names; others stay in its file."""
 
 
-def study_table(study: str, results: Path) -> str:
-    """Returns the highlights of the newest full file of a study; of the newest quick one where there is no other."""
-    newest = newest_study(study, results)
-    if newest is None:
-        return NOT_YET
-    figures = [figure for pattern in HIGHLIGHTS[study] for figure in _matching(newest, pattern)]
+def study_table(study: Study) -> str:
+    """Returns the highlights of a study."""
+    figures = [figure for pattern in HIGHLIGHTS[study.study] for figure in _matching(study, pattern)]
     sources = [source for source in SOURCES if any(figure.source == source for figure in figures)]
     rows = [
         (figure.name, *(shown(figure) if figure.source == source else "" for source in sources)) for figure in figures
     ]
-    return table((source_of(newest), *sources), rows)
+    return table((source_of(study), *sources), rows)
 
 
 def newest_study(study: str, results: Path) -> Study | None:

@@ -122,11 +122,21 @@ def demo_table() -> str:
     """Returns the table of the newest demo run on the host."""
     records = {path: load(RunRecord, path) for path in (RESULTS / "host").glob("*-demo.json")}
     if not records:
-        return "not measured yet\n"
+        return gpu_tables.NOT_YET
     path, record = max(records.items(), key=lambda pair: pair[1].created)
     about = f"{record.machine.name}, torch {record.torch_version}, {record.created[:10]}"
     rows = pages.table((about, "predicted", "measured"), summary_rows(record))
     return f"{rows}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")
+
+
+def kept_table(study: str, make: Callable[[Study], str]) -> Callable[[], str]:
+    """Returns what makes the table of a study's newest result."""
+
+    def table() -> str:
+        newest = pages.newest_study(study, RESULTS)
+        return gpu_tables.NOT_YET if newest is None else make(newest)
+
+    return table
 
 
 def figures_table(paper: str) -> str:
@@ -146,17 +156,19 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         "context_methods": pages.context_methods_table,
-        **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        **{study: kept_table(study, pages.study_table) for study in pages.HIGHLIGHTS},
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
-        "context_balance": lambda: context_tables.balance_table(RESULTS),
-        "context_received": lambda: context_tables.received_table(RESULTS),
-        "never_slower": lambda: never_slower_table(RESULTS),
-        "ddp": lambda: ddp_tables.ddp_table(RESULTS),
-        "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),
-        "sweep": lambda: sweep_tables.counts_table(RESULTS),
-        "sweep_pipeline": lambda: sweep_tables.counts_table(RESULTS, sweep_tables.PIPELINE_STUDY, PIPELINE_OUTCOMES),
-        "sweep_operators": lambda: sweep_tables.operators_table(RESULTS),
-        "pipeline_steps": lambda: measured_table(RESULTS),
+        "context_balance": kept_table("bench_context", context_tables.balance_table),
+        "context_received": kept_table("bench_context", context_tables.received_table),
+        "never_slower": kept_table("bench_never_slower", never_slower_table),
+        "ddp": kept_table("bench_ddp", ddp_tables.ddp_table),
+        "ddp_short": kept_table("bench_ddp", partial(ddp_tables.ddp_table, is_short=True)),
+        "sweep": kept_table(sweep_tables.STUDY, sweep_tables.counts_table),
+        "sweep_pipeline": kept_table(
+            sweep_tables.PIPELINE_STUDY, partial(sweep_tables.counts_table, outcomes=PIPELINE_OUTCOMES)
+        ),
+        "sweep_operators": kept_table(sweep_tables.OPERATORS_STUDY, sweep_tables.operators_table),
+        "pipeline_steps": kept_table("bench_pipeline_measured", measured_table),
         "models": lambda: gpu_table("models", gpu_tables.models_table),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
         "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table),

@@ -1,12 +1,11 @@
-"""Tables of the newest study of long sequences: balance, and what has to travel."""
+"""Tables of a study of long sequences: balance, and what has to travel."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from bench.pages import NOT_YET, newest_study, source_of, table
+from bench.pages import source_of, table
 from bench.record import Study
 
 _BALANCE = re.compile(r"(?P<of>\w+, \d+ tokens, \d+ ranks): (?P<by>.*): most (?P<what>pairs|tiles) over mean")
@@ -15,11 +14,8 @@ _RECEIVED = re.compile(
 )
 
 
-def balance_table(results: Path) -> str:
+def balance_table(study: Study) -> str:
     """Returns most over mean for each mask and method, mean (worst) of the masks drawn."""
-    study = newest_study("bench_context", results)
-    if study is None:
-        return NOT_YET
     cells: dict[str, dict[str, str]] = {}
     for figure in study.figures:
         if (match := _BALANCE.fullmatch(figure.name)) is not None:
@@ -28,11 +24,8 @@ def balance_table(results: Path) -> str:
     return _grid(study, cells)
 
 
-def received_table(results: Path) -> str:
+def received_table(study: Study) -> str:
     """Returns what a rank receives as a share of gathering everything, and most over mean."""
-    study = newest_study("bench_context", results)
-    if study is None:
-        return NOT_YET
     values = {figure.name: figure.value for figure in study.figures}
     cells: dict[str, dict[str, str]] = {}
     for name, value in values.items():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from bench import pages
 from bench.ddp.models import MODELS
 from bench.gpu.tables import number
 from bench.record import Figure, Study
 
-STUDY = "bench_ddp"
 HEADS = (
     "DistributedDataParallel at its best, ms a step",
     "`mosaic.colocate`, ms a step",
@@ -22,18 +19,15 @@ SHORT = 4
 """Columns of the short table, behind the model."""
 
 
-def ddp_table(results: Path, *, is_short: bool = False) -> str:
-    """Returns the newest study's rows, all measured; in short, how much faster the default line is."""
-    newest = pages.newest_study(STUDY, results)
-    if newest is None:
-        return pages.NOT_YET
-    rows = [row for name in MODELS if (row := _row(newest, name)) is not None]
+def ddp_table(study: Study, *, is_short: bool = False) -> str:
+    """Returns a study's rows, all measured; in short, how much faster the default line is."""
+    rows = [row for name in MODELS if (row := _row(study, name)) is not None]
     if is_short:
-        heads = (f"{pages.source_of(newest)}, measured", *HEADS)
+        heads = (f"{pages.source_of(study)}, measured", *HEADS)
         return pages.table(heads[: 1 + SHORT], [row[: 1 + SHORT] for row in rows])
-    settings = sorted({figure.labels["setting"] for figure in newest.figures if "setting" in figure.labels})
+    settings = sorted({figure.labels["setting"] for figure in study.figures if "setting" in figure.labels})
     note = f"\nThe best of several settings in a model's first launch: {'; '.join(settings)}.\n" if settings else ""
-    return pages.table((f"{pages.source_of(newest)}, measured", *HEADS), rows) + note
+    return pages.table((f"{pages.source_of(study)}, measured", *HEADS), rows) + note
 
 
 def _row(study: Study, name: str) -> tuple[str, ...] | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from bench.pages import NOT_YET, newest_study, shown, source_of, table
+from bench.pages import shown, source_of, table
+from bench.record import Study
 
-NAME = "bench_pipeline_measured"
 COLUMNS = {
     "planned step, ms": "planned: step, ms",
     "1F1B over it": "1f1b: step over the planned one's, ratio",
@@ -18,11 +17,8 @@ COLUMNS = {
 }
 
 
-def measured_table(results: Path) -> str:
-    """Returns the steps of the newest kept study, with the simulated memory beside the measured one."""
-    study = newest_study(NAME, results)
-    if study is None:
-        return NOT_YET
+def measured_table(study: Study) -> str:
+    """Returns the steps of a study, with the simulated memory beside the measured one."""
     figures = {(figure.name, figure.source): figure for figure in study.figures}
     rows = []
     for name, source in figures:

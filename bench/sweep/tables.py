@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench import pages
-from bench.record import Figure
+from bench.record import Figure, Study
 
 ON_LANES = "equal, on lanes"
 NEAR = "equal within rounding"
@@ -36,32 +35,26 @@ PIPELINE_STUDY = "bench_sweep_pipeline"
 OPERATORS_STUDY = "bench_sweep_operators"
 
 
-def counts_table(results: Path, study: str = STUDY, outcomes: Sequence[str] = OUTCOMES) -> str:
-    """Returns how many cases of each kind ended how in the newest sweep."""
-    newest = pages.newest_study(study, results)
-    if newest is None:
-        return pages.NOT_YET
-    kinds = dict.fromkeys(figure.part for figure in newest.figures)
-    rows = [(kind, *_counts(newest.of(kind), outcomes)) for kind in kinds]
-    versions = "".join(f", {name} {version}" for name, version in newest.versions.items())
-    heads = (f"{pages.source_of(newest)}{versions}", "cases", *outcomes)
-    return pages.table(heads, [*rows, ("all", *_counts(newest.figures, outcomes))])
+def counts_table(study: Study, outcomes: Sequence[str] = OUTCOMES) -> str:
+    """Returns how many cases of each kind ended how in a sweep."""
+    kinds = dict.fromkeys(figure.part for figure in study.figures)
+    rows = [(kind, *_counts(study.of(kind), outcomes)) for kind in kinds]
+    versions = "".join(f", {name} {version}" for name, version in study.versions.items())
+    heads = (f"{pages.source_of(study)}{versions}", "cases", *outcomes)
+    return pages.table(heads, [*rows, ("all", *_counts(study.figures, outcomes))])
 
 
-def operators_table(results: Path) -> str:
+def operators_table(study: Study) -> str:
     """Returns how many of torch's operators ended how between modules, and which did not end equal on lanes."""
-    newest = pages.newest_study(OPERATORS_STUDY, results)
-    if newest is None:
-        return pages.NOT_YET
     names: dict[str, list[str]] = {}
-    for figure in newest.figures:
+    for figure in study.figures:
         names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['case']}`")
     rows = [
         (outcome, str(len(names[outcome])), "" if outcome == ON_LANES else _some(names[outcome]))
         for outcome in (*OUTCOMES, NO_PLAIN)
         if outcome in names
     ]
-    return pages.table((pages.source_of(newest), "operators", "which"), rows)
+    return pages.table((pages.source_of(study), "operators", "which"), rows)
 
 
 def _counts(figures: Sequence[Figure], outcomes: Sequence[str]) -> tuple[str, ...]:
