@@ -53,7 +53,7 @@ def _linear_towers(batch: torch.Generator, *, width: int = 1600, layers: int = 1
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
         return nn.Sequential(*(part for linear in linears for part in (linear, nn.ReLU())))
 
-    inputs = tuple(torch.randn(rows, width, generator=batch) for _ in range(2))
+    inputs = {name: torch.randn(rows, width, generator=batch) for name in "ab"}
     return Workload(TwoTowers(tower(), tower()), inputs, _square)
 
 
@@ -61,14 +61,14 @@ def _embedding_bags(batch: torch.Generator, *, words: int = 100_000, width: int 
     def tower() -> nn.Module:
         return nn.Sequential(nn.EmbeddingBag(words, width), nn.Linear(width, 64))
 
-    inputs = tuple(torch.randint(0, words, (rows, 16), generator=batch) for _ in range(2))
+    inputs = {name: torch.randint(0, words, (rows, 16), generator=batch) for name in "ab"}
     return Workload(TwoTowers(tower(), tower()), inputs, _square)
 
 
 def _clip_like(batch: torch.Generator, *, width: int = 384, layers: int = 4, words: int = 30_000) -> Workload:
     images = torch.randn(8, 3, 64, 64, generator=batch)
     texts = torch.randint(0, words, (8, 32), generator=batch)
-    return Workload(Contrasted(width, layers, words), (images, texts), _contrast)
+    return Workload(Contrasted(width, layers, words), {"images": images, "texts": texts}, _contrast)
 
 
 def _one_sided(batch: torch.Generator) -> Workload:
@@ -77,7 +77,7 @@ def _one_sided(batch: torch.Generator) -> Workload:
         return nn.Sequential(*(part for a, b in pairs for part in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())))
 
     images = nn.Sequential(convolutions(3, 64, 64, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    inputs = torch.randn(8, 3, 32, 32, generator=batch), torch.randn(8, 64, generator=batch)
+    inputs = {"a": torch.randn(8, 3, 32, 32, generator=batch), "b": torch.randn(8, 64, generator=batch)}
     return Workload(TwoTowers(images, nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))), inputs, _square)
 
 

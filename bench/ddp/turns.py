@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -13,14 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
 from bench.ddp.models import make
-from bench.loops import Workload, ratios
+from bench.loops import Loop, ratios
 from bench.record import Figure
-from mosaic.engine.finding.find import runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
 from mosaic.ranks.plans import data_parallel_plan
@@ -53,30 +50,11 @@ class Scale:
     """Tried settings of DistributedDataParallel."""
 
 
-class Loop:
-    """A training loop of this rank, as users write it.
-
-    Args:
-        model: What is called: the model, or a wrapper around it.
-        work: The model with its batch.
-    """
-
-    def __init__(self, model: nn.Module, work: Workload) -> None:
-        self._model = model
-        self._work = work
-        self._optimizer = torch.optim.AdamW(work.model.parameters(), 1e-4)
-
-    def take(self, world: World, steps: int, *, warm: int) -> list[float]:
-        """Takes steps after all ranks have come; returns the slowest rank's milliseconds of those that count."""
-        dist.barrier()
-        times_ms = []
-        for _ in range(warm + steps):
-            start = time.perf_counter()
-            self._work.loss(runner_of(self._model, self._work.batch)()).backward()
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            times_ms.append((time.perf_counter() - start) * 1e3)
-        return list(map(max, zip(*world.all_gather(times_ms), strict=True)))[warm:]
+def take(loop: Loop, world: World, steps: int, *, warm: int) -> list[float]:
+    """Takes steps after all ranks have come; returns the slowest rank's milliseconds of those that count."""
+    dist.barrier()
+    times_ms = [loop.step_ms() for _ in range(warm + steps)]
+    return list(map(max, zip(*world.all_gather(times_ms), strict=True)))[warm:]
 
 
 def launch(
@@ -104,9 +82,9 @@ def launch(
     plain = mosaic.colocate(alike.model, sample=alike.batch, plan=plan)
     loops = {"ddp": Loop(wrapped, theirs), "ours": Loop(ours.model, ours), "alike": Loop(alike.model, alike)}
     for loop in loops.values():
-        loop.take(world, 0, warm=scale.warm_steps)
+        take(loop, world, 0, warm=scale.warm_steps)
     turns = take_turns(
-        {way: lambda loop=loop: [loop.take(world, scale.steps, warm=scale.warm_steps)] for way, loop in loops.items()},
+        {way: lambda loop=loop: [take(loop, world, scale.steps, warm=scale.warm_steps)] for way, loop in loops.items()},
         scale.rounds,
     )
     for way, taken in turns.items():
@@ -127,7 +105,7 @@ def launch(
 def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> float:
     work = make(name, rank)
     loop = Loop(DistributedDataParallel(work.model, **SETTINGS[setting]), work)
-    return statistics.median(loop.take(world, scale.rounds, warm=scale.warm_steps))
+    return statistics.median(take(loop, world, scale.rounds, warm=scale.warm_steps))
 
 
 def _difference(handle: RankHandle, wrapped: DistributedDataParallel) -> float:

@@ -21,7 +21,7 @@ def small(batch: torch.Generator) -> models.Workload:
     def tower() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
-    inputs = tuple(torch.randn(3, 4, generator=batch) for _ in range(2))
+    inputs = {name: torch.randn(3, 4, generator=batch) for name in "ab"}
     return models.Workload(models.TwoTowers(tower(), tower()), inputs, torch.Tensor.mean)
 
 
