@@ -62,8 +62,6 @@ def alone(calls: int) -> Iterator[Figure]:
             with handle.disabled():
                 plain += [_us(lambda: model.left(x)) for _ in range(BLOCK)]
     extra = [ours - theirs for ours, theirs in zip(placed, plain, strict=True)]
-    yield median_figure("plain call of an empty module, us", plain)
-    yield median_figure("placed call of an empty module, sequential plan, us", placed)
     yield median_figure("placed call of an empty module, sequential plan, over a plain call, us", extra)
 
 

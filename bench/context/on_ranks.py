@@ -39,7 +39,6 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
     for way, turns in take_turns(steps, rounds).items():
         of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"
         yield median_figure(f"{of}: attention forward and backward, ms", list(chain(*turns)))
-        yield Figure(name=f"{of}: most tiles over mean", source="predicted", value=plans[way].imbalance)
 
 
 def _step_ms(attend: Attend, inputs: list[torch.Tensor]) -> tuple[float]:

@@ -41,17 +41,13 @@ def _row(study: Study, name: str) -> tuple[str, ...] | None:
     megabytes = figures["gradients, MB"].value
     return (
         f"{name}, {number(megabytes)} MB of gradients",
-        _shown(figures["step of DistributedDataParallel at its best, ms"]),
-        _shown(figures["step of mosaic.colocate, ms"]),
-        _shown(figures["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
+        pages.shown(figures["step of DistributedDataParallel at its best, ms"]),
+        pages.shown(figures["step of mosaic.colocate, ms"]),
+        pages.shown(figures["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
         f"{number(picked.value)} of {len(picked.samples)} times",
-        _shown(figures["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
+        pages.shown(figures["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
         _difference(figures["length of the difference of all parameters over theirs, ratio"]),
     )
-
-
-def _shown(figure: Figure) -> str:
-    return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
 
 
 def _difference(figure: Figure) -> str:

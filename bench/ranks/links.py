@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -11,16 +10,13 @@ import torch.distributed as dist
 
 from bench.record import Figure, median_figure
 from mosaic.cost.communication import route_ms
-from mosaic.profiler import measure_ring, measure_route
+from mosaic.profiler import measure_route
 from mosaic.ranks.rows.routing import RowRouting
 
 
 def links(rank: int, size: int) -> Iterator[Figure]:
     """Rows from all ranks to the first one, at three sizes."""
-    ring, route = measure_ring(torch.device("cpu")), measure_route(torch.device("cpu"), group=dist.group.WORLD)
-    for what, link in (("ring of", ring), ("way of rows between", route)):
-        yield Figure(name=f"{what} {size} ranks: latency, us", source="measured", value=link.latency_us)
-        yield Figure(name=f"{what} {size} ranks: bandwidth, GB/s", source="measured", value=link.gb_per_s)
+    route = measure_route(torch.device("cpu"), group=dist.group.WORLD)
     for num_bytes in (2**16, 2**20, 2**24):
         rows = 64
         routing = RowRouting(held=(rows,) * size, members=(0,))
@@ -36,7 +32,5 @@ def links(rank: int, size: int) -> Iterator[Figure]:
         dist.all_reduce(times, dist.ReduceOp.MAX)
         of = f"rows of {num_bytes // 1024} KiB from {size} ranks to one"
         predicted = route_ms(num_bytes, size, 1, route)
-        error = 100 * (predicted / statistics.median(times.tolist()) - 1)
         yield median_figure(f"{of}, ms", times.tolist())
         yield Figure(name=f"{of}, predicted, ms", source="predicted", value=predicted)
-        yield Figure(name=f"{of}: predicted over measured - 1, %", source="measured", value=error)

@@ -120,7 +120,6 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
             yield missing_figure(ratio, ways[rival])
             continue
         theirs = [step.step_ms[1:] for step in judged[rival]]
-        yield _median(f"{of}: {rival}: step, ms", theirs)
         yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
     errors = [
         abs(100 * (step.simulated_ms / statistics.median(step.tasks_ms[1:]) - 1))

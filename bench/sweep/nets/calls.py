@@ -253,9 +253,6 @@ def subclass_of_tensor_as_input(session: Session):
 
 
 CASES = {
-    "generator_as_an_input": between(towers=lambda: alike(lambda self, parts: sum(self.net(part) for part in parts)))(
-        lambda self, x, y: self.a(part for part in x.split(16)) * self.b(part for part in y.split(16))
-    ),
     "expanded_and_strided_inputs": models(batch=_strided),
     "parameter_as_an_argument": between(
         towers=lambda: alike(lambda self, x, prompt: self.net(x + prompt)), prompt=lambda: nn.Parameter(torch.zeros(32))
@@ -269,7 +266,6 @@ CASES = {
         lambda x, tensor: {"parts": _Named(tensor, tensor.norm(dim=1), [None, 3, "text", tensor.shape])},
         lambda a, b: a["parts"].tensor * b["parts"].norm[:, None] * a["parts"].rest[1],
     ),
-    "results_of_a_class_of_its_own": _results(lambda x, tensor: _Pair(x, tensor), lambda a, b: a.y * b.y),
     "list_results_that_vary_in_length": _results(
         lambda x, tensor: [tensor * (index + 1) for index in range(1 + int(x[0, 0] > 0))],
         lambda a, b: sum(a) * sum(b),

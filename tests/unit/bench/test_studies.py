@@ -33,7 +33,7 @@ from mosaic.profiler import ProfileSettings
 
 def test_calls_have_figures_of_their_own():
     values = {figure.name: figure.value for figure in colocate.calls(100)}
-    assert len(values) == 6
+    assert len(values) == 4
     assert all(values.values())
 
 
