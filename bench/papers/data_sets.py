@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
@@ -45,72 +45,46 @@ TOKENS_PER_WORD = 1.3
 """Of English text."""
 MAX_IMAGES = 30
 """In a document of OBELICS."""
+MAX_VIDEO_S = 16.0
+"""Seconds of all clips of a microbatch, as of any clip of PipeWeaver's."""
+Draw = Callable[[np.random.Generator], Microbatch]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lognormal:
-    """Positive numbers whose logarithm is normal, cut to a range."""
-
-    mean: float
-    """Before it is cut."""
-    sigma: float
-    """Standard deviation of the logarithm."""
-    least: float
-    """Smaller ones become this."""
-    most: float
-    """Larger ones become this."""
-
-    def draw(self, rng: np.random.Generator) -> float:
-        middle = math.log(self.mean) - self.sigma**2 / 2
-        return min(self.most, max(self.least, float(rng.lognormal(middle, self.sigma))))
+def _lognormal(rng: np.random.Generator, mean: float, spread: float, least: float, most: float) -> float:
+    """Draws a number whose logarithm is normal, with this mean before it is cut to a range."""
+    return min(most, max(least, float(rng.lognormal(math.log(mean) - spread**2 / 2, spread))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    name: str
-    tokens: Lognormal
-    more_images: float = 0.0
-    """Images of a sample beyond one, on average; those are geometric."""
-    ratio: tuple[float, float] = (0.0, math.inf)
-    """Least and most text tokens for each image."""
-    seconds: Lognormal | None = None
-    """Length of a clip; None: it has images."""
-
-    def draw(self, rng: np.random.Generator) -> Microbatch:
-        """Returns one sample."""
-        tokens = self.tokens.draw(rng)
-        if self.seconds is not None:
-            return Microbatch(text_tokens=max(1, round(tokens)), video_s=round(self.seconds.draw(rng), 2), clips=1)
-        images = 1
-        if self.more_images:
-            images = min(MAX_IMAGES, int(rng.geometric(1 / (1 + self.more_images))))
-        tokens = min(self.ratio[1] * images, max(self.ratio[0] * images, tokens))
-        return Microbatch(text_tokens=max(1, round(tokens)), images=images)
+def _documents(rng: np.random.Generator) -> Microbatch:
+    tokens = _lognormal(rng, 816, 1.0, 4, 8192)
+    images = min(MAX_IMAGES, int(rng.geometric(1 / 2.5)))
+    return Microbatch(text_tokens=max(1, round(min(3115 * images, max(0.4 * images, tokens)))), images=images)
 
 
-def _caption(words: float, sigma: float) -> Lognormal:
-    return Lognormal(mean=words * TOKENS_PER_WORD, sigma=sigma, least=1, most=2048)
+def _images(mean: float, spread: float, least: float, most: float) -> Draw:
+    return lambda rng: Microbatch(text_tokens=round(_lognormal(rng, mean, spread, least, most)), images=1)
 
 
-def _clip(seconds: float, sigma: float) -> Lognormal:
-    return Lognormal(mean=seconds, sigma=sigma, least=1.0, most=16.0)
+def _clips(words: float, spread: float, seconds: float, spread_of_seconds: float) -> Draw:
+    def draw(rng: np.random.Generator) -> Microbatch:
+        tokens = round(_lognormal(rng, words * TOKENS_PER_WORD, spread, 1, 2048))
+        video_s = round(_lognormal(rng, seconds, spread_of_seconds, 1.0, MAX_VIDEO_S), 2)
+        return Microbatch(text_tokens=tokens, video_s=video_s, clips=1)
+
+    return draw
 
 
-_DATA_SETS = (
-    DataSet(
-        name="obelics",
-        tokens=Lognormal(mean=816, sigma=1.0, least=4, most=8192),
-        more_images=1.5,
-        ratio=(0.4, 3115.0),
-    ),
-    DataSet(name="laion-2b", tokens=Lognormal(mean=16.4, sigma=0.6, least=1, most=77)),
-    DataSet(name="scienceqa", tokens=Lognormal(mean=180, sigma=0.7, least=8, most=1024)),
-    DataSet(name="sharegpt4video", tokens=_caption(270, 0.4), seconds=_clip(26.0, 0.8)),
-    DataSet(name="internvid", tokens=_caption(17.5, 0.4), seconds=_clip(11.7, 0.7)),
-    DataSet(name="mmtrail", tokens=_caption(80, 0.4), seconds=_clip(4.5, 0.7)),
+DATA_SETS: Mapping[str, Draw] = MappingProxyType(
+    {
+        "obelics": _documents,
+        "laion-2b": _images(16.4, 0.6, 1, 77),
+        "scienceqa": _images(180, 0.7, 8, 1024),
+        "sharegpt4video": _clips(270, 0.4, 26.0, 0.8),
+        "internvid": _clips(17.5, 0.4, 11.7, 0.7),
+        "mmtrail": _clips(80, 0.4, 4.5, 0.7),
+    }
 )
-DATA_SETS: Mapping[str, DataSet] = MappingProxyType({data_set.name: data_set for data_set in _DATA_SETS})
-"""All of them by name; clips are cut to 16 s, as PipeWeaver's are."""
+"""What draws a sample of each."""
 
 IMAGE_MIXTURE: Mapping[str, float] = MappingProxyType({"obelics": 0.4, "laion-2b": 0.4, "scienceqa": 0.2})
 """Shares of samples; PipeWeaver does not say its own."""
@@ -122,8 +96,6 @@ CONTEXT = 8192
 """Tokens of text and images together in a microbatch, as in PipeWeaver."""
 IMAGE_TOKENS = 169
 """Of an image; 48 images fill a microbatch."""
-MAX_VIDEO_S = 16.0
-"""Seconds of all clips."""
 MAX_CLIPS = 8
 
 
@@ -140,9 +112,9 @@ def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int)
     """
     sets, total = [DATA_SETS[name] for name in mixture], sum(mixture.values())
     shares = [share / total for share in mixture.values()]
-    max_waiting = 1 if sets[0].seconds is None else 4
+    max_waiting = 4 if mixture.keys() & VIDEO_MIXTURE.keys() else 1
     rng = np.random.default_rng(seed)
-    samples = (_cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng)) for _ in itertools.count())
+    samples = (_cut(sets[int(rng.choice(len(sets), p=shares))](rng)) for _ in itertools.count())
     waiting: deque[Microbatch] = deque()
     return tuple(_packed(waiting, samples, max_waiting) for _ in range(num_microbatches))
 
