@@ -82,28 +82,25 @@ def loss_of(output: Any) -> Tensor:
 def partitions_of(split: ModelSplit) -> dict[str, list[tuple[Part, ...]]]:
     """Returns partitions by description: apart, in the middle, at each layer, and as mixed chains."""
     layers = [(module, layer) for module in split.modules for layer in range(module.count)]
-    result = {
-        "modules apart": [(_part(module, 0, module.count),) for module in split.modules],
-        "modules in halves": [
-            (_part(module, first, end),)
-            for module in split.modules
-            for first, end in itertools.pairwise(sorted({0, module.count // 2, module.count}))
-        ],
-        "each layer apart": [(_part(module, layer, layer + 1),) for module, layer in layers],
+    ends = list(itertools.accumulate((module.count for module in split.modules), initial=0))
+    middles = [first + module.count // 2 for first, module in zip(ends, split.modules, strict=False)]
+    cuts = {
+        "modules apart": ends,
+        "modules in halves": sorted({*ends, *middles}),
+        "each layer apart": range(len(layers) + 1),
     }
     for count in range(2, min(4, len(layers)) + 1):
-        ends = [round(len(layers) * number / count) for number in range(count + 1)]
-        result[f"a chain of {count}"] = [_mixed(layers[first:end]) for first, end in itertools.pairwise(ends)]
-    return result
+        cuts[f"a chain of {count}"] = [round(len(layers) * number / count) for number in range(count + 1)]
+    return {
+        name: [_chunk(layers[first:end]) for first, end in itertools.pairwise(places)] for name, places in cuts.items()
+    }
 
 
-def _mixed(layers: list[tuple[SplitModule, int]]) -> tuple[Part, ...]:
+def _chunk(layers: list[tuple[SplitModule, int]]) -> tuple[Part, ...]:
     groups = [(module, list(pairs)) for module, pairs in itertools.groupby(layers, key=lambda pair: pair[0])]
-    return tuple(_part(module, pairs[0][1], pairs[-1][1] + 1) for module, pairs in groups)
-
-
-def _part(module: SplitModule, first: int, end: int) -> Part:
-    return Part(module=module.name, first=first, count=end - first, total=module.count)
+    return tuple(
+        Part(module=module.name, first=pairs[0][1], count=len(pairs), total=module.count) for module, pairs in groups
+    )
 
 
 class ChunkChain:
