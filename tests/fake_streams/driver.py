@@ -114,6 +114,9 @@ class FakeGreenDriver:
         ids = [slot * size + sm for slot in slots for sm in range(size)]
         return FakePartition(list(slots), len(ids), len(ids), ids, self._next_stream())
 
+    HANDLES = range(1000, 1 << 40, 1000)
+    """Of the streams of partitions."""
+
     def _next_stream(self) -> int:
         self._num_streams += 1
         return 1000 * self._num_streams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from fake_streams import FakeGreenDriver, FakeStreams
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
-from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.device import Device
 from mosaic.hardware.find import available_cores
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
 from mosaic.microbench.overlap import gain_of
@@ -33,46 +31,15 @@ def answer(name: str, backend: Backend, **more: Any) -> Result:
     return QUESTIONS[name].answer(Setup(backend=backend, settings=TINY, **more))
 
 
-class StreamsBackend(Backend):
-    """A backend of four slots whose lanes are streams of a fake runtime, plain ones included."""
-
-    name = "streams"
-    notes = ("a fake runtime: times mean nothing",)
-    api = None  # its driver makes no contexts
-    device = Device(name="fake streams", kind="cuda", num_slots=4, sms_per_slot=8)
-    torch_device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.runtime = FakeStreams()
-        self.confined: set[int] = set()
-        self.priorities: list[int] = []
-        self.num_open = 0
-
-    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
-        streams = {part: (self.runtime.new_stream(), 8 * len(part)) for part in partitions}
-        self.confined |= {stream.handle for stream, _ in streams.values()}
-        return self._open(streams)
-
-    def open_plain_lanes(
-        self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
-    ) -> StreamLanes:
-        self.priorities += priorities or []
-        return self._open({part: (self.runtime.new_stream(), None) for part in partitions})
-
-    def _open(self, streams: dict[tuple[int, ...], tuple[object, int | None]]) -> StreamLanes:
-        self.num_open += 1
-        return StreamLanes(self.runtime, streams, self._closed)
-
-    def _closed(self) -> None:
-        self.num_open -= 1
-
-
 @pytest.fixture
-def streams() -> Iterator[StreamsBackend]:
-    backend = StreamsBackend()
-    with backend.runtime.watching():
+def streams() -> Iterator[CudaBackend]:
+    """Four slots on a fake runtime and a fake driver, to which all streams are given back."""
+    driver = FakeGreenDriver(num_slots=4)
+    backend = CudaBackend(api=FakeStreams(), driver=driver)
+    with backend.api.watching():
         yield backend
-    assert backend.num_open == 0
+    assert not driver.num_lent
+    assert not backend.api.lent
 
 
 @pytest.fixture(params=list(QUESTIONS))
@@ -92,16 +59,9 @@ def test_every_question_is_answered_on_the_host_and_leaves_its_files(question: Q
     assert bool(result.left_out) == is_cut == (question.table(result).row_count == 0)
 
 
-def test_every_question_is_answered_on_streams_without_a_race(question: Question, streams: StreamsBackend):
-    assert question.table(answer(question.name, streams)).row_count > 0
-
-
-def test_the_cuda_backend_itself_answers_on_a_driver_in_process():
-    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
-    with backend.api.watching():
-        result = answer("isolation", backend)
-    assert result.backend == "cuda"
-    assert result.of("partitions")
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "pool"])  # whose contexts a driver makes
+def test_every_question_is_answered_on_streams_without_a_race(name: str, streams: CudaBackend):
+    assert QUESTIONS[name].table(answer(name, streams)).row_count > 0
 
 
 def test_one_slot_is_too_few_for_two_partitions_and_the_result_says_so():
@@ -137,33 +97,33 @@ def test_a_gain_is_split_into_concurrency_and_quotas():
     assert set(alone.values.values()) == {None}
 
 
-def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(streams: StreamsBackend):
+def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(streams: CudaBackend):
     result = answer("overlap", streams)
     assert {row.values["step_ms"].count for row in result.of("times")} == {TINY.rounds * TINY.steps_per_round}
-    assert streams.priorities[:2] == [-1, 0]
+    assert {stream.priority for stream in streams.api._streams.values()} == {0, -1}
     kinds = [row.labels["kind"] for row in result.of("times")]
     assert [kinds.count(kind) for kind in ("sequential", "plain", "prioritised")] == [4, 4, 4]
     assert kinds.count("partitions") >= 4
     for gain in result.of("gains"):
         assert gain.values["total"] == pytest.approx(gain.values["concurrency"] * gain.values["quotas"])
-    assert any(launch.name == "graph replay" for launch in streams.runtime.launches)
+    assert any(launch.name == "graph replay" for launch in streams.api.launches)
 
 
 class Fails(torch.nn.Linear):
     """Fails on partitions, as a library does that refuses them."""
 
-    def __init__(self, backend: StreamsBackend):
+    def __init__(self, backend: CudaBackend):
         super().__init__(4, 4)
         self.backend = backend
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.backend.runtime.current_stream().handle in self.backend.confined:
+        if self.backend.api.current_stream().handle in FakeGreenDriver.HANDLES:
             raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
         return super().forward(x)
 
 
 def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go_on(
-    streams: StreamsBackend, monkeypatch: pytest.MonkeyPatch
+    streams: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     batch = torch.ones(2, 4)
     modules = {"plain": torch.nn.Linear(4, 4), "failing": Fails(streams)}
@@ -175,10 +135,10 @@ def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go
     failed = {subject: note for subject, note in failed.items() if subject.startswith("partitions")}
     assert [*failed] == [f"partitions 2+2, {step}" for step in OVERLAP_STEPS]
     assert all("CUDNN_STATUS_EXECUTION_FAILED" in note for note in failed.values())
-    assert streams.runtime.current_stream() == streams.runtime.main
+    assert streams.api.current_stream() == streams.api.main
 
 
-def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(streams: StreamsBackend):
+def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(streams: CudaBackend):
     order: list[str] = []
     with streams.open_lanes([(0,), (1,)]) as lanes:
         works = [(lanes.lane((slot,)), lambda name=name: order.append(name)) for slot, name in ((0, "a"), (1, "b"))]
