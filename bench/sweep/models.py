@@ -1,4 +1,4 @@
-"""The sweep's models with their batches: a row for each of transformers, and some of torch and timm.
+"""The sweep's models of transformers with their batches, a row for each.
 
 A batch is a function of a generator, described by its parts. A row names the class, the batch and the settings of the
 class's configuration; ``sub`` is a configuration in it.
@@ -133,21 +133,6 @@ def omni_of_other_lengths(drawn: Generator) -> Inputs:
     return {**inputs, "labels": inputs["input_ids"]}
 
 
-def transformer_of_torch() -> tuple[nn.Module, Draw]:
-    class Translator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(99, 32)
-            self.inner = nn.Transformer(32, 4, 3, 3, 64, dropout=0.1, batch_first=True)
-            self.head = nn.Linear(32, 99)
-
-        def forward(self, source, target):
-            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-            return self.head(self.inner(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True))
-
-    return Translator(), batch(source=words, target=partial(words, length=8))
-
-
 Make = Callable[[], tuple[nn.Module, Draw]]
 """Makes a model, and a function that draws a batch for it."""
 
@@ -186,16 +171,6 @@ def encoder_decoder(name: str, draw: Draw, encoder: Sub) -> Make:
             encoder.build(), decoder.build(), decoder_start_token_id=1, pad_token_id=0
         )
         return getattr(tf, f"{name}Model")(config=joined), draw
-
-    return make
-
-
-def with_more(name: str, **more: Any) -> Make:
-    """Returns the row of a model that gets more arguments."""
-
-    def make() -> tuple[nn.Module, Draw]:
-        model, draw = find(name)()
-        return model, lambda drawn: {**draw(drawn), **more}
 
     return make
 
@@ -307,7 +282,6 @@ SEEING = {
         "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True],
         "window_size": 4},
         text_config=sub("Bart", **without(BART, "pad_token_id", "decoder_start_token_id"))),
-    "llava_with_all_hidden_states": with_more("llava", output_hidden_states=True),
     "voxtral": row("VoxtralForConditionalGeneration", sentences(**MARKED_LONG, input_features=(4, 16, 64)),
                    audio_config=SIZES | MEL, text_config=sub("Llama", **LANGUAGE), audio_token_id=3),
     "qwen3_vl": row("Qwen3VLForConditionalGeneration", qwen, vision_config=STACKED, text_config=QWEN_TEXT,
@@ -386,7 +360,6 @@ LISTS = {
         qk_layer_norms=True, alpha_initializer="ones", vision_config={
             "embed_dim": 32, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 64}),
-    "transformer_of_torch": transformer_of_torch,
     "llava_next": row("LlavaNextForConditionalGeneration", tiles,
         vision_config=sub("CLIPVision", **VISION | {"image_size": 16}), text_config=sub("Llama", **LANGUAGE),
         image_token_index=3, image_grid_pinpoints=[[16, 16]]),
