@@ -144,25 +144,6 @@ def number_of_rows_depends_on_a_result(self, x, y):
     return self.b(y[rows]).sum(0) + a.mean(0)
 
 
-def _expert():
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-
-
-@towers(
-    gate=lambda: nn.Linear(32, 4),
-    experts=lambda: nn.ModuleList(_expert() for _ in range(4)),
-    batch=lambda step: batch(step, 4),
-    steps=6,
-)
-def experts_skipped_where_no_row_comes(self, x):
-    weights = self.gate(x).softmax(-1)
-    chosen = weights.argmax(-1)
-    result = x.clone()
-    for index in chosen.unique().tolist():
-        result[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
-    return result
-
-
 @between(towers=lambda: tuple(nn.GRU(8, 16, batch_first=True) for _ in range(2)))
 def packed_sequence_between_modules(self, x, y):
     packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
@@ -201,17 +182,6 @@ def tower_called_in_a_loop(self, x, y):
     for _ in range(3):
         x = self.a(x) + x
     return x * self.b(y)
-
-
-class _Tree(nn.Module):
-    def __init__(self, depth):
-        super().__init__()
-        self.node = nn.Linear(32, 32)
-        self.left, self.right = (_Tree(depth - 1), _Tree(depth - 1)) if depth else (None, None)
-
-    def forward(self, x):
-        x = self.node(x).tanh()
-        return x if self.left is None else self.left(x) + self.right(x)
 
 
 def _calling_its_parent():
@@ -257,7 +227,6 @@ CASES = {
     "parameter_as_an_argument": between(
         towers=lambda: alike(lambda self, x, prompt: self.net(x + prompt)), prompt=lambda: nn.Parameter(torch.zeros(32))
     )(lambda self, x, y: self.a(x, self.prompt) * self.b(y, self.prompt)),
-    "recursion": models(lambda: _Tree(3), batch=lambda step: batch(step)[:1]),
     "module_that_calls_its_parent": models(_calling_its_parent),
     "greedy_decoding": towers(
         cell=lambda: nn.GRUCell(32, 32), table=lambda: nn.Embedding(16, 32), out=lambda: nn.Linear(32, 16)

@@ -68,27 +68,6 @@ def function_that_writes_its_input(self, x, y):
     return _Doubled.apply(self.a(x)) * self.b(y)
 
 
-class _Largest(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        values, places = x.max(1)
-        ctx.mark_non_differentiable(places)
-        ctx.save_for_backward(places)
-        ctx.width = x.shape[1]
-        return values, places
-
-    @staticmethod
-    def backward(ctx, gradient, _):
-        (places,) = ctx.saved_tensors
-        return functional.one_hot(places, ctx.width) * gradient[:, None]
-
-
-@between()
-def function_with_an_index_as_a_result(self, x, y):
-    values, places = _Largest.apply(self.a(x))
-    return values[:, None] * self.b(y) + places[:, None]
-
-
 def _quantize(self, x):
     result = self.net(x)
     nearest = torch.cdist(result.detach(), self.book).argmin(1)

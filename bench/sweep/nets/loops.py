@@ -48,25 +48,6 @@ def inference_mode_for_one_tower(self, x, y):
     return a.clone() * self.b(y)
 
 
-def adversarial_pair_of_models(session: Session):
-    generator, critic = Two(), Two(tower(nn.Linear(32, 1)), tower(nn.Linear(32, 1)))
-    session.colocate(generator, batch(0))
-    session.colocate(critic, batch(0))
-    first, second = torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
-    for step in range(4):
-        x, y = batch(step)
-        fake = generator(x, y)
-        second.zero_grad()
-        loss = critic(fake.detach(), x).mean() - critic(x, y).mean()
-        loss.backward()
-        second.step()
-        first.zero_grad()
-        fooled = -critic(fake, x).mean()
-        fooled.backward()
-        first.step()
-        session.note(loss.item(), fooled.item())
-
-
 def colocated_model_within_a_plain_one(session: Session):
     inner, head = Two(), nn.Linear(32, 4).to(device())
     session.colocate(inner, batch(0))
