@@ -246,9 +246,6 @@ class LayerStack:
 
     The first layer includes the steps before it, and the last one a head with its loss. The last layer also includes a
     projector, except behind frozen layers: there it trains, and is a last layer of its own.
-
-    Raises:
-        ValueError: The tensor degree does not divide the heads.
     """
 
     name: str
@@ -263,13 +260,6 @@ class LayerStack:
     """Output width of its projector; 0: none."""
     sharing: ContextSharing = PLAIN_SHARING
     """Sharing of its inputs over the context ranks."""
-
-    def __post_init__(self) -> None:
-        tensor = self.machine.degrees.tensor
-        if self.shape.heads % tensor:
-            raise ValueError(
-                f"{self.name}: {self.shape.heads} heads do not divide by tensor={tensor}; use a divisor of the heads"
-            )
 
     @property
     def trains(self) -> tuple[bool, ...]:

@@ -23,7 +23,6 @@ from typing import Any
 
 from bench.papers.data_sets import IMAGE_TOKENS, Microbatch
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
-from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
@@ -106,32 +105,17 @@ class KnownModel:
         count = self.degrees.num_devices
         return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
-    def model(
-        self,
-        *,
-        cluster: Cluster | None = None,
-        degrees: Degrees | None = None,
-    ) -> PipelineModel:
-        """Returns its modules as tables of layers, by default where and as it ran.
-
-        Raises:
-            ValueError: The cluster is too small, or a degree does not fit a shape.
-        """
-        machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
-        modules = tuple(self._modules(machine))
+    def model(self) -> PipelineModel:
+        """Returns its modules as tables of layers, where and as it ran."""
+        modules = tuple(self._modules(RankHardware(cluster=self.cluster(), degrees=self.degrees)))
         last = modules[-1].name
         return PipelineModel(
             modules=modules, feeds=tuple(Feed(source=module.name, target=last) for module in modules[:-1])
         )
 
-    def microbatch(self) -> Microbatch:
-        """Returns a typical microbatch: Cornstarch's sample; in PipeWeaver a full one, with a third of it images."""
-        if self.source.startswith("Cornstarch"):
-            return Microbatch(text_tokens=1024, images=1 if self.vision else 0, audio_s=30.0 if self.audio else 0.0)
-        if self.video:
-            return Microbatch(text_tokens=800, video_s=16.0, clips=4)
-        images = 16 if self.vision else 0
-        return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
+    def sample(self) -> Microbatch:
+        """Returns Cornstarch's sample."""
+        return Microbatch(text_tokens=1024, images=1 if self.vision else 0, audio_s=30.0 if self.audio else 0.0)
 
     def _modules(self, machine: RankHardware) -> Iterator[LayerStack]:
         starch = self.source.startswith("Cornstarch")
@@ -161,17 +145,6 @@ class KnownModel:
                 projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].hidden,
                 sharing=self.sharing,
             )
-
-
-def find_known_model(name: str) -> KnownModel:
-    """Returns a model by its name.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
-    if name not in KNOWN_MODELS:
-        raise ValueError(unknown("pipelined model", name, KNOWN_MODELS))
-    return KNOWN_MODELS[name]
 
 
 def _pipeweaver() -> Iterator[KnownModel]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from bench.papers.baselines import PAPER_BASELINES
 from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE, Microbatch, draw_step
 from bench.papers.pipeline_layers import LayerStack
-from bench.papers.pipeline_models import KnownModel, find_known_model
+from bench.papers.pipeline_models import KNOWN_MODELS, KnownModel
 from bench.record import Figure, missing_figure
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import Cluster
@@ -37,9 +37,9 @@ class Job:
     with_memory: bool = True
     """True if ranks have the devices' memory; False: unlimited memory."""
 
-    @cached_property
+    @property
     def known(self) -> KnownModel:
-        return find_known_model(self.name)
+        return KNOWN_MODELS[self.name]
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -47,7 +47,7 @@ class Job:
 
     @cached_property
     def model(self) -> PipelineModel:
-        return self.known.model(cluster=self.cluster)
+        return self.known.model()
 
     @property
     def space(self) -> RankSpace:
@@ -60,7 +60,7 @@ class Job:
 
     def step(self, seed: int) -> tuple[Microbatch, ...]:
         if self.known.is_frozen:
-            return (self.known.microbatch(),) * self.num_microbatches
+            return (self.known.sample(),) * self.num_microbatches
         mixture = VIDEO_MIXTURE if self.known.video else IMAGE_MIXTURE
         return draw_step(mixture, num_microbatches=self.num_microbatches, seed=seed)
 
@@ -185,7 +185,7 @@ def cornstarch_frozen(text: str) -> Iterator[Figure]:
 
 def _balanced(job: Job, *, is_aware: bool) -> Partition:
     """Returns layers that recompute, balanced by their time, or as if all had gradients that take twice as long."""
-    microbatch, times_ms = job.known.microbatch(), []
+    microbatch, times_ms = job.known.sample(), []
     gradients = input_gradients(job.model, {module.name for module in job.model.modules})
     for module in job.model.modules:
         layers = module.layers(microbatch, module.units(microbatch))
