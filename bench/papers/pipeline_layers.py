@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -215,29 +215,25 @@ def counted(kind: Kind, shape: TransformerShape, width: int, load: ModuleLoad, *
         load: Its input.
         trains: True if its weights train.
     """
-    outputs = load.outputs or load.tokens
-    makers: dict[Kind, Any] = {
-        "block": lambda: Block(shape),
-        "patches": lambda: nn.Linear(shape.patch, shape.hidden, bias=False),
-        "table": lambda: nn.Embedding(shape.vocabulary, shape.hidden),
-        "projector": lambda: nn.Linear(
-            shape.hidden * (load.tokens // (load.outputs or load.tokens)), width, bias=False
-        ),
-        "head": lambda: Head(shape.hidden, shape.vocabulary),
-    }
+    rows, outputs = (load.sequences, load.tokens), load.outputs or load.tokens
+    empty = functools.partial(torch.empty, dtype=torch.bfloat16)
     with torch.device("meta"):
-        module = makers[kind]().bfloat16().requires_grad_(trains)
-        rows = load.sequences, load.tokens
-        if kind == "table":
-            return count_module(module, (torch.empty(rows, dtype=torch.long),))
-        if kind == "patches":
-            return count_module(module, (torch.empty(*rows, shape.patch, dtype=torch.bfloat16),))
-        inputs = [torch.empty(*rows, shape.hidden, dtype=torch.bfloat16, requires_grad=True)]
-        if kind == "projector":
-            inputs = [torch.empty(rows[0], outputs, module.in_features, dtype=torch.bfloat16, requires_grad=True)]
-        if kind == "block" and shape.cross and load.context:
-            inputs.append(torch.empty(rows[0], load.context, shape.hidden, dtype=torch.bfloat16, requires_grad=True))
-        return count_module(module, inputs)
+        inputs: list[Tensor] = [empty(*rows, shape.hidden, requires_grad=True)]
+        module: nn.Module
+        if kind == "block":
+            module = Block(shape)
+            if shape.cross and load.context:
+                inputs.append(empty(rows[0], load.context, shape.hidden, requires_grad=True))
+        elif kind == "patches":
+            module, inputs = nn.Linear(shape.patch, shape.hidden, bias=False), [empty(*rows, shape.patch)]
+        elif kind == "table":
+            module, inputs = nn.Embedding(shape.vocabulary, shape.hidden), [torch.empty(rows, dtype=torch.long)]
+        elif kind == "projector":
+            merged = shape.hidden * (load.tokens // outputs)
+            module, inputs = nn.Linear(merged, width, bias=False), [empty(rows[0], outputs, merged, requires_grad=True)]
+        else:
+            module = Head(shape.hidden, shape.vocabulary)
+        return count_module(module.bfloat16().requires_grad_(trains), inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
