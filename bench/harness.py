@@ -71,12 +71,9 @@ class PartedStudy:
         return self.run(parts, path=options.json, seconds=longest)
 
     def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
-        """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.
+        """Measures, reports and writes the file anew after each part.
 
-        Args:
-            parts: The parts in order of worth.
-            path: The result file, written anew after each part; None writes none.
-            seconds: For all parts together; those for which there is no time left are figures with that reason.
+        A part that fails, or for which there is no time left, becomes a figure with the reason and ends nothing else.
         """
         load = ForeignLoad()
         ends = time.perf_counter() + seconds

@@ -113,12 +113,7 @@ def measure(
 ) -> Iterator[Figure]:
     """Colocates a model by the default line, lets the trial end, and takes steps in turn with the plain loops.
 
-    Args:
-        name: What figures call the model.
-        make: Makes it.
-        rounds: In which all loops take blocks of steps.
-        seconds: After which no other round begins.
-        options: Other options than the default line has, for machines that are too busy for it.
+    No round begins after ``seconds``. A machine that is too busy for the default line needs other ``options``.
     """
     load, budget, work = ForeignLoad(), Budget(seconds), make()
     models = [copy.deepcopy(work.model) for _ in range(3)]  # alike in memory, too, which the first model is not

@@ -39,12 +39,7 @@ def within(make: Make, seconds: float, context: BaseContext | None = None) -> It
 
 
 def side_by_side(makes: Mapping[str, Make], seconds: float, context: BaseContext | None = None) -> Iterator[Any]:
-    """Yields what named processes make, which run at the same time and all end after ``seconds``.
-
-    Args:
-        makes: By name; a closure where processes are forked from this one, which needs what it has loaded.
-        seconds: For all of them.
-        context: Starts the processes; by default they are forked.
+    """Yields what named processes make, which run at the same time and all end after ``seconds``; by default forked.
 
     Raises:
         PartFailedError: One of them did not come to its end.

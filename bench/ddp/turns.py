@@ -60,16 +60,7 @@ def take(loop: Loop, world: World, steps: int, *, warm: int) -> list[float]:
 def launch(
     rank: int, size: int, *, name: str, scale: Scale, best: str | None = None, options: Options = DEFAULT_OPTIONS
 ) -> Iterator[Figure]:
-    """Yields what this launch measured, each figure with its samples.
-
-    Args:
-        rank: This rank.
-        size: Ranks.
-        name: A model.
-        scale: How much to measure.
-        best: The setting of DistributedDataParallel to compare with; None: the fastest, which is looked for.
-        options: Of the colocated loop; those of the default line.
-    """
+    """Yields what this launch measured, each figure with its samples, beside ``best`` or the fastest setting of DDP."""
     world = World.join(torch.device("cpu"))
     if best is None:
         tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}

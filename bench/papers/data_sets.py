@@ -104,11 +104,7 @@ def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int)
 
     1 sample that does not fit waits with images and 4 with video, while later ones are tried: the largest of 100
     microbatches then has 3 to 5 times the operations of the smallest, and 4.15 times in PipeWeaver (section 1).
-
-    Args:
-        mixture: For each data set its share of samples, in any unit; video and images are not mixed.
-        num_microbatches: How many.
-        seed: Of all that is drawn.
+    ``mixture`` has each data set's share of samples, in any unit; video and images are not mixed.
     """
     sets, total = [DATA_SETS[name] for name in mixture], sum(mixture.values())
     shares = [share / total for share in mixture.values()]

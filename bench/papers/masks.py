@@ -32,10 +32,7 @@ def embedded(num_tokens: int, seed: int = 0, max_images: int = 12) -> MaskWords:
 def multimodal_packed(num_tokens: int, seed: int = 0, document_tokens: int | None = None) -> MaskWords:
     """Draws packed documents, each text with encoder outputs embedded (MP).
 
-    Args:
-        num_tokens: Of the sequence.
-        seed: Of all draws.
-        document_tokens: Mean length of documents; None: 16,384, or an eighth of a shorter sequence.
+    Their mean length is 16,384 tokens by default, or an eighth of a shorter sequence.
     """
     draw = np.random.RandomState(seed)
     mean = document_tokens or min(DOCUMENT_TOKENS, max(64, num_tokens // 8))

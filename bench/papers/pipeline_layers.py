@@ -206,15 +206,7 @@ Kind = Literal["block", "patches", "table", "projector", "head"]
 
 @functools.lru_cache(maxsize=4096)
 def counted(kind: Kind, shape: TransformerShape, width: int, load: ModuleLoad, *, trains: bool) -> ModuleCounts:
-    """Returns the counts of a module of ``shape``'s width on one device, in bfloat16.
-
-    Args:
-        kind: Kind of module.
-        shape: The transformer.
-        width: Width of a projector's output.
-        load: Its input.
-        trains: True if its weights train.
-    """
+    """Returns the counts of a module of ``shape``'s width on one device, in bfloat16; ``width`` is of a projector."""
     rows, outputs = (load.sequences, load.tokens), load.outputs or load.tokens
     empty = functools.partial(torch.empty, dtype=torch.bfloat16)
     with torch.device("meta"):

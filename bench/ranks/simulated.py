@@ -35,13 +35,8 @@ def simulated_steps(
 ) -> Iterator[tuple[int, dict[str, float | str]]]:
     """Yields each number of GPUs with every method's simulated step in milliseconds, or the reason for none.
 
-    Args:
-        model: Name and size of a model in the zoo, such as ``clip-paper``; its operators are counted once.
-        num_devices: Numbers of GPUs.
-        batch: Samples on all devices; of each task, where there are several.
-        seconds: Effort of the exact search.
-        with_memory: Whether plans have to fit. A model that is too large for any one device fits into none.
-        least_degree: No module runs on fewer GPUs.
+    ``model`` is a name and a size of the zoo, such as ``clip-paper``. ``with_memory`` says whether plans have to fit: a
+    model that is too large for any one device fits into none. No module runs on fewer GPUs than ``least_degree``.
     """
     counted = count_workload(
         f"zoo:{model}:{batch}", degrees_to_measure(max(num_devices)), kind="cuda", dtype="bfloat16"

@@ -43,13 +43,7 @@ RECIPE: Mapping[str, Any] = {
 
 
 def write_folder(root: Path, *days: str, **changed: Any) -> Folder:
-    """Makes a folder in which ``mosaic retrain run`` can be started.
-
-    Args:
-        root: Where.
-        days: Dates that have data.
-        changed: See ``write_recipe``.
-    """
+    """Makes a folder in which ``mosaic retrain run`` can be started, with data of some days."""
     root.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(PROGRAM, root / "train.py")
     write_recipe(root, **changed)
@@ -60,12 +54,7 @@ def write_folder(root: Path, *days: str, **changed: Any) -> Folder:
 
 
 def write_recipe(root: Path, **changed: Any) -> None:
-    """Writes the recipe.
-
-    Args:
-        root: Its folder.
-        changed: Keys that are another way than in ``RECIPE``; of a table some, as in ``budget={"workers": 2}``.
-    """
+    """Writes the recipe; ``changed`` has other keys than ``RECIPE``, of a table some, as in ``budget={"workers": 2}``."""
     merged = {
         name: {**RECIPE.get(name, {}), **value} if isinstance(value, dict) else value for name, value in changed.items()
     }

@@ -124,11 +124,8 @@ class ChunkChain:
     ) -> Tensor:
         """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
 
-        Args:
-            kwargs: The microbatch; chunks of modules that it has no input for are left out.
-            loss: Of the model's output.
-            strategy: Of all layers.
-            sizes: Units of the pieces into which modules are cut; such modules draw no random numbers.
+        Chunks of modules that the microbatch has no input for are left out. Modules with ``sizes`` are cut into pieces
+        of so many units, and draw no random numbers.
 
         Raises:
             AssertionError: A rank expects other shapes than another sends.

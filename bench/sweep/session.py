@@ -165,10 +165,7 @@ def comparable(value: Any) -> Any:
 def difference(plain: Session, ours: Session, *, share: float = 0.0) -> str:
     """Returns the first difference of two runs of a case; empty where there is none.
 
-    Args:
-        plain: The plain run.
-        ours: The colocated run.
-        share: How far a number may be off, as a share of the largest beside it; 0 compares bits.
+    A number may be off by a ``share`` of the largest beside it; 0 compares bits.
     """
     if plain.noted.keys() != ours.noted.keys():
         return f"noted {len(ours.noted)} values, plain {len(plain.noted)}"

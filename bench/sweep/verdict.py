@@ -18,12 +18,7 @@ ROUNDING = 0.01
 
 
 def judge(case: Case, *, graphs: bool = False) -> Iterator[Figure]:
-    """Runs a case in the plain way and colocated; yields a figure that holds until the next one.
-
-    Args:
-        case: What to run.
-        graphs: Whether lanes launch modules as CUDA graphs.
-    """
+    """Runs a case in the plain way and colocated; yields a figure that holds until the next one."""
     began = time.perf_counter()
     plain = Session(on_lanes=False)
     try:
