@@ -54,7 +54,7 @@ def write_folder(root: Path, *days: str, **changed: Any) -> Folder:
 
 
 def write_recipe(root: Path, **changed: Any) -> None:
-    """Writes the recipe; ``changed`` has other keys than ``RECIPE``, of a table some, as in ``budget={"workers": 2}``."""
+    """Writes the recipe with other keys than ``RECIPE`` has; of a table some, as in ``budget={"workers": 2}``."""
     merged = {
         name: {**RECIPE.get(name, {}), **value} if isinstance(value, dict) else value for name, value in changed.items()
     }
