@@ -201,15 +201,13 @@ def _examine_probe(diagnosis: Diagnosis) -> None:
 
 def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
     """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
-    from mosaic.backends.cuda.environment import Surroundings, ask_nvml, find_in, mps_control
+    from mosaic.backends.cuda.environment import ask_nvml, find_in_process, find_on_device
 
-    where = {"": Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))}
+    findings = [("", finding) for finding in find_in_process(environ)]
     for device in diagnosis.facts["devices"]:
-        nvml = ask_nvml(device["uuid"])
-        where[f"device {device['ordinal']}: "] = Surroundings(environ={}, num_streams=None, nvml=nvml)
-    for prefix, surroundings in where.items():
-        for finding in find_in(surroundings):
-            diagnosis.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
+        findings += [(f"device {device['ordinal']}: ", finding) for finding in find_on_device(ask_nvml(device["uuid"]))]
+    for prefix, finding in findings:
+        diagnosis.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.way_out)
 
 
 def _torch() -> dict[str, str | None] | None:
