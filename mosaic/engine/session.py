@@ -113,7 +113,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
     if best.predicted_speedup < smallest_gain:
         return ()
     device, others = best.device, []
-    if why_not_exact(graph, cost) is None and count > 2:
+    if why_not_exact(graph) is None and count > 2:
         for stage in best.stages:
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage

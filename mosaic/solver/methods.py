@@ -29,7 +29,7 @@ Stages = tuple[StageResult, ...]
 
 def plan_automatically(task: Task) -> Answer:
     """Plans exactly where that can search the problem, otherwise with Algorithm 1 and a warning that says why."""
-    reason = why_not_exact(task.graph, task.cost)
+    reason = why_not_exact(task.graph)
     if reason is None:
         return plan_exactly(task)
     _log.warning("method='auto' plans with 'gahc', without a bound: %s", reason)

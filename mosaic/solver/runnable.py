@@ -155,7 +155,7 @@ def _plan_by_simulation(
     first = best = plan("auto", cost, FIRST_SHARE)
     for method in WHOLE_DEVICE_PLANNERS:
         best = shorter(best, method, cost)
-    if why_not_exact(graph, cost) is None:
+    if why_not_exact(graph) is None:
         models = [_Shared(cost, sharing) for sharing in _SHARING]
         best = shorter(best, "exact", models[-1])
         tried: set[tuple[int, ...]] = set()

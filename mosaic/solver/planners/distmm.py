@@ -62,7 +62,7 @@ def plan(task: Task) -> Answer:
     options = {name: tuple(replace(o, quota=machine.num_slots) for o in own) for name, own in widths.items()}
     cost, limits = _Apart(task.cost, widths), task.search.limits
     free = replace(machine, memory_bytes=0)  # each option fits alone, and shares no device
-    is_searched = why_not_exact(task.graph, cost) is None
+    is_searched = why_not_exact(task.graph) is None
     stages: tuple[StageResult, ...]
     if is_searched:
         result = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits)

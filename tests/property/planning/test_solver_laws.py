@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planning_cases import pair, profile_of
 
 from mosaic.artifact import parse, to_json
-from mosaic.cost import Bandwidths, CostModel, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.cost import BandwidthInterference, CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
@@ -117,19 +117,13 @@ def test_every_plan_is_sound_and_has_the_cost_models_times_beside_its_neighbours
 
 @st.composite
 def costs(draw: st.DrawFn) -> tuple[Instance, CostModel]:
-    """Costs with measured pairs, Eq. 8 or the pairwise form."""
+    """Costs with measured pairs, or with shares assumed from bandwidths."""
     instance = draw(instances())
-    cost, weight = CostModel.from_profile(instance.profile), st.floats(0, 4)
-    drawn = Bandwidths(
-        replace(s, bandwidth_utilisation=draw(st.floats(0, 1))) for s in instance.profile.samples if s.degree == 1
-    )
-    kind = draw(st.sampled_from(["measured", "eq8", "pairwise"]))
-    if kind == "eq8":
-        eq8 = {phase: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for phase in Phase}
-        cost.interference = Eq8Interference(eq8, drawn)
-    elif kind == "pairwise":
-        sharing = {phase: Sharing(pressure=draw(weight), product=draw(weight)) for phase in Phase}
-        cost.interference = PairwiseInterference(sharing, drawn)
+    cost = CostModel.from_profile(instance.profile)
+    if draw(st.booleans()):
+        names, share = instance.profile.graph.names, st.floats(0, 1)
+        drawn = {(name, phase): draw(share) for name in names for phase in Phase}
+        cost.interference = BandwidthInterference(lambda module, phase, quota: drawn[module, phase] * quota / 4)
     return instance, cost
 
 

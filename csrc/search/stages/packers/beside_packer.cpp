@@ -195,7 +195,7 @@ int BesidePacker::least_quota(const Choice& choice, const Room& room, const Grou
 bool BesidePacker::is_met_beside(const Rung& own, const Rung* const* others, std::size_t num_others,
                                  bool is_exact) const {
     Extra more;
-    if (own.row != nullptr && !is_exact) {
+    if (!is_exact) {
         for (std::size_t i = 0; i < num_others; ++i) {
             more.forward += own.row[others[i]->place].forward;
             more.backward += own.row[others[i]->place].backward;
