@@ -67,7 +67,7 @@ py::tuple tuple_of(const std::vector<int>& values) {
 py::list rows_of(const Stage& stage) {
     py::list rows;
     for (const Placed& placed : stage.placed) {
-        rows.append(py::make_tuple(placed.module, placed.option, tuple_of(placed.devices), tuple_of(placed.starts)));
+        rows.append(py::make_tuple(placed.module, placed.option, tuple_of(placed.devices)));
     }
     return rows;
 }
@@ -75,14 +75,13 @@ py::list rows_of(const Stage& stage) {
 void bind_plan(py::module_& module) {
     py::class_<Stage>(module, "Stage", "Modules side by side.")
         .def_readonly("latency_ns", &Stage::latency)
-        .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
+        .def_property_readonly("rows", &rows_of, "(module, option, devices) of each: many values at once.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",
                                [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
         .def_readonly("cost_ns", &Plan::cost)
         .def_readonly("bound_ns", &Plan::bound)
-        .def_readonly("stages", &Plan::stages)
-        .def_readonly("num_evaluations", &Plan::num_evaluations);
+        .def_readonly("stages", &Plan::stages);
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ class Problem:
 
 class Stage:
     latency_ns: int
-    rows: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
-    """(module, option, devices, starts) of each: many values at once."""
+    rows: list[tuple[int, int, tuple[int, ...]]]
+    """(module, option, devices) of each: many values at once."""
 
 class Plan:
     status: str
@@ -36,7 +36,6 @@ class Plan:
     """INT64_MAX // 4 without a plan."""
     bound_ns: int
     stages: list[Stage]
-    num_evaluations: int
 
 def plan(
     problem: Problem,

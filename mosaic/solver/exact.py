@@ -38,7 +38,7 @@ class ExactResult:
     cost_ms: float
     """Predicted time, in milliseconds."""
     record: SearchRecord
-    """The status, the bound, and the extent of the search."""
+    """The status and the bound."""
 
 
 def search_exactly(
@@ -84,7 +84,6 @@ def search_exactly(
         cost_ms=plan.cost_ns / NS_PER_MS,
         record=SearchRecord(
             method="exact",
-            num_evaluations=plan.num_evaluations,
             status="optimal" if plan.status == "optimal" else "feasible",
             bound_ms=plan.bound_ns / NS_PER_MS,
         ),
@@ -135,9 +134,5 @@ def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: 
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
-    rows = sorted(stage.rows)  # by module
-    return StageResult(
-        latency_ns=stage.latency_ns,
-        choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
-        starts={names[m]: starts for m, _, _, starts in rows},
-    )
+    choices = {names[m]: (options[names[m]][option], devices) for m, option, devices in sorted(stage.rows)}
+    return StageResult(latency_ns=stage.latency_ns, choices=choices)

@@ -8,7 +8,7 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
   ``on`` names both at the same time: ``on[m, o, g]`` implies that the sum over neighbours
   ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. No product of
   booleans is needed and nothing is approximated. The maximum over devices in Eq. 7 is the conjunction over g.
-* which slots a module gets does not matter here: what fits by number can always be laid out (``stage.py``).
+* which slots a module gets does not matter here (``stage.py``).
 
 Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
 limit in deterministic time (not seconds) make every answer repeatable.

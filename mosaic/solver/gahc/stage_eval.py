@@ -20,7 +20,7 @@ from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.gahc.placement import QUESTION_EFFORT, ask
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.stage import Choice, Machine, StageResult, alone, lay_out
+from mosaic.solver.stage import Choice, Machine, StageResult, alone
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
@@ -31,7 +31,6 @@ class StageEvaluator:
 
     Attributes:
         countdown: Effort that is left.
-        num_sat_calls: Calls of CP-SAT so far.
         num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
             latency of their stage may be above the optimum.
     """
@@ -59,7 +58,6 @@ class StageEvaluator:
         self._tolerance = tolerance
         self.countdown = countdown or Countdown(SearchLimits(effort=math.inf))
         self._extras = None if cost.interference.is_zero else PairwiseExtras(options, cost)
-        self.num_sat_calls = 0
         self.num_unresolved = 0
 
     def evaluate(self, names: Sequence[str]) -> StageResult | None:
@@ -126,7 +124,6 @@ class StageEvaluator:
             effort=min(QUESTION_EFFORT, left),
         )
         self.countdown.spend(answer.effort)
-        self.num_sat_calls += 1
         self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
         return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})
 
@@ -136,7 +133,7 @@ class StageEvaluator:
         return self._extras.candidates(name, target_ns, stage)
 
     def _result(self, choices: Mapping[str, Choice]) -> StageResult:
-        result = StageResult(latency_ns=0, choices=choices, starts=lay_out(choices, self._machine.num_slots))
+        result = StageResult(latency_ns=0, choices=choices)
         latency = max(self._latency_on(result, name, g) for name, (_, devices) in choices.items() for g in devices)
         return replace(result, latency_ns=latency)
 

@@ -100,8 +100,7 @@ def _find_devices(task: Task, waves: Waves) -> Devices | None:
             option = job.as_option(machine)
             choices[f"{number} {index}"] = option, tuple(range(first, first + option.degree))
             first += option.degree
-        starts = {name: (0,) * option.degree for name, (option, _) in choices.items()}
-        stages.append(StageResult(latency_ns=0, choices=choices, starts=starts))
+        stages.append(StageResult(latency_ns=0, choices=choices))
     placed = place_stages(tuple(stages), machine) if task.is_held else tuple(stages)
     if placed is None:
         return None
