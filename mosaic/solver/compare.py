@@ -61,8 +61,7 @@ def compare(
     search = search or SearchOptions()
     if search.layers == 1:
         search = replace(search, layers=COMPARED_LAYERS)
-    # What no method could do.
-    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
+    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)  # or no method can
     rows = []
     for method in methods:
         began, plan, reason = time.perf_counter(), None, ""
