@@ -87,7 +87,7 @@ def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Mac
         slots = (
             _free_runs(stage.choices, order, busy_ms)
             or _free_runs(stage.choices, by_area, busy_ms)
-            or _stacked_runs(stage.choices, order)
+            or _stacked_runs(stage.choices, by_area)
         )
         placements = []
         for name, (_, devices) in stage.choices.items():
