@@ -134,5 +134,5 @@ def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: 
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
-    choices = {names[m]: (options[names[m]][option], devices) for m, option, devices in sorted(stage.rows)}
+    choices = {names[row[0]]: (options[names[row[0]]][row[1]], row[2]) for row in sorted(stage.rows)}
     return StageResult(latency_ns=stage.latency_ns, choices=choices)
