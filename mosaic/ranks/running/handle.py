@@ -73,7 +73,7 @@ class RankHandle(Handle):
         """
         world, path = self.world, Path(folder) / f"trace-rank{self.world.rank}.json"
         spans = [wait for wait in world.progress.waits if wait.phase != "agreement"]  # that is of no step
-        for work in () if self._executor is None else self._executor.spans():
+        for work in () if self._executor is None else self._executor.log.spans():
             times_us = {"start_us": work.start_ms * 1e3, "end_us": work.end_ms * 1e3}
             spans.append(RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, **times_us))
         host, run = world.me.host, world.run
