@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
-from ranks.clip import told
 from ranks.graphs import check_trained, colocated
+from ranks.training import told
 
 SWAPPED = {"a": (1,), "b": (0,)}
 

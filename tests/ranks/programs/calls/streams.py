@@ -77,7 +77,8 @@ def order_of_launches(rank: int, size: int) -> None:
         del nccl.issued[:]
         out = model(**batch(rank, 2 + 2 * rank))
         behind = [num_calls_behind(node) for node, _ in out["logits"].grad_fn.next_functions[: len(APART)]]
-        loss = loss_of(out) if rank else loss_of({"logits": out["logits"] * 0, "seen": out["seen"].detach()})
+        unread = {name: value.detach() for name, value in out.items()}
+        loss = loss_of(out) if rank else loss_of({**unread, "logits": out["logits"] * 0})
         loss.backward()
         lanes = {name: runs.lanes.lane(slots).stream for name, slots in SIDE_BY_SIDE.items()}
         known = backend.api.main.clock

@@ -14,8 +14,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import mosaic
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.parameters.gradients import GradientReducer
-from ranks.clip import told
 from ranks.graphs import check_trained, colocated
+from ranks.training import told
 
 APART = {"a": (0,), "b": (1,)}
 EVERYWHERE = {"a": (0, 1), "b": (0, 1)}
