@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 import tomllib
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,25 +82,16 @@ def write_bytes(content: bytes, path: Path) -> None:
     except OSError as error:
         if aside is not None:
             Path(aside).unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error.strerror or error) from error
 
 
 def check_writable(path: Path) -> None:
-    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written; leaves nothing."""
-    if _is_device(path):
-        return
+    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written."""
     folder = path if path.is_dir() else path.parent
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        for parent in missing:
-            with suppress(OSError):  # it was not made
-                parent.rmdir()
+    while not folder.exists():
+        folder = folder.parent
+    if not _is_device(path) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise _unwritable(path, f"{folder} is not a folder that can be written")
 
 
 def _is_device(path: Path) -> bool:
@@ -109,8 +99,7 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _unwritable(path: Path, error: OSError) -> MosaicError:
-    reason = error.strerror or error
+def _unwritable(path: Path, reason: object) -> MosaicError:
     return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,34 +79,21 @@ def colocate(
         ValueError, TypeError: An argument contradicts another, or has a wrong type or value; or the model is colocated
             already.
     """
-    place = colocate_ranks if World.is_there() else _colocate_one
-    return place(
-        model,
-        sample,
-        plan=load_as(Plan, plan),
-        modules=names_of(modules),
-        exclude=names_of(exclude) or (),
-        backend=open_backend(backend) if isinstance(backend, str) else backend,
-        options=options,
-    )
-
-
-def _colocate_one(
-    model: nn.Module,
-    sample: Sample,
-    *,
-    plan: Plan | None,
-    modules: Sequence[str] | None,
-    exclude: Sequence[str],
-    backend: Backend | None,
-    options: Options,
-) -> Handle:
+    arguments: dict[str, Any] = {
+        "sample": sample,
+        "plan": load_as(Plan, plan),
+        "modules": names_of(modules),
+        "exclude": names_of(exclude) or (),
+        "options": options,
+    }
+    backend = open_backend(backend) if isinstance(backend, str) else backend
+    if World.is_there():
+        return colocate_ranks(model, backend=backend, **arguments)
     backend = options.backend_of(backend or backend_for(model))
     if SPINNING in backend.notes and backend.device.num_slots > 1:
         _LOG.warning("%s", SPINNING)
-    request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
     prepare = partial(_prepare, model, open_cache(options.cache))
-    return Handle(prepare(request), prepare)
+    return Handle(prepare(Request(backend=backend, **arguments)), prepare)
 
 
 def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session:

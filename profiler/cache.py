@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.backends.base import Backend
-from mosaic.cache_folder import default_cache_folder
 from mosaic.device import Device, StrictFile
 from mosaic.errors import MosaicError
 from mosaic.find.structure import tensors_in
@@ -144,13 +143,17 @@ class ProfileCache:
 
 
 def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
-    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``)."""
+    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``).
+
+    The user's folder is ``$XDG_CACHE_HOME/mosaic/profiles``, else under ``~/.cache``.
+    """
     if isinstance(where, ProfileCache):
         return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
         return ProfileCache(None if where is None else Path(where))
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # by the XDG specification, a relative one counts as none
     try:
-        return ProfileCache(default_cache_folder())
+        return ProfileCache((base if base.is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles")
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
         return ProfileCache()

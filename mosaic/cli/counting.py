@@ -151,13 +151,12 @@ def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts) -> M
 
 def _on_meta(model: nn.Module) -> nn.Module:
     """Moves a model to the meta device and ties shared parameters again, which ``Module.to`` copies."""
-    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for part in model.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                owners.setdefault(parameter, []).append((part, name))
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
     model.to(torch.device("meta"))
-    for (first, own), *others in owners.values():
-        for part, name in others:
-            part._parameters[name] = first._parameters[own]
+    for first, *others in names.values():
+        for name in others:
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, model.get_parameter(first))
     return model

@@ -57,10 +57,9 @@ class ProfileCommand:
 
 def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
     """Loads a model, finds its modules and measures them; returns the profile, and sentences about it."""
-    from mosaic.cache_folder import default_cache_folder
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.profiler import ProfileCache, ProfileSettings, open_counters, profile_modules
+    from mosaic.profiler import ProfileCache, ProfileSettings, open_cache, open_counters, profile_modules
 
     workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)
@@ -85,7 +84,7 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
             quotas=command.quotas,
             degrees=command.degrees,
             network=network,
-            cache=ProfileCache(command.cache or default_cache_folder(), reuse=not command.fresh),
+            cache=ProfileCache(open_cache(command.cache or "user").folder, reuse=not command.fresh),
             counters=counters,
             settings=ProfileSettings(strict=command.strict),
             progress=progress.follow("profiling"),

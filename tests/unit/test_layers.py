@@ -16,7 +16,7 @@ import mosaic
 
 ROOT = Path(__file__).parents[2]
 CORE = {
-    *("artifact", "cache_folder", "child", "device", "errors", "files", "graph", "lines", "plan"),
+    *("artifact", "child", "device", "errors", "files", "graph", "lines", "plan"),
     *("profile", "provenance", "rank_trace", "search_extension", "take_turns", "timeline", "user_file"),
 }
 """The files beside the packages."""
