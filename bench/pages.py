@@ -12,7 +12,6 @@ from bench.record import Figure, Study
 from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
 from mosaic.context.distribute import CONTEXT_METHODS
-from mosaic.cost.interference import FORMS
 from mosaic.hardware import HARDWARE_NAMES
 from mosaic.models import MODELS
 from mosaic.pipelining.baselines import BASELINES
@@ -99,7 +98,6 @@ def choices_table() -> str:
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
         ("a model", "`mosaic/models/rows.py`", MODELS),
         ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
-        ("a form of interference", "`mosaic/cost/interference.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/cuts.py`", PARTITION_METHODS),
         ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
         ("a schedule to compare with", "`mosaic/pipelining/baselines.py`", BASELINES),

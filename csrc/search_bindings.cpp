@@ -15,21 +15,12 @@ void bind_orders(py::module_& module);
 namespace {
 
 using Row = std::tuple<int, int, Ns, Ns, std::int64_t>;
-using Bandwidths = std::vector<std::pair<double, double>>;
 using ShareRows = std::tuple<int, int, std::vector<std::vector<double>>>;
 
-Module make_module(const std::vector<Row>& rows, const std::vector<int>& before, const Bandwidths& bandwidths) {
-    if (!bandwidths.empty() && bandwidths.size() != rows.size()) {
-        throw std::invalid_argument(std::to_string(bandwidths.size()) + " bandwidths for " +
-                                    std::to_string(rows.size()) + " options; give a pair for each, or none");
-    }
+Module make_module(const std::vector<Row>& rows, const std::vector<int>& before) {
     std::vector<Option> options;
     for (const auto& [degree, quota, forward, backward, memory] : rows) {
         options.push_back({degree, quota, forward, backward, memory});
-        if (bandwidths.empty()) continue;
-        const auto& [drawn_forward, drawn_backward] = bandwidths[options.size() - 1];
-        options.back().forward_bandwidth = drawn_forward;
-        options.back().backward_bandwidth = drawn_backward;
     }
     Module module{options, 0};
     for (const int other : before) {
@@ -50,7 +41,7 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
 
 void bind_problem(py::module_& module) {
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
-        .def(py::init(&make_module), py::arg("rows"), py::arg("before"), py::arg("bandwidths") = Bandwidths{});
+        .def(py::init(&make_module), py::arg("rows"), py::arg("before"));
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory) {
                  Problem problem{modules, {num_devices, num_slots, memory}, {}};
@@ -64,21 +55,7 @@ void bind_problem(py::module_& module) {
             [](Problem& problem, const std::vector<ShareRows>& forward, const std::vector<ShareRows>& backward) {
                 disturb_by_shares(problem, {shares_of(forward), shares_of(backward)});
             },
-            py::arg("forward"), py::arg("backward"))
-        .def(
-            "disturb_by_bandwidth",
-            [](Problem& problem, const std::array<double, 3>& forward, const std::array<double, 3>& backward) {
-                Interference& form = problem.interference;
-                form.form = Form::eq8;
-                const std::array<double, 3>* phases[2] = {&forward, &backward};
-                for (int phase = 0; phase < 2; ++phase) {
-                    form.e1[phase] = (*phases[phase])[0];
-                    form.e2[phase] = (*phases[phase])[1];
-                    form.e3[phase] = (*phases[phase])[2];
-                }
-                check(problem);
-            },
-            py::arg("forward_ns"), py::arg("backward_ns"));
+            py::arg("forward"), py::arg("backward"));
 }
 
 py::tuple tuple_of(const std::vector<int>& values) {
@@ -90,7 +67,7 @@ py::tuple tuple_of(const std::vector<int>& values) {
 py::list rows_of(const Stage& stage) {
     py::list rows;
     for (const Placed& placed : stage.placed) {
-        rows.append(py::make_tuple(placed.module, placed.option, tuple_of(placed.devices), tuple_of(placed.starts)));
+        rows.append(py::make_tuple(placed.module, placed.option, tuple_of(placed.devices)));
     }
     return rows;
 }
@@ -98,14 +75,13 @@ py::list rows_of(const Stage& stage) {
 void bind_plan(py::module_& module) {
     py::class_<Stage>(module, "Stage", "Modules side by side.")
         .def_readonly("latency_ns", &Stage::latency)
-        .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
+        .def_property_readonly("rows", &rows_of, "(module, option, devices) of each: many values at once.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",
                                [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
         .def_readonly("cost_ns", &Plan::cost)
         .def_readonly("bound_ns", &Plan::bound)
-        .def_readonly("stages", &Plan::stages)
-        .def_readonly("num_evaluations", &Plan::num_evaluations);
+        .def_readonly("stages", &Plan::stages);
 }
 
 }  // namespace

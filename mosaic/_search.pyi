@@ -13,14 +13,9 @@ import numpy.typing as npt
 _Matrix = Sequence[tuple[int, int, Sequence[Sequence[float]]]]
 
 class Module:
-    """Options (degree, quota, forward_ns, backward_ns, memory_bytes) with their bandwidths, and earlier modules."""
+    """Options (degree, quota, forward_ns, backward_ns, memory_bytes), and earlier modules."""
 
-    def __init__(
-        self,
-        rows: Sequence[tuple[int, int, int, int, int]],
-        before: Sequence[int],
-        bandwidths: Sequence[tuple[float, float]] = (),
-    ) -> None: ...
+    def __init__(self, rows: Sequence[tuple[int, int, int, int, int]], before: Sequence[int]) -> None: ...
 
 class Problem:
     def __init__(
@@ -28,15 +23,11 @@ class Problem:
     ) -> None: ...
     def disturb_by_shares(self, forward: _Matrix, backward: _Matrix) -> None:
         """Adds, for (module, neighbour), the share of its time alone that the neighbour costs, by both quotas."""
-    def disturb_by_bandwidth(
-        self, forward_ns: tuple[float, float, float], backward_ns: tuple[float, float, float]
-    ) -> None:
-        """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
 
 class Stage:
     latency_ns: int
-    rows: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
-    """(module, option, devices, starts) of each: many values at once."""
+    rows: list[tuple[int, int, tuple[int, ...]]]
+    """(module, option, devices) of each: many values at once."""
 
 class Plan:
     status: str
@@ -45,7 +36,6 @@ class Plan:
     """INT64_MAX // 4 without a plan."""
     bound_ns: int
     stages: list[Stage]
-    num_evaluations: int
 
 def plan(
     problem: Problem,

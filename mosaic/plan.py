@@ -108,14 +108,6 @@ class SearchRecord(StrictFile):
     """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
     seconds: Annotated[float, Ge(0)] = 0.0
     """Wall time of the search."""
-    num_evaluations: Annotated[int, Ge(0)] = 0
-    """Stages whose best allocation was searched."""
-    num_cache_hits: Annotated[int, Ge(0)] = 0
-    """Stages whose best allocation was already known."""
-    num_pruned: Annotated[int, Ge(0)] = 0
-    """Merges dropped before their stage was evaluated."""
-    num_sat_calls: Annotated[int, Ge(0)] = 0
-    """Feasibility questions put to CP-SAT."""
     status: Literal["optimal", "feasible"] = "feasible"
     """``optimal`` if the search proved that no plan is predicted faster."""
     bound_ms: Annotated[float, Ge(0)] = 0.0

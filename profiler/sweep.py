@@ -37,6 +37,9 @@ from mosaic.profiler.subject import Subject, split_batch
 from mosaic.profiler.timing import measure, measure_beside
 
 _LOG = logging.getLogger("mosaic")
+_LANE_BYTES = 64 << 20
+"""cuBLAS's workspaces of a lane: 32 MiB on Hopper for each pair of stream and handle, of which the launching thread and
+autograd's have one each."""
 _OUT_OF_MEMORY = "out of memory"
 _MAX_CHARACTERS = 300
 
@@ -127,7 +130,7 @@ class _Sweep:
                 if next(turn := turns.popleft(), None) is not None:
                     turns.append(turn)
             pairs = tuple(sample for names in beside for sample in self._measure_pair(names, halves))
-            lane_bytes = round(statistics.median(self.lanes.measure_memory() or [0]))  # of libraries, on a GPU
+            lane_bytes = _LANE_BYTES if self.lanes.streams is not None else 0
         samples = tuple(
             self._composed(sample, network)
             for name in self.subjects

@@ -11,14 +11,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from mosaic.cost import Eq8, Sharing
-from mosaic.cost.interference import HasBandwidth, Interference, Neighbours, NoInterference, PairwiseInterference
 from mosaic.profile import Phase
 
 _FAR = 1e3
@@ -39,46 +36,35 @@ class Member:
 
 
 Group = tuple[Member, ...]
-
-
-class _AsWritten(Interference):
-    """Eq. 8 as the paper has it: the same milliseconds for every module of a device; also below zero."""
-
-    is_zero = False
-
-    def __init__(self, coefficients: Mapping[Phase, Eq8], bandwidths: HasBandwidth) -> None:
-        self._coefficients, self._bandwidths = coefficients, bandwidths
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        shares = [self._bandwidths.bandwidth(name, phase, 1, slots) for name, slots in ((module, quota), *beside)]
-        return self._coefficients[phase].as_written_ms(shares)
+DrawnShare = Callable[[str, Phase, int], float]
+"""The share of the device's memory bandwidth that a module alone draws in a phase at a quota: the paper's B."""
+Fit = dict[Phase, Sequence[float]]
+"""Coefficients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of interference to fit."""
+    """A form of interference to fit; without ``start`` it has no coefficients."""
 
-    make: Callable[..., Any]
-    """Coefficients of a phase from the numbers."""
-    join: Callable[[Mapping[Phase, Any], HasBandwidth], Interference]
-    """The interference of all phases."""
-    start: tuple[float, ...]
-    low: tuple[float, ...]
+    extra_ms: Callable[[Sequence[float], float, float, Sequence[float]], float]
+    """Cost to a module by coefficients, its time alone, its B and that of each neighbour."""
+    start: tuple[float, ...] = ()
+    low: tuple[float, ...] = ()
     """Least value of each coefficient."""
 
 
-STUDIED: Mapping[str, Form | None] = MappingProxyType(
+STUDIED: Mapping[str, Form] = MappingProxyType(
     {
-        "unaware of neighbours (0 coefficients)": None,
+        "unaware of neighbours (0 coefficients)": Form(extra_ms=lambda c, alone_ms, own, others: 0.0),
         "pairwise (2)": Form(
-            make=lambda a, b: Sharing(pressure=a, product=b),
-            join=PairwiseInterference,
+            extra_ms=lambda c, alone_ms, own, others: alone_ms * (c[0] + c[1] * own) * sum(others),
             start=(0.1, 0.1),
             low=(0.0, 0.0),
         ),
         "Eq. 8 as written (3)": Form(
-            make=lambda e1, e2, e3: Eq8(e1=e1, e2=e2, e3=e3),
-            join=_AsWritten,
+            extra_ms=lambda c, alone_ms, own, others: (
+                c[0] + c[1] * sum(others, own) + c[2] * math.prod(others, start=own)
+            ),
             start=(1e-3, 1e-2, 1e-2),
             low=(-_FAR, 0.0, 0.0),
         ),
@@ -87,43 +73,39 @@ STUDIED: Mapping[str, Form | None] = MappingProxyType(
 """Forms by the words of figures, with the number of free coefficients of each phase."""
 
 
-def fit_form(form: Form | None, groups: Sequence[Group], bandwidths: HasBandwidth) -> Interference:
+def fit_form(form: Form, groups: Sequence[Group], drawn: DrawnShare) -> Fit:
     """Fits a form to groups, each phase by itself.
 
     Raises:
         ValueError: A phase has no more members than the form has coefficients.
     """
-    if form is None:
-        return NoInterference()
-    coefficients = {}
+    fit: Fit = {}
     for phase in Phase:
         of_phase = [group for group in groups if group[0].phase is phase]
         members = sum(map(len, of_phase))
-        if of_phase and members <= len(form.start):
+        if form.start and of_phase and members <= len(form.start):
             raise ValueError(f"{members} members of groups for {len(form.start)} coefficients; run more groups")
+        fit[phase] = form.start
+        if form.start and of_phase:
 
-        def residuals(
-            values: NDArray[np.float64], phase: Phase = phase, of_phase: Sequence[Group] = of_phase
-        ) -> NDArray[np.float64]:
-            fitted = form.join({phase: form.make(*map(float, values))}, bandwidths)
-            return np.array(signed_errors(fitted, of_phase))
+            def residuals(
+                values: NDArray[np.float64], phase: Phase = phase, of_phase: Sequence[Group] = of_phase
+            ) -> NDArray[np.float64]:
+                return np.array(signed_errors(form, {phase: values.tolist()}, of_phase, drawn))
 
-        bounds = (form.low, [_FAR] * len(form.low))
-        values = least_squares(residuals, form.start, bounds=bounds).x.tolist() if of_phase else form.start
-        coefficients[phase] = form.make(*values)
-    return form.join(coefficients, bandwidths)
+            bounds = (form.low, [_FAR] * len(form.low))
+            fit[phase] = least_squares(residuals, form.start, bounds=bounds).x.tolist()
+    return fit
 
 
-def signed_errors(form: Interference, groups: Sequence[Group]) -> list[float]:
+def signed_errors(form: Form, fit: Fit, groups: Sequence[Group], drawn: DrawnShare) -> list[float]:
     """Returns the relative error of each member's predicted time."""
     errors = []
     for group in groups:
-        placed = [(member.module, member.quota) for member in group]
+        shares = [drawn(member.module, member.phase, member.quota) for member in group]
         for index, member in enumerate(group):
-            beside = (*placed[:index], *placed[index + 1 :])
-            extra_ms = form.extra_ms(
-                member.module, member.phase, quota=member.quota, alone_ms=member.alone_ms, beside=beside
-            )
+            others = (*shares[:index], *shares[index + 1 :])
+            extra_ms = form.extra_ms(fit[member.phase], member.alone_ms, shares[index], others)
             errors.append((member.alone_ms + extra_ms) / member.beside_ms - 1)
     return errors
 

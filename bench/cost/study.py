@@ -9,15 +9,16 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+
+import numpy as np
 
 from bench.cost.fits import STUDIED, Group, Member, counted_errors, fit_form, signed_errors
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, summary_figure
-from mosaic.cost import Bandwidths
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
@@ -25,7 +26,7 @@ from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, hardware_of
 from mosaic.microbench.kernels import half_type
-from mosaic.profile import Phase, Profile
+from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import Counters, ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
 
 SIZES = (2, 3, 4, 6, 8)
@@ -129,22 +130,26 @@ class CostStudy:
         return described if described is not None and described.num_slots == self.device.num_slots else None
 
     @cached_property
-    def bandwidths(self) -> Bandwidths:
-        """Bandwidth of modules alone: from counters where there are any, else counted bytes over measured time."""
+    def bandwidths(self) -> dict[tuple[str, Phase], dict[int, float]]:
+        """Bandwidth of modules alone by quota: from counters if any, else counted bytes over measured time."""
         counters = open_counters(self.bench.backend)
         if counters is not None and not counters.missing:
             with counters:
                 quotas = (1, self.quotas[len(self.quotas) // 2], self.device.num_slots)
                 profile = self._profile(quotas, counters)
-            return Bandwidths(profile.samples)
+            return by_quota(
+                (s, s.bandwidth_utilisation) for s in profile.samples if s.bandwidth_utilisation is not None
+            )
         self.bench.notes.append("bandwidths are counted bytes over measured times, not measured")
         samples = [s for s in self.profile.samples if s.times_ms and s.median_ms > 0]
         rates = [self.counts[s.module].phase(s.phase).moved_bytes / s.median_ms / 1e6 for s in samples]
         peak = self.hardware.memory_gb_per_s if self.hardware is not None else max(rates, default=1.0)
-        return Bandwidths(
-            replace(sample, bandwidth_utilisation=min(1.0, rate / peak))
-            for sample, rate in zip(samples, rates, strict=True)
-        )
+        return by_quota((sample, min(1.0, rate / peak)) for sample, rate in zip(samples, rates, strict=True))
+
+    def drawn_share(self, module: str, phase: Phase, quota: int) -> float:
+        """Returns the share of bandwidth that a module alone draws, linear over the logarithm of the quota."""
+        quotas, shares = zip(*sorted(self.bandwidths[module, phase].items()), strict=True)
+        return float(np.interp(math.log(quota), np.log(quotas), shares))
 
     def _measure_groups(self) -> Iterator[Figure]:
         fit_sets, judge_sets = draw_sets(self.names, self.device.num_slots, self.sizes, self.scale.num_groups)
@@ -152,7 +157,7 @@ class CostStudy:
         fitted, reasons = {}, {}
         for words, form in STUDIED.items():
             try:
-                fitted[words] = fit_form(form, fit, self.bandwidths)
+                fitted[words] = fit_form(form, fit, self.drawn_share)
             except ValueError as error:
                 reasons[words] = str(error)
         for size in (*self.sizes, None):
@@ -160,8 +165,8 @@ class CostStudy:
             groups = [group for group in judge if size in (len(group), None)]
             slowdowns = [member.beside_ms / member.alone_ms for group in groups for member in group]
             yield mean_figure(f"slowdown in other groups of the fitted modules, {of}", slowdowns)
-            for words in STUDIED:
-                errors = signed_errors(fitted[words], groups) if words in fitted else []
+            for words, form in STUDIED.items():
+                errors = signed_errors(form, fitted[words], groups, self.drawn_share) if words in fitted else []
                 name = f"error on other groups of the fitted modules, {of}, {words}"
                 yield mean_figure(name, [abs(e) for e in errors], reason=reasons.get(words, ""))
         twice = {_key(group): group for group in again}
@@ -240,6 +245,13 @@ def draw_sets(
                 drawn.setdefault(frozenset(group), group)
     groups = tuple(drawn.values())
     return groups[0::2], groups[1::2]
+
+
+def by_quota(shares: Iterable[tuple[Sample, float]]) -> dict[tuple[str, Phase], dict[int, float]]:
+    drawn: dict[tuple[str, Phase], dict[int, float]] = {}
+    for sample, share in shares:
+        drawn.setdefault((sample.module, sample.phase), {})[sample.quota] = share
+    return drawn
 
 
 def _key(group: Group) -> tuple[tuple[str, int, Phase], ...]:

@@ -29,7 +29,6 @@ class Bench:
     """Remarks on the figures; a measurement appends to them."""
     driver_version: str = ""
     """To be set by the measurement that asks for it."""
-    cudnn: bool = True
     verdict: str = ""
     """The conclusion in plain words, where a measurement has one."""
 
@@ -66,10 +65,8 @@ class Bench:
 def open_bench(order: Order) -> Bench:
     """Opens a GPU's backend, or the host's, for a measurement."""
     return Bench(
-        backend=HostBackend(num_slots=2) if order.on_host else CudaBackend(order.ordinal, cudnn=order.cudnn),
+        backend=HostBackend(num_slots=2) if order.on_host else CudaBackend(order.ordinal),
         budget=Budget(order.seconds),
         dry_run=order.dry_run,
         known=order.known,
-        cudnn=order.cudnn,
-        notes=[] if order.cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
     )

@@ -38,7 +38,6 @@ class Order:
     dry_run: bool
     on_host: bool = False
     ordinal: int = 0
-    cudnn: bool = True
     known: tuple[Figure, ...] = ()
 
     def __call__(self) -> Iterator[str]:

@@ -208,7 +208,7 @@ def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
         BackendUnavailableError: SM targets cannot be set here.
     """
     if bench.device.kind != "host":
-        return CudaBackend(bench.torch_device.index or 0, sm_target=sm_target, cudnn=bench.cudnn)
+        return CudaBackend(bench.torch_device.index or 0, sm_target=sm_target)
     if sm_target:
         raise BackendUnavailableError("SM targets cannot be set", found="the host backend", needed="a GPU")
     return bench.backend

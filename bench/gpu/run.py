@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.gpu import preflight
 from bench.gpu.child import Order, Outcome, Server
-from bench.gpu.ladder import CLOSE, RUNGS
+from bench.gpu.ladder import RUNGS
 from bench.gpu.parts import MEASUREMENTS, Measurement
 from bench.gpu.tables import models_table, overlap_table, text_table
 from bench.processes import begin_section, last_lines
@@ -179,18 +179,9 @@ def _measure(record: Record, server: Server, options: argparse.Namespace, deadli
             continue
         hard = min(1.5 * soft + 20, left + 30)
         order = _order(record, options, measurement, seconds=soft, hard_seconds=hard)
-        is_done = record.add_outcome(server.measure(replace(order, cudnn=cudnn_runs(record.study))))
+        is_done = record.add_outcome(server.measure(order))
         good = good and (is_done or not measurement.name.startswith("tests/"))
     return good
-
-
-def cudnn_runs(study: Study) -> bool:
-    """Returns whether lanes may use cuDNN: unless the ladder saw it fail on them, and convolutions run without it."""
-    runs = {
-        name: all(figure.value is not None and figure.value <= CLOSE for figure in study.of(f"first/{name}"))
-        for name in ("conv-warm", "conv-native")
-    }
-    return runs["conv-warm"] or not runs["conv-native"]
 
 
 def _order(

@@ -77,7 +77,7 @@ def gains(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
                 methods=(*RIVALS, "exact"),
                 search=SearchOptions(limits=SearchLimits(effort=seconds)),
             )
-            times_ms = {row.method: row.predicted_ms for row in rows if row.predicted_ms is not None}
+            times_ms = {row.method: row.plan.predicted_ms for row in rows if row.plan is not None}
             for rival in RIVALS:
                 if rival in times_ms:
                     samples[rival].append(times_ms[rival] / times_ms["exact"])

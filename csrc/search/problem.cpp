@@ -1,7 +1,6 @@
 #include "search/problem.h"
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 namespace mosaic::search {
@@ -54,40 +53,6 @@ void check_module(const Problem& problem, int index) {
     }
 }
 
-// A search prunes by this: a module with more slots never draws less, so its neighbours are never better off for it.
-void check_drawn(const Problem& problem, int phase) {
-    constexpr double kRounding = 1 - 1e-9;
-    for (int index = 0; index < problem.size(); ++index) {
-        const std::string name = "module " + std::to_string(index);
-        std::vector<std::pair<int, double>> drawn;  // quota and share
-        for (const Option& option : problem.modules[static_cast<std::size_t>(index)].options) {
-            const double share = phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
-            if (!(std::isfinite(share) && share >= 0)) refuse(name + " draws a bandwidth below 0 or without end");
-            drawn.emplace_back(option.quota, share);
-        }
-        std::stable_sort(drawn.begin(), drawn.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-        for (std::size_t i = 1; i < drawn.size(); ++i) {
-            const auto [less_quota, less] = drawn[i - 1];
-            const auto [more_quota, more] = drawn[i];
-            if (more < less * kRounding || (more_quota == less_quota && less < more * kRounding)) {
-                refuse(name + " draws less bandwidth at quota " + std::to_string(more_quota) + " than at " +
-                       std::to_string(less_quota) + ", which this search cannot prune by; use method='gahc'");
-            }
-        }
-    }
-}
-
-void check_interference(const Problem& problem) {
-    const Interference& form = problem.interference;
-    if (form.form != Form::eq8) return;
-    for (int phase = 0; phase < 2; ++phase) {
-        const bool is_sound = std::isfinite(form.e1[phase]) && std::isfinite(form.e2[phase]) && form.e2[phase] >= 0 &&
-                              std::isfinite(form.e3[phase]) && form.e3[phase] >= 0;
-        if (!is_sound) refuse("e1, e2 and e3 are finite, e2 and e3 not negative");
-        check_drawn(problem, phase);
-    }
-}
-
 }  // namespace
 
 Options::Options(std::vector<Option> options) {
@@ -105,7 +70,6 @@ void check(const Problem& problem) {
         refuse("a machine needs at least one device of one slot");
     }
     for (int index = 0; index < problem.size(); ++index) check_module(problem, index);
-    check_interference(problem);
     Mask done = 0;
     for (bool grew = true; grew;) {
         grew = false;

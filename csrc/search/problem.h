@@ -23,9 +23,6 @@ struct Option {
     Ns forward = 0;
     Ns backward = 0;
     std::int64_t memory = 0;  // bytes on each of its devices
-    // Share of the device's memory bandwidth that it draws, by phase, in [0, 1].
-    double forward_bandwidth = 0;
-    double backward_bandwidth = 0;
 
     Ns latency() const { return forward + backward; }
     int area() const { return degree * quota; }
@@ -66,36 +63,19 @@ struct Machine {
     std::int64_t memory = 0;  // bytes of each device; 0: not limited
 };
 
-// Extra time of a module beside others on one device.
-enum class Form {
-    none,
-    pairwise,  // extras of neighbours, by table, add up
-    eq8        // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
-};
-
-struct Interference {
-    Form form = Form::none;
-    // pairwise: for module m, option o, neighbour n at quota q:
-    // pairs[phase][m][o][n * (num_slots + 1) + q]; empty where never disturbed.
-    std::vector<std::vector<std::vector<Ns>>> pairs[2];
-    // eq8, in nanoseconds, by phase.
-    double e1[2] = {0, 0};
-    double e2[2] = {0, 0};
-    double e3[2] = {0, 0};
-};
-
 struct Problem {
     std::vector<Module> modules;
     Machine machine;
-    Interference interference;
+    // What neighbours cost, by phase: extras[phase][m][o][n * (num_slots + 1) + q] is the extra time of module m at
+    // option o beside module n at quota q. Extras of several neighbours add up. Empty where never disturbed.
+    std::vector<std::vector<std::vector<Ns>>> extras[2];
 
     int size() const { return static_cast<int>(modules.size()); }
     Mask all() const { return (Mask{1} << size()) - 1; }
-    bool is_disturbed() const { return interference.form != Form::none; }
+    bool is_disturbed() const { return !extras[0].empty(); }
 };
 
-// Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, or an
-// interference that falls where a neighbour gets more slots in a form that is pruned by that.
+// Throws std::invalid_argument for what no search can work on: too many modules, no options, or cycles.
 void check(const Problem& problem);
 
 // Calls `visit(index)` for each module of a set, lowest first.

@@ -106,10 +106,6 @@ class Lanes(Protocol):
             f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
         )
 
-    def measure_memory(self) -> tuple[int, ...]:
-        """Returns the bytes of device memory that each lane takes before any module runs on it; empty if none."""
-        return ()
-
     def drain(self) -> None:
         """Waits until everything submitted so far has ended; raises none of its errors."""
 

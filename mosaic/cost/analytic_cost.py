@@ -8,7 +8,7 @@ from functools import cache
 from mosaic.cost.communication import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
-from mosaic.cost.interference import AssumedSharing, Interference, PairwiseInterference
+from mosaic.cost.interference import BandwidthInterference, Interference
 from mosaic.cost.protocol import Cost
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
@@ -55,7 +55,7 @@ class AnalyticCost(Cost):
             cluster = Cluster(hardware=cluster, intra_node=NOWHERE, inter_node=NOWHERE)
         self.cluster = cluster
         self.hardware = cluster.hardware
-        self.interference = interference or PairwiseInterference(dict.fromkeys(Phase, AssumedSharing()), self)
+        self.interference = interference or BandwidthInterference(self.bandwidth)
         self._cached_ms = cache(self._phase_ms)
 
     @property
@@ -86,12 +86,9 @@ class AnalyticCost(Cost):
         memory = self._at(module, degree).memory
         return memory.resident_bytes + memory.activation_bytes + self.hardware.lane_bytes
 
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8.
-
-        Below the least degree that was counted it is taken from there.
-        """
-        counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
+    def bandwidth(self, module: str, phase: Phase, quota: int) -> float:
+        """Returns the share of the memory's bandwidth that a phase draws at the least counted degree, 0 to 1."""
+        counts = next(iter(self._of(module).values())).phase(phase)
         return phase_bandwidth(counts, self.hardware, quota * self.hardware.sms_per_slot)
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:

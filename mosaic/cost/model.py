@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from mosaic.cost.degrees import degrees_between
-from mosaic.cost.interference import (
-    Bandwidths,
-    Coefficients,
-    Interference,
-    NoInterference,
-    make_interference,
-)
+from mosaic.cost.interference import Interference, MeasuredInterference, NoInterference
 from mosaic.cost.protocol import Cost
 from mosaic.cost.surfaces import ScalingSurface
 from mosaic.errors import InvalidProfileError
@@ -54,31 +47,22 @@ class CostModel(Cost):
         self.profile_fingerprint = profile_fingerprint
 
     @classmethod
-    def from_profile(
-        cls,
-        profile: Profile,
-        *,
-        interference: str = "measured",
-        coefficients: Mapping[Phase, Coefficients] = MappingProxyType({}),
-        optimizer_bytes: float = ADAMW_BYTES,
-    ) -> CostModel:
-        """Builds surfaces, memory and interference from a profile.
+    def from_profile(cls, profile: Profile, *, optimizer_bytes: float = ADAMW_BYTES) -> CostModel:
+        """Builds surfaces, memory and the interference of measured pairs from a profile.
 
         A frozen module without backward samples takes no time in the backward pass.
 
         Args:
             profile: What was measured.
-            interference: Name in the table of forms (``mosaic.cost.interference.FORMS``).
-            coefficients: Of that form on this device, by phase, where it has any.
             optimizer_bytes: State of the optimizer for each parameter that trains: it is no part of a profile, which
                 is measured without one. 8 is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0
                 SGD. Every device of a module has all of it: nothing is sharded.
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs.
-            ValueError: There is no such form, ``coefficients`` are not its own, or ``optimizer_bytes`` is negative.
+            ValueError: ``optimizer_bytes`` is negative or infinite.
         """
-        if not 0 <= optimizer_bytes < float("inf"):
+        if not 0 <= optimizer_bytes < math.inf:
             raise ValueError(f"optimizer_bytes={optimizer_bytes}; bytes for each parameter are finite, 0 or more")
         grouped = _by_phase(profile)
         peaks: dict[tuple[str, Phase], dict[int, int]] = {}
@@ -86,14 +70,12 @@ class CostModel(Cost):
             at = peaks.setdefault(key, {})
             for sample in samples:
                 at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
-        idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
-        bandwidths = Bandwidths(profile.samples, idle=idle)
         return cls(
             {key: ScalingSurface(samples) for key, samples in grouped.items()},
             memory={entry.module: entry for entry in profile.memory},
             optimizer_bytes=_optimizer_state(profile, optimizer_bytes),
             peak_bytes=peaks,
-            interference=make_interference(interference, profile.pairs, coefficients, bandwidths),
+            interference=MeasuredInterference(profile.pairs),
             profile_fingerprint=profile.fingerprint,
         )
 

@@ -44,8 +44,8 @@ def phase_ms(counts: PhaseCounts, hardware: Hardware, num_sms: int) -> float:
 def phase_bandwidth(counts: PhaseCounts, hardware: Hardware, num_sms: int) -> float:
     """Returns the share of the device's memory bandwidth that a phase draws on average, between 0 and 1.
 
-    It is rounded to nine digits, so that it does not fall from one quota to the next by the rounding of equal times:
-    the exact search needs a share that never falls.
+    It is rounded to nine digits and so does not fall from one quota to the next by the rounding of equal times: the
+    exact search is slower where it falls.
     """
     time_ms = phase_ms(counts, hardware, num_sms)
     if time_ms <= 0:

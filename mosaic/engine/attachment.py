@@ -55,7 +55,9 @@ class Attachment:
         try:
             if placed is not None or trial is not None:
                 self.take_modules(watched=trial is not None and trial.request.backend.device.kind == "host")
-                self._take_root()
+                if not any(module is self._model for module in self._taken):
+                    attach(self._model, self._whole_call)
+                    self._root = self._model
             if trial is not None and trial.trial_settings is not None:
                 self.trial = Trial(self, trial, trial.trial_settings)
                 self.trial.open_all()
@@ -82,8 +84,6 @@ class Attachment:
         if self.placed is not None:
             self.placed.executor.settle()
 
-    # For the trial.
-
     @property
     def has_pending(self) -> bool:
         """Returns True if a call that ran in the plain way waits for its backward."""
@@ -104,19 +104,12 @@ class Attachment:
         self.settle()
         self.placed = placed
 
-    # Parts.
-
     def take_modules(self, *, watched: bool = False) -> None:
         """Intercepts the calls of placed modules; ``watched``: plans are switched, but not while a backward is due."""
         self._pending = PendingBackwards() if watched else None
         for subject in self._finding.subjects:
             attach(subject.module, self._placed_call(subject.name), partial(self._reach, subject.name))
             self._taken.append(subject.module)
-
-    def _take_root(self) -> None:
-        if not any(module is self._model for module in self._taken):
-            attach(self._model, self._whole_call)
-            self._root = self._model
 
     def _placed_call(self, name: str) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,21 +138,18 @@ class Attachment:
     def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the model; threads take turns, unless this is part of a call, or of a backward, that one is in."""
         with self._lock if on_user_stream() else nullcontext():
-            return self._tried(plain, args, kwargs)
-
-    def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._is_called = True
-        if self._depth or self._hook is None or self.trial is None or not self.trial.is_running:
-            return self._run_whole(plain, args, kwargs)
-        self.trial.before_call(outer_shapes(args, kwargs))
-        self._depth += 1
-        try:
-            return self._run_whole(plain, args, kwargs)
-        except BaseException as error:
-            self.trial.note_error(error)
-            raise
-        finally:
-            self._depth -= 1
+            self._is_called, trial = True, self.trial
+            if self._depth or self._hook is None or trial is None or not trial.is_running:
+                return self._run_whole(plain, args, kwargs)
+            trial.before_call(outer_shapes(args, kwargs))
+            self._depth += 1
+            try:
+                return self._run_whole(plain, args, kwargs)
+            except BaseException as error:
+                trial.note_error(error)
+                raise
+            finally:
+                self._depth -= 1
 
     def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._before_call()
@@ -205,10 +195,7 @@ class Attachment:
 
 
 def _step_hook(attachment: Attachment) -> RemovableHandle:
-    """Registers for every optimizer's steps.
-
-    torch's table is global, so it must not keep the model alive; nor may a hook leave it while it is called.
-    """
+    """Registers for every optimizer's steps; torch's table is global, so it must not keep the model alive."""
     reference = weakref.ref(attachment)
 
     def before_step(optimizer: Optimizer, *_: Any) -> None:

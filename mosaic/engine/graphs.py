@@ -35,7 +35,7 @@ from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import Surroundings, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
+from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding, without_cast_cache
 from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
@@ -61,23 +61,19 @@ class ModuleGraphs:
     """The captured calls of the modules on one device."""
 
     def __init__(self, api: StreamApi) -> None:
-        self.refused: dict[str, str] = {}  # the reason of each module of which a call could not be captured
         self.eager_calls: Counter[tuple[str, str]] = Counter()  # by module and reason
+        self.captured: Counter[str] = Counter()  # kinds of calls, by module
         self.num_replays = 0
         self._api = api
         self._side = api.new_stream()  # for trial runs: some libraries cannot plan on a green context's stream
         self._graphs: dict[Hashable, ModuleGraph] = {}
-        self._captured: Counter[str] = Counter()
-        self._failures: dict[Hashable, list[str]] = defaultdict(list)
+        self._failures: defaultdict[Hashable, list[str]] = defaultdict(list)
         self._closed = False
         # It runs before the finalizer of the lanes.
         self._finalizer = weakref.finalize(self, _end, api, self._graphs, self._side, os.getpid())
 
     def call(self, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call by replay, captures it first where that was not done, or launches it in the plain way.
-
-        The current stream is that of the module's lane.
-        """
+        """Makes a call by replay on its lane's stream, the current one; captures it first, or launches it eagerly."""
         if self._closed:
             raise MosaicError("these graphs are closed; colocate the model again to make new ones")
         reason = self._interception()
@@ -93,10 +89,6 @@ class ModuleGraphs:
                 return graph.replay(tensors)
         self.eager_calls[site.name, reason] += 1
         return run(*args, **kwargs)
-
-    @property
-    def num_captures(self) -> int:
-        return self._captured.total()
 
     @property
     def is_in_flight(self) -> bool:
@@ -132,7 +124,6 @@ class ModuleGraphs:
             if not graph.in_flight:
                 graph.close()
         elif graph is not None and graph.is_differentiated_twice:
-            self.refused[site.name] = _TWICE
             raise RefusalError(_TWICE)
         elif graph is not None:
             if graph.in_flight:
@@ -143,16 +134,14 @@ class ModuleGraphs:
         failures = self._failures[key]
         if len(failures) >= _MAX_ATTEMPTS:
             raise RefusalError(failures[-1])
-        if self._captured[site.name] >= _MAX_CAPTURES:
+        if self.captured[site.name] >= _MAX_CAPTURES:
             raise RefusalError(f"{_MAX_CAPTURES} of its calls were captured, and this is of another kind")
         try:
             graph = ModuleGraph(site, run, arguments, tensors, self._api, self._side)
         except RefusalError as refusal:
             failures.append(str(refusal))
-            self.refused[site.name] = str(refusal)
             raise
-        self.refused.pop(site.name, None)
-        self._captured[site.name] += 1
+        self.captured[site.name] += 1
         self._graphs[key] = graph
         return graph
 
@@ -194,15 +183,11 @@ class _Pass:
 class ModuleGraph:
     """One kind of call of one module: static memory, the graphs that use it, and the autograd graph of the capture.
 
-    Static memory is written by one replay and read by its backward; ``ModuleGraphs`` replays again only after both. All
-    of it is used on the lane's stream, or on a stream that the lane was ordered before and after.
+    A replay writes static memory and its backward reads it; ``ModuleGraphs`` replays again only after both.
 
     Each parameter has a stand-in: the same memory, but a leaf of its own. A captured backward ends at these leaves, so
     it neither runs hooks of the parameters, which run outside, nor waits for the streams of gradient accumulators that
     others made and keep, such as DDP.
-
-    Raises:
-        RefusalError: The call cannot be captured.
     """
 
     def __init__(
@@ -295,16 +280,12 @@ class ModuleGraph:
     @contextmanager
     def _as_captured(self) -> Iterator[None]:
         """Puts stand-ins for parameters in place, and keeps autocast from keeping cast weights for later calls."""
-        caches_casts = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)
-        try:
-            with (
-                stateless._reparametrize_module(self._module, self._aliases, tie_weights=True, stack_weights=True),
-                as_lane(),
-            ):
-                yield
-        finally:
-            torch.set_autocast_cache_enabled(caches_casts)
+        with (
+            without_cast_cache(),
+            stateless._reparametrize_module(self._module, self._aliases, tie_weights=True, stack_weights=True),
+            as_lane(),
+        ):
+            yield
 
     # Trial runs.
 
@@ -314,11 +295,7 @@ class ModuleGraph:
         return self._run(*args, **kwargs)
 
     def _try_out(self) -> None:
-        """Runs the call forward and backward on the current stream.
-
-        Raises:
-            RefusalError: It does something that a graph cannot do.
-        """
+        """Runs the call forward and backward on the current stream; refuses what a graph cannot do."""
         device = self._api.device
         leaves = [*self._static, *self._aliases.values()]
         own = [*leaves, *self._held.values()]
@@ -443,8 +420,7 @@ class ModuleGraph:
     def backward(self, passed: _Pass, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """Launches the backward behind the work of the current stream, and orders that stream after it.
 
-        By replay, if all differentiable results have a gradient. If some have none, autograd goes through the graph of
-        the capture, whose activations are those of the latest replay.
+        If some results have no gradient, autograd goes through the graph of the capture, with the latest activations.
         """
         self._check_open()
         if passed.spent:

@@ -96,7 +96,10 @@ class Handle(Checkpointer):
             for placed in stage.placements:
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
-                of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
+                executor = self._executor
+                lane = None if executor is None or executor.closed else executor.lanes.lane(placed.slots)
+                num_sms = getattr(lane, "num_sms", None)
+                of = f"{self.plan.device.num_slots}" + ("" if num_sms is None else f" ({num_sms} SMs)")
                 is_alone = self.plan.is_alone(placed.module, num_slots=self.plan.device.num_slots)
                 where = ", in the loop's own thread" if is_alone and self._executor is not None else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
@@ -107,8 +110,6 @@ class Handle(Checkpointer):
         lines.extend(f"to know: {remark}" for remark in self._session.finding.remarks)
         if self._executor is not None:
             lines.append(_CLASSES)
-            for name, reason in self._executor.in_order.items():
-                lines.append(f"{name} keeps to the order of the loop's own stream: {reason}")
             for (name, reason), count in self._executor.in_place.items():
                 place = self._executor.places[name, reason]
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")
@@ -146,12 +147,6 @@ class Handle(Checkpointer):
         for sentence in self._session.finding.warnings:
             _LOG.warning("%s", sentence)
 
-    def _granted(self, slots: tuple[int, ...]) -> str:
-        if self._executor is None or self._executor.closed:
-            return ""
-        num_sms = getattr(self._executor.lanes.lane(slots), "num_sms", None)
-        return "" if num_sms is None else f" ({num_sms} SMs)"
-
     def metrics(self) -> dict[str, float]:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.
 
@@ -181,7 +176,7 @@ class Handle(Checkpointer):
 
     def timeline(self, title: str = "colocated") -> Timeline:
         """Returns what ran on the lanes in the recorded steps (the last 20,000 pieces of work)."""
-        spans = () if self._executor is None else self._executor.spans()
+        spans = () if self._executor is None else self._executor.log.spans()
         first_ms = spans[0].start_ms if spans else 0.0
         spans = tuple(replace(s, start_ms=s.start_ms - first_ms, end_ms=s.end_ms - first_ms) for s in spans)
         return Timeline(title=title, num_slots=self.plan.device.num_slots, spans=spans)

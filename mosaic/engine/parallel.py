@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import cycle
-from types import BuiltinFunctionType, TracebackType
+from types import BuiltinFunctionType
 from typing import Any, Self
 
 import torch
@@ -19,7 +20,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.placed_module import PlacedModule, owner_of
 from mosaic.engine.calls.torch_functions import look_up
-from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import HeldState
@@ -31,12 +32,15 @@ from mosaic.plan import Plan
 _IS_FUNCTION = "it is a function, whose memory is unknown before it runs; pass a module or a method of one"
 
 
-class ParallelBlock:
-    """A block in which named pieces of work run side by side; made by ``mosaic.parallel``."""
+class ParallelBlock(ABC):
+    """Named pieces of work that run side by side, on lanes of the whole process; made by ``mosaic.parallel``."""
 
-    def __init__(self, pool: _HostPool | _StreamPool) -> None:
-        self._pool = pool
+    def __init__(self, executor: HostExecutor | StreamExecutor, slots: dict[str, tuple[int, ...]]) -> None:
+        self.executor = executor
+        self._slots = slots
+        self._sites: dict[Hashable, PlacedModule] = {}
 
+    @abstractmethod
     def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs ``function(*args, **kwargs)`` on the lane of ``name`` and returns its result at once.
 
@@ -47,18 +51,24 @@ class ParallelBlock:
         Raises:
             InvalidPlanError: The block was given a plan or quotas without this name.
         """
-        return self._pool.call(name, function, args, kwargs)
 
+    @abstractmethod
     def __enter__(self) -> Self:
         """Opens the block."""
-        self._pool.begin()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @abstractmethod
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Joins everything that was run; an error inside a piece of work is raised here at the latest."""
-        self._pool.end(failed=error is not None)
+
+    def _site(self, name: str, function: Callable[..., Any]) -> PlacedModule:
+        module = owner_of(function)
+        key = (name, _identity_of(function), id(module))
+        site = self._sites.get(key)
+        if site is None or site.module is not module:  # another module may have the id of one that is gone
+            if name not in self._slots:
+                raise InvalidPlanError(f"{name!r} is not in the plan of this block; it has {', '.join(self._slots)}")
+            site = self._sites[key] = PlacedModule(name, module, self.executor.lanes.lane(self._slots[name]))
+        return site
 
 
 def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend | None = None) -> ParallelBlock:
@@ -83,7 +93,7 @@ def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend |
     """
     where = backend if backend is not None else _host()
     slots = _slots_of(plan) if plan is not None else None
-    return ParallelBlock(_pool(where, slots))  # type: ignore[arg-type]  # a protocol promises no hash
+    return _block(where, slots)  # type: ignore[arg-type]  # a protocol promises no hash
 
 
 def _slots_of(plan: Plan | Mapping[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -104,55 +114,37 @@ def _host() -> HostBackend:
 
 
 @cache
-def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None) -> _HostPool | _StreamPool:
+def _block(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None) -> ParallelBlock:
     for name, wanted in slots or ():
         backend.device.check_quota(len(wanted), of=f"{name!r}")
     if backend.device.kind == "host":
-        return _HostPool(backend, slots)
+        return _HostBlock(backend, slots)
     if slots is None:
         raise InvalidPlanError(
             f"a block on {backend.device.name} needs a plan or quotas, such as parallel({{'vision': 10, 'text': 6}})"
         )
-    return _StreamPool(backend, dict(slots))
+    return _StreamBlock(backend, dict(slots))
 
 
-class _Pool:
-    """The lanes of a block's names; lives as long as the process."""
-
-    def __init__(self, executor: Executor | StreamExecutor, slots: dict[str, tuple[int, ...]]) -> None:
-        self.executor = executor
-        self._slots = slots
-        self._sites: dict[Hashable, PlacedModule] = {}
-
-    def _site(self, name: str, function: Callable[..., Any]) -> PlacedModule:
-        module = owner_of(function)
-        key = (name, _identity_of(function), id(module))
-        site = self._sites.get(key)
-        if site is None or site.module is not module:  # another module may have the id of one that is gone
-            if name not in self._slots:
-                raise InvalidPlanError(f"{name!r} is not in the plan of this block; it has {', '.join(self._slots)}")
-            site = self._sites[key] = PlacedModule(name, module, self.executor.lanes.lane(self._slots[name]))
-        return site
-
-
-class _HostPool(_Pool):
+class _HostBlock(ParallelBlock):
     """Lanes of the host; without slots every new name gets the next core, round and round."""
 
-    executor: Executor
+    executor: HostExecutor
 
     def __init__(self, backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None) -> None:
         cores = [(slot,) for slot in backend.device.slots]
         self._turns = cycle(cores) if slots is None else None
         named = dict(slots or ())
-        super().__init__(Executor(backend.open_lanes(cores if slots is None else named.values())), named)
+        super().__init__(HostExecutor(backend.open_lanes(cores if slots is None else named.values())), named)
         self.executor.way_out = "call {!r} without run()"
         self._users: Any = WeakIdKeyDictionary()  # for each parameter the names whose results depend on it
         self._results: list[weakref.ref[LaneTensor]] = []
 
-    def begin(self) -> None:
+    def __enter__(self) -> Self:
         self.executor.begin()
+        return self
 
-    def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._turns is not None and name not in self._slots:
             self._slots[name] = next(self._turns)
         site = self._site(name, function)
@@ -163,15 +155,13 @@ class _HostPool(_Pool):
         self._results += [weakref.ref(tensor) for tensor in tensors_in(result) if isinstance(tensor, LaneTensor)]
         return result
 
-    def end(self, *, failed: bool) -> None:
-        """Joins what the block made, unless it failed; the lanes come to rest."""
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            for reference in self._results:
-                tensor = reference()
-                if tensor is not None and not failed:
-                    tensor.join()
-            if not failed:
-                self.executor.check_unseen()
+            if error is None:
+                for reference in self._results:
+                    if (tensor := reference()) is not None:
+                        tensor.join()
+                self.executor.check_errors()
         finally:
             self._results.clear()
             self.executor.drain()  # what nobody used may still read parameters and modes
@@ -188,7 +178,7 @@ class _HostPool(_Pool):
                         each.obstacle = f"it shares a parameter with {', '.join(sorted(names - {each.name}))}"
 
 
-class _StreamPool(_Pool):
+class _StreamBlock(ParallelBlock):
     """Lanes on streams of a device.
 
     Arguments alone order them. Two pieces with a module in common would write its running statistics at once, and under
@@ -206,19 +196,20 @@ class _StreamPool(_Pool):
         self._users: dict[int, Lane] = {}  # by address of parameters and buffers: the lane that was given them last
         self._watches: list[_Watch] = []
 
-    def begin(self) -> None:
+    def __enter__(self) -> Self:
         self._watches.append(_Watch(self._touch))
         self._watches[-1].__enter__()
+        return self
 
-    def end(self, *, failed: bool) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._watches.pop().__exit__(None, None, None)
         self._users.clear()
-        if failed:
-            self.executor.lanes.join()
-        else:
+        if error is None:
             self.executor.settle()
+        else:
+            self.executor.lanes.join()
 
-    def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         site, module = self._site(name, function), owner_of(function)
         if module is None:
             site.obstacle = _IS_FUNCTION

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
@@ -18,36 +19,71 @@ from mosaic.timeline import Span
 _LOG = logging.getLogger("mosaic")
 
 
-class Executor(Protocol):
+class SpanLog:
+    """The last 20,000 pieces of work on lanes, in milliseconds of one clock; threads may add at the same time."""
+
+    def __init__(self) -> None:
+        self.num_backwards = 0  # that have ended
+        self._spans: deque[Span] = deque(maxlen=20_000)
+
+    def add(self, module: str, phase: Any, slots: tuple[int, ...], step: int, start_ms: float, end_ms: float) -> None:
+        if slots:  # routing between ranks holds none
+            span = Span(module=module, phase=phase, slots=slots, step=step, start_ms=start_ms, end_ms=end_ms)
+            self._spans.append(span)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Returns what ran, by start."""
+        return tuple(sorted(self._spans, key=lambda span: span.start_ms))
+
+    def clear(self) -> None:
+        self._spans.clear()
+
+
+class Executor(ABC):
     """Runs placed calls on the host's threads, on streams, or on several ranks."""
 
-    lanes: Lanes
-    in_place: Counter[tuple[str, str]]
-    places: dict[tuple[str, str], str]
-    in_order: dict[str, str]
-    calls_again: bool = False
-    closed: bool
+    calls_again = False  # the model, where a module's call was unforeseen
+    log: SpanLog
 
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.closed = False
+        self.in_place: Counter[tuple[str, str]] = Counter()  # calls that ran where they were made: module and reason
+        self.places: dict[tuple[str, str], str] = {}  # and the line of the first one
+
+    def note_in_place(self, module: str, reason: str) -> None:
+        """Counts a call that runs where it is made; logs the first one for a reason, with its line."""
+        self.in_place[module, reason] += 1
+        if (module, reason) not in self.places:
+            self.places[module, reason] = caller()
+            _LOG.warning("%s runs in place at %s: %s", module, self.places[module, reason], reason)
+
+    @abstractmethod
     def call(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...
 
+    @abstractmethod
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call; its result is plain."""
 
+    @abstractmethod
     def reach(self, site: PlacedModule) -> None:
         """Orders what the caller does next behind a module's forward."""
 
+    @abstractmethod
     def settle(self) -> None:
         """Orders what the caller does next behind all that the lanes were given."""
 
+    @abstractmethod
     def close(self) -> None: ...
 
     @property
+    @abstractmethod
     def is_in_flight(self) -> bool:
         """True if a backward needs this executor."""
 
-    def forget_calls(self) -> None:
+    def forget_calls(self) -> None:  # optional
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
         return
 
@@ -59,13 +95,13 @@ class Executor(Protocol):
     @property
     def num_backwards(self) -> int:
         """Number of finished backwards."""
+        return self.log.num_backwards
 
-    def spans(self) -> tuple[Span, ...]:
-        """Returns what ran, by start, in milliseconds of one clock."""
-
-    def clear_spans(self) -> None: ...
+    def clear_spans(self) -> None:
+        self.log.clear()
 
     @property
+    @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """Further remarks on how calls ran."""
 
@@ -88,9 +124,8 @@ class PlacedPlan:
             )
             for subject in finding.subjects
         }
-        if not self.on_streams:
-            for name, obstacle in finding.in_place.items():
-                self.sites[name].obstacle = obstacle
+        for name, obstacle in (finding.exchanging if self.on_streams else finding.in_place).items():
+            self.sites[name].obstacle = obstacle
 
     @property
     def is_in_flight(self) -> bool:
@@ -106,11 +141,3 @@ class PlacedPlan:
 
     def close(self) -> None:
         self.executor.close()
-
-
-def note_in_place(executor: Executor, module: str, reason: str) -> None:
-    """Counts a call that runs where it is made; logs the first one for a reason, with its line."""
-    executor.in_place[module, reason] += 1
-    if (module, reason) not in executor.places:
-        executor.places[module, reason] = caller()
-        _LOG.warning("%s runs in place at %s: %s", module, executor.places[module, reason], reason)

@@ -22,7 +22,7 @@ from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules, wrapped_parts
 from mosaic.engine.graphs import ModuleGraphs
-from mosaic.engine.host.executor import Executor as HostExecutor
+from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
@@ -56,11 +56,7 @@ _LOG = logging.getLogger("mosaic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of ``mosaic.colocate``; see there.
-
-    Raises:
-        ValueError: There is no such method, or a plan makes it needless.
-    """
+    """The arguments of ``mosaic.colocate``; see there."""
 
     sample: Sample
     plan: Plan | None = None
@@ -113,7 +109,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
     if best.predicted_speedup < smallest_gain:
         return ()
     device, others = best.device, []
-    if why_not_exact(graph, cost) is None and count > 2:
+    if why_not_exact(graph) is None and count > 2:
         for stage in best.stages:
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
@@ -267,7 +263,7 @@ class Session:
                 executor = HostExecutor(lanes)
             else:
                 graphs = ModuleGraphs(lanes.streams.api) if candidate.graphs else None
-                executor = StreamExecutor(lanes.streams, in_order=self.finding.in_order, graphs=graphs)
+                executor = StreamExecutor(lanes.streams, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(candidate.plan, self.finding, executor)
         except BaseException:
@@ -365,20 +361,15 @@ def refuse(model: nn.Module, backend: Backend) -> None:
 
 
 def refuse_graphs_of_compiler(finding: Finding, backend: Backend) -> None:
-    """Raises UnsupportedModelError if torch.compile runs part of a module as CUDA graphs of its own on a device.
-
-    Inductor captures and replays them on a stream of its own, whose kernels use the whole device.
-    """
-    if backend.api is None:
-        return
-    for subject in finding.subjects:
+    """Raises UnsupportedModelError if torch.compile runs part of a module as CUDA graphs, on a stream of its own."""
+    for subject in finding.subjects if backend.api is not None else ():
         for path, part in subject.module.named_modules():
             compiled: Any = part if type(part).__name__ == "OptimizedModule" else part._compiled_call_impl
             config: Mapping[str, Any] | None = getattr(compiled, "get_compiler_config", lambda: None)()
             if config and config.get("triton.cudagraphs"):
-                name = ".".join(filter(None, (subject.name, path)))
                 raise UnsupportedModelError(
-                    f"{name!r} is compiled with CUDA graphs (mode 'reduce-overhead' or 'max-autotune'), which torch "
-                    "replays on a stream of its own and not on the module's SMs; compile it without a mode or with "
-                    "'max-autotune-no-cudagraphs', and use Options(cuda_graphs=True) for graphs on its lane"
+                    f"{'.'.join(filter(None, (subject.name, path)))!r} is compiled with CUDA graphs (mode "
+                    "'reduce-overhead' or 'max-autotune'), which torch replays on a stream of its own and not on the "
+                    "module's SMs; compile it without a mode or with 'max-autotune-no-cudagraphs', and use "
+                    "Options(cuda_graphs=True) for graphs on its lane"
                 )

@@ -142,7 +142,7 @@ def open_executor(session: RankSession, plan: Plan, *, is_warm: bool = False) ->
         if not is_warm:
             here = {placed.module for placed in plan.placements if session.world.rank in placed.devices}
             warm_up(session.model, [s for s in finding.subjects if s.name in here], lanes.streams.api)
-        return StreamRankExecutor(lanes.streams, progress, in_order=finding.in_order)
+        return StreamRankExecutor(lanes.streams, progress)
     except BaseException:
         lanes.close()
         raise
@@ -242,7 +242,6 @@ def _begin_routed(
             batched=session.batched[name],
             template=template,
             learned=learned,
-            awaited=finding.in_order.get(name),
             reducer=reducer,
         )
         if rank not in ranks and gives_up:

@@ -126,15 +126,16 @@ def graph_table(graph: ModuleGraph) -> Table:
 def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Returns one row per planner: predicted times, search times, proofs; or the reason for no plan."""
     rows = []
+    best_ms = min((row.plan.predicted_ms for row in compared if row.plan is not None), default=0.0)
     for row in compared:
         search = f"{row.seconds:.2f}"
         if (plan := row.plan) is None:
-            rows.append((row.method, "-", "-", "-", "-", search, f"{row.status}: {row.reason}"))
+            rows.append((row.method, "-", "-", "-", "-", search, row.reason))
             continue
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        ratio = f"{plan.predicted_ms / best_ms:.2f}" if best_ms > 0 else "-"
         counts = str(len(plan.stages)), str(len(plan.sliced))
         rows.append((row.method, f"{plan.predicted_ms:.2f}", ratio, *counts, search, _note(plan)))
-    best = [index for index, row in enumerate(compared) if row.ratio is not None and row.ratio <= 1]
+    best = [at for at, row in enumerate(compared) if row.plan is not None and row.plan.predicted_ms <= best_ms]
     columns = ("planner", ">predicted\nms", ">× best", ">stages", ">sliced\nmodules", ">search\ns", "note")
     caption = (
         "nothing here was measured; modules only, without optimizer and loss\n"

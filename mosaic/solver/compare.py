@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from mosaic.cost import Cost
 from mosaic.device import Device
@@ -24,15 +23,6 @@ from mosaic.solver.task import SearchOptions
 COMPARED_LAYERS = 12
 """Default of the layers of each module, between which Spindle slices."""
 
-Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
-"""Outcomes: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
-which proves nothing; or a problem that the method does not take."""
-
-_OUTCOMES: tuple[tuple[type[Exception], Outcome], ...] = (
-    (InfeasibleError, "infeasible"),
-    (UndecidedError, "not found"),
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -40,19 +30,9 @@ class Comparison:
 
     method: str
     plan: Plan | None = None
-    status: Outcome
     reason: str = ""
-    """Why it has no plan."""
-    ratio: float | None = None
-    """Its predicted time over the least of all that are compared; None without a plan, or where the best takes no
-    time."""
-    seconds: float = 0.0
+    seconds: float
     """Wall time of planning."""
-
-    @property
-    def predicted_ms(self) -> float | None:
-        """Predicted time of a step's modules, in milliseconds."""
-        return None if self.plan is None else self.plan.predicted_ms
 
 
 def compare(
@@ -81,21 +61,13 @@ def compare(
     search = search or SearchOptions()
     if search.layers == 1:
         search = replace(search, layers=COMPARED_LAYERS)
-    # What no method could do.
-    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
+    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)  # or no method can
     rows = []
     for method in methods:
-        began = time.perf_counter()
+        began, plan, reason = time.perf_counter(), None, ""
         try:
             plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
         except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-            status: Outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "refused")
-            row = Comparison(method=method, status=status, reason=str(error))
-        else:
-            row = Comparison(method=method, plan=plan, status=plan.search.status)
-        rows.append(replace(row, seconds=time.perf_counter() - began))
-    best = min((row.predicted_ms for row in rows if row.predicted_ms is not None), default=0.0)
-    return tuple(
-        replace(row, ratio=row.predicted_ms / best if best > 0 else None) if row.predicted_ms is not None else row
-        for row in rows
-    )
+            reason = str(error)
+        rows.append(Comparison(method=method, plan=plan, reason=reason, seconds=time.perf_counter() - began))
+    return tuple(rows)

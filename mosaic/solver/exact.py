@@ -6,14 +6,12 @@ what a plan predicts: the slowest forward plus the slowest backward of each stag
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mosaic.cost import Cost, Eq8, Eq8Interference
-from mosaic.cost.interference import PairShares
+from mosaic.cost import Cost
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -40,7 +38,7 @@ class ExactResult:
     cost_ms: float
     """Predicted time, in milliseconds."""
     record: SearchRecord
-    """The status, the bound, and the extent of the search."""
+    """The status and the bound."""
 
 
 def search_exactly(
@@ -63,7 +61,7 @@ def search_exactly(
         forbidden: Sets of modules that must not be stages.
 
     Raises:
-        ValueError: More than 16 modules, or an interference that this search does not know.
+        ValueError: There are more than 16 modules.
         InfeasibleError: What is forbidden leaves no plan.
         BackendUnavailableError: The extension is not built.
     """
@@ -86,19 +84,16 @@ def search_exactly(
         cost_ms=plan.cost_ns / NS_PER_MS,
         record=SearchRecord(
             method="exact",
-            num_evaluations=plan.num_evaluations,
             status="optimal" if plan.status == "optimal" else "feasible",
             bound_ms=plan.bound_ns / NS_PER_MS,
         ),
     )
 
 
-def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
-    """Returns why the exact search cannot plan a graph with these costs; None if it can."""
+def why_not_exact(graph: ModuleGraph) -> str | None:
+    """Returns why the exact search cannot plan a graph; None if it can."""
     if len(graph.modules) > MAX_MODULES:
         return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search takes"
-    if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
-        return reason
     try:
         load_search()
     except BackendUnavailableError as error:
@@ -106,48 +101,23 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
     return None
 
 
-def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
-    """Returns why an interference cannot be searched exactly; None if it can."""
-    form = cost.interference
-    if isinstance(form, PairShares):
-        return None
-    if not isinstance(form, Eq8Interference):
-        return f"{type(form).__name__} is neither a sum over pairs nor Eq. 8, the forms that the exact search knows"
-    for name in graph.names:
-        quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
-        for phase in Phase:
-            shares = [_share(form, name, phase, quota) for quota in quotas]
-            if any(later < earlier for earlier, later in itertools.pairwise(shares)):
-                return (
-                    f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
-                )
-    return None
-
-
 def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: Machine) -> _search.Problem:
     """Returns the problem as the extension has it; modules in topological order."""
     search, form = load_search(), cost.interference
-    if not form.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
-        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}
-    modules = []
-    for name in names:
-        drawn = []  # shares of bandwidth of each option, by phase, for Eq. 8
-        if isinstance(form, Eq8Interference) and not form.is_zero:
-            drawn = [tuple(_share(form, name, phase, option.quota) for phase in Phase) for option in options[name]]
-        before = [place[other] for other in graph.predecessors(name)]
-        modules.append(search.Module([_ROW(option) for option in options[name]], before, drawn))
     problem: _search.Problem = search.Problem(
-        modules,
+        [
+            search.Module(
+                [_ROW(option) for option in options[name]], [place[other] for other in graph.predecessors(name)]
+            )
+            for name in names
+        ],
         num_devices=machine.num_devices,
         num_slots=machine.num_slots,
         memory_bytes=machine.memory_bytes,
     )
-    if isinstance(form, Eq8Interference) and not form.is_zero:
-        by_phase = (form.coefficients.get(phase, Eq8(e1=0.0)) for phase in Phase)
-        problem.disturb_by_bandwidth(*((e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) for e in by_phase))
-    elif isinstance(form, PairShares) and not form.is_zero:
+    if not form.is_zero:
         quotas = [sorted({option.quota for option in options[name]}) for name in names]
         problem.disturb_by_shares(
             *(
@@ -163,14 +133,6 @@ def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: 
     return problem
 
 
-def _share(form: Eq8Interference, name: str, phase: Phase, quota: int) -> float:
-    return form.share(name, phase, quota) if phase in form.coefficients else 0.0
-
-
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
-    rows = sorted(stage.rows)  # by module
-    return StageResult(
-        latency_ns=stage.latency_ns,
-        choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
-        starts={names[m]: starts for m, _, _, starts in rows},
-    )
+    choices = {names[row[0]]: (options[names[row[0]]][row[1]], row[2]) for row in sorted(stage.rows)}
+    return StageResult(latency_ns=stage.latency_ns, choices=choices)

@@ -30,7 +30,7 @@ from mosaic.solver.exact import ExactResult, search_exactly
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.predict import PlacedTimes
-from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
+from mosaic.solver.stage import Choice, Machine, StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 Stages = tuple[StageResult, ...]
@@ -83,9 +83,8 @@ def _loads(stage: StageResult, num_devices: int) -> tuple[list[int], list[int]]:
     return resident, works
 
 
-def _stage_of(choices: Mapping[str, Choice], machine: Machine) -> StageResult:
-    latency_ns = max(option.latency_ns for option, _ in choices.values())
-    return StageResult(latency_ns=latency_ns, choices=choices, starts=lay_out(choices, machine.num_slots))
+def _stage_of(choices: Mapping[str, Choice]) -> StageResult:
+    return StageResult(latency_ns=max(option.latency_ns for option, _ in choices.values()), choices=choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ def place_stages(stages: Stages, machine: Machine) -> Stages | None:
             name: (option, tuple(sorted(target[device] for device in devices)))
             for name, (option, devices) in stage.choices.items()
         }
-        greedy.append(replace(stage, choices=choices, starts=lay_out(choices, machine.num_slots)))
+        greedy.append(replace(stage, choices=choices))
     if fits(greedy, machine):
         return tuple(greedy)
     return find_devices(
@@ -182,7 +181,7 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
 
     stages = None
     if place(0):
-        stages = tuple(_stage_of({name: choices[name] for name in names}, machine) for names in partition)
+        stages = tuple(_stage_of({name: choices[name] for name in names}) for names in partition)
     effort = PLACING_EFFORT + NODE_EFFORT * min(MAX_NODES, num_nodes)
     return Placed(stages=stages, is_closed=num_nodes <= MAX_NODES, effort=effort)
 
@@ -277,7 +276,6 @@ class _HeldSearch:
     countdown: Countdown
     best: Stages = ()
     best_ms: float = math.inf
-    num_evaluations: int = 0
 
     def __post_init__(self) -> None:
         self._times = PlacedTimes(self.cost)
@@ -301,7 +299,6 @@ class _HeldSearch:
             cost_ms=self.best_ms,
             record=SearchRecord(
                 method="exact",
-                num_evaluations=self.num_evaluations,
                 status="optimal" if bound_ms >= self.best_ms - self.close_ms else "feasible",
                 bound_ms=bound_ms,
             ),
@@ -408,11 +405,7 @@ class _HeldSearch:
 
     def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
         sets = self.forbidden if forbidden is None else forbidden
-        relaxed = search_exactly(
-            self.graph, options, cost=self.cost, machine=self.machine, limits=limits, forbidden=sets
-        )
-        self.num_evaluations += relaxed.record.num_evaluations
-        return relaxed
+        return search_exactly(self.graph, options, cost=self.cost, machine=self.machine, limits=limits, forbidden=sets)
 
     def solve(self, relaxed: ExactResult, options: Options) -> Placed:
         """The stages of a relaxed plan at their best; None where that is no better than the best plan."""
@@ -561,7 +554,7 @@ def solve_stages(
             )
             for name, own in options.items()
         }
-        stages = tuple(_stage_of({name: choices[name] for name in names}, machine) for names in partition)
+        stages = tuple(_stage_of({name: choices[name] for name in names}) for names in partition)
     return Placed(
         stages=stages,
         is_closed=status in (cp_model.OPTIMAL, cp_model.INFEASIBLE),

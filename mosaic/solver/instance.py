@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, fingerprint
-from mosaic.cost.interference import PairShares
+from mosaic.cost.interference import Interference
 from mosaic.cost.protocol import Cost
 from mosaic.device import Device, StrictFile
-from mosaic.errors import InfeasibleError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 
@@ -40,20 +39,6 @@ class InstanceOption(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin(StrictFile):
-    """The allowed options of a module; both lists must be obeyed."""
-
-    degrees: tuple[int, ...] = ()
-    """Allowed numbers of devices; empty: all."""
-    quotas: tuple[int, ...] = ()
-    """Allowed quotas in slots; empty: all."""
-
-    def allows(self, option: InstanceOption) -> bool:
-        """Returns whether a module with this pin may use an option."""
-        return (not self.degrees or option.degree in self.degrees) and (not self.quotas or option.quota in self.quotas)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceModule(StrictFile):
     """A module that is placed as a whole."""
 
@@ -63,13 +48,6 @@ class InstanceModule(StrictFile):
     """Ways to deploy it; at most one for each degree and quota."""
     after: tuple[str, ...] = ()
     """Modules that must be in an earlier stage."""
-    pin: Pin = Pin()
-    """Allowed options."""
-
-    @property
-    def allowed(self) -> tuple[InstanceOption, ...]:
-        """The options that the pin leaves."""
-        return tuple(option for option in self.options if self.pin.allows(option))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +139,7 @@ def _check_options(module: InstanceModule) -> None:
         raise ValueError(f"{of} lists (degree, quota)={repeated[0]} twice; list each option once")
 
 
-class TableInterference(PairShares):
+class TableInterference(Interference):
     """The sum of an instance's disturbances, each in proportion to its neighbour's quota."""
 
     def __init__(self, instance: Instance) -> None:
@@ -178,23 +156,15 @@ class TableInterference(PairShares):
 
 
 class TableCost(Cost):
-    """Times and memory as the tables of an instance have them; options that a pin forbids are not there."""
+    """Times and memory as the tables of an instance have them."""
 
     def __init__(self, instance: Instance) -> None:
-        """Takes the allowed options of every module.
-
-        Raises:
-            InfeasibleError: A pin leaves a module nothing; every such module is named.
-        """
-        reasons = [_pinned_to_nothing(module) for module in instance.modules if not module.allowed]
-        if reasons:
-            raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
         self.profile_fingerprint = fingerprint(instance)
         self.interference = TableInterference(instance)
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
         for module in instance.modules:
             table = self._tables.setdefault(module.name, {})
-            for option in module.allowed:
+            for option in module.options:
                 table.setdefault(option.degree, {})[option.quota] = option
 
     def degrees(self, module: str) -> tuple[int, ...]:
@@ -213,13 +183,3 @@ class TableCost(Cost):
     def kept_bytes(self, module: str, degree: int) -> int:
         option = next(iter(self._tables[module][degree].values()))
         return option.resident_bytes + option.activation_bytes
-
-
-def _pinned_to_nothing(module: InstanceModule) -> str:
-    pin = module.pin
-    degrees = sorted({option.degree for option in module.options})
-    quotas = sorted({option.quota for option in module.options})
-    return (
-        f"{module.name!r} is pinned to degrees {list(pin.degrees) or 'any'} and quotas {list(pin.quotas) or 'any'}, "
-        f"which none of its options has together; it has degrees {degrees} and quotas {quotas}: loosen one of both pins"
-    )

@@ -18,8 +18,8 @@ from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.held_memory import fits, place_stages, search_within_memory
 from mosaic.solver.limits import Countdown
 from mosaic.solver.planners import distmm, megatron, spindle
-from mosaic.solver.predict import build_stage, spend_spare_slots
-from mosaic.solver.stage import StageResult, start_early
+from mosaic.solver.predict import build_stages, spend_spare_slots
+from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Answer, Task
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ Stages = tuple[StageResult, ...]
 
 def plan_automatically(task: Task) -> Answer:
     """Plans exactly where that can search the problem, otherwise with Algorithm 1 and a warning that says why."""
-    reason = why_not_exact(task.graph, task.cost)
+    reason = why_not_exact(task.graph)
     if reason is None:
         return plan_exactly(task)
     _log.warning("method='auto' plans with 'gahc', without a bound: %s", reason)
@@ -55,20 +55,20 @@ def plan_by_clustering(task: Task) -> Answer:
     """Plans with the paper's Algorithm 1; when its effort is spent, what has been merged so far is the plan."""
     countdown = Countdown(task.search.limits)
     evaluator = StageEvaluator(task.options, cost=task.cost, machine=task.machine, countdown=countdown)
-    stages, record = cluster(task.graph, evaluator)
+    stages = cluster(task.graph, evaluator)
     if countdown.left <= 0:
         _log.warning(
             "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", task.search.limits.effort
         )
     if evaluator.num_unresolved:
         _log.warning("CP-SAT gave up %d questions; there may be a better plan", evaluator.num_unresolved)
-    return Answer(stages=_finish(task, stages), record=record)
+    return Answer(stages=_finish(task, stages), record=SearchRecord(method="gahc"))
 
 
 def plan_in_turn(task: Task) -> Answer:
     """Plans every module in turn, each at its own best degree and quota."""
-    record = SearchRecord(method="sequential", num_evaluations=len(task.in_turn))
-    return Answer(stages=tuple(build_stage(stage, task.times) for stage in task.in_turn), record=record)
+    stages = tuple(build_stages([stage], task.times, task.machine)[0] for stage in task.in_turn)  # all from slot 0 on
+    return Answer(stages=stages, record=SearchRecord(method="sequential"))
 
 
 def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
@@ -81,8 +81,7 @@ def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
     best = _split_useless(task, stages)
     if task.is_held and not fits(best, machine):  # single modules are on other devices in turn than in their stage
         best = place_stages(best, machine) or min(stages, task.in_turn, key=task.times.total_ms)
-    built = [build_stage(stage, task.times) for stage in best]
-    return start_early(built, num_devices=machine.num_devices, num_slots=machine.num_slots)
+    return build_stages(best, task.times, machine)
 
 
 def _split_useless(task: Task, stages: Stages) -> Stages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
+from mosaic.solver.stage import Choice, Machine, StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""
 _Beside = tuple[tuple[str, int], ...]
+_Runs = dict[str, tuple[tuple[int, ...], ...]]
+"""Slots of each module on each of its devices."""
 
 
 class PlacedTimes:
@@ -69,24 +72,70 @@ class PlacedTimes:
         return times
 
 
-def build_stage(result: StageResult, times: PlacedTimes) -> Stage:
-    """Turns an allocation into placements with the times predicted beside their neighbours."""
-    placed = times.of(result.choices)
-    placements = []
-    for name, (option, devices) in result.choices.items():
-        starts = result.starts[name]
-        runs = tuple(tuple(range(start, start + option.quota)) for start in starts)
-        placements.append(
-            Placement(
-                part=Part(module=name),
-                slots=runs[0],
-                grid=Grid(ranks=devices),
-                slots_by_device=runs if len(set(starts)) > 1 else (),
-                forward_ms=placed[name][0],
-                backward_ms=placed[name][1],
-            )
+def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Machine) -> tuple[Stage, ...]:
+    """Turns allocations into placements with the times predicted beside their neighbours, and chooses slots.
+
+    No barrier ends a stage: a module starts when its inputs are there and its slots are free. So it gets the run of
+    slots that earlier stages leave first, the same on all of its devices where there is one.
+    """
+    busy_ms = [[0.0] * machine.num_slots for _ in range(machine.num_devices)]
+    built = []
+    for stage in stages:
+        placed = times.of(stage.choices)
+        order = sorted(stage.choices, key=lambda name: (-stage.choices[name][0].quota, -sum(placed[name]), name))
+        by_area = sorted(order, key=lambda name: -stage.choices[name][0].area)
+        slots = (
+            _free_runs(stage.choices, order, busy_ms)
+            or _free_runs(stage.choices, by_area, busy_ms)
+            or _stacked_runs(stage.choices, by_area)
         )
-    return Stage(placements=tuple(placements))
+        placements = []
+        for name, (_, devices) in stage.choices.items():
+            runs, (forward_ms, backward_ms) = slots[name], placed[name]
+            placements.append(
+                Placement(
+                    part=Part(module=name),
+                    slots=runs[0],
+                    grid=Grid(ranks=devices),
+                    slots_by_device=runs if len(set(runs)) > 1 else (),
+                    forward_ms=forward_ms,
+                    backward_ms=backward_ms,
+                )
+            )
+            cells = [(device, slot) for device, run in zip(devices, runs, strict=True) for slot in run]
+            end_ms = max(busy_ms[device][slot] for device, slot in cells) + forward_ms + backward_ms
+            for device, slot in cells:
+                busy_ms[device][slot] = end_ms
+        built.append(Stage(placements=tuple(placements)))
+    return tuple(built)
+
+
+def _free_runs(choices: Mapping[str, Choice], order: Sequence[str], busy_ms: Sequence[Sequence[float]]) -> _Runs | None:
+    """Gives each module in turn the run that is free first on all of its devices; None: one does not fit."""
+    taken: set[tuple[int, int]] = set()
+    runs: _Runs = {}
+    for name in order:
+        option, devices = choices[name]
+        starts = range(len(busy_ms[0]) - option.quota + 1)
+        cells = {start: {(g, slot) for g in devices for slot in range(start, start + option.quota)} for start in starts}
+        free = [start for start in starts if taken.isdisjoint(cells[start])]
+        if not free:
+            return None
+        best = min(free, key=lambda start: max(busy_ms[device][slot] for device, slot in cells[start]))
+        runs[name] = (tuple(range(best, best + option.quota)),) * option.degree
+        taken |= cells[best]
+    return runs
+
+
+def _stacked_runs(choices: Mapping[str, Choice], order: Sequence[str]) -> _Runs:
+    """Puts runs on top of each other, on each device for itself."""
+    top: Counter[int] = Counter()
+    runs: _Runs = {}
+    for name in order:
+        option, devices = choices[name]
+        runs[name] = tuple(tuple(range(top[device], top[device] + option.quota)) for device in devices)
+        top.update(dict.fromkeys(devices, option.quota))
+    return runs
 
 
 def retimed(plan: Plan, cost: Cost) -> Plan:
@@ -152,9 +201,7 @@ def spend_spare_slots(
         if best_value >= value:
             break
         value, choices = best_value, best
-    if choices is result.choices:
-        return result
-    return replace(result, choices=choices, starts=lay_out(choices, machine.num_slots))
+    return replace(result, choices=choices)
 
 
 def _widened(
@@ -181,4 +228,4 @@ def _widened(
 def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> Times:
     pairs = times.of(choices).values()
     longest_ms = max(forward for forward, _ in pairs) + max(backward for _, backward in pairs)
-    return longest_ms, sum(forward + backward for forward, backward in pairs)
+    return longest_ms, sum(map(sum, pairs))

@@ -1,9 +1,4 @@
-"""A plan for the engine: by any method, with slots left to communication and its times in the plan.
-
-A collective on a GPU is a kernel: NCCL runs a CTA for each channel, and each occupies an SM while it runs. Held to a
-number of CTAs (``max_ctas`` of its communicator) on a device with as many SMs that no module has, it takes none of
-theirs. A reserved slot includes the SMs that the split into slots leaves over: of a Hopper device's 132 SMs, 16 slots
-of 8, that is 4.
+"""A plan for the engine: by any method, with the times of communication in it.
 
 *Over a network.* Every search minimises what Eq. 7 predicts, and there each module has the network to itself while its
 gradients are summed. The simulated step (``mosaic.simulate``) knows better, but no search here can minimise it.
@@ -129,13 +124,10 @@ def _plan_by_simulation(
 ) -> Plan:
     """Plans as ``auto`` does over a network; the record has the simulated step and a bound of what can be predicted."""
     began, countdown = time.perf_counter(), Countdown(search.limits)
-    num_evaluations = 0
 
     def plan(method: str, cost_of: Cost, share: float) -> Plan:
-        nonlocal num_evaluations
         limited = replace(search, limits=countdown.part(share), layers=1)  # whole modules alone can run
         candidate = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
-        num_evaluations += candidate.search.num_evaluations
         record = candidate.search
         if cost_of is not cost:  # what is proven holds for other times
             candidate, record = retimed(candidate, cost), replace(record, method="auto", status="feasible")
@@ -155,7 +147,7 @@ def _plan_by_simulation(
     first = best = plan("auto", cost, FIRST_SHARE)
     for method in WHOLE_DEVICE_PLANNERS:
         best = shorter(best, method, cost)
-    if why_not_exact(graph, cost) is None:
+    if why_not_exact(graph) is None:
         models = [_Shared(cost, sharing) for sharing in _SHARING]
         best = shorter(best, "exact", models[-1])
         tried: set[tuple[int, ...]] = set()
@@ -174,7 +166,6 @@ def _plan_by_simulation(
     record = replace(
         best.search,
         bound_ms=min(first.search.bound_ms, best.predicted_ms),
-        num_evaluations=num_evaluations,
         seconds=time.perf_counter() - began,
     )
     return replace(best, sequential_ms=first.sequential_ms, search=record)

@@ -119,7 +119,7 @@ def test_memory_that_runs_out_at_one_quota_leaves_the_others_and_no_garbage(back
     failed = {(s.module, s.quota) for s in profile.samples if s.infeasible is not None}
     assert failed == {("right", 1)}
     assert all(s.infeasible.startswith("out of memory") for s in profile.samples if s.infeasible is not None)
-    assert CostModel.from_profile(profile, interference="none").quotas("right") == (slots,)
+    assert CostModel.from_profile(profile).quotas("right") == (slots,)
     torch.cuda.synchronize(backend.torch_device)
     # cuBLAS keeps a workspace for each stream.
     assert torch.cuda.memory_allocated(backend.torch_device) - before < 512 << 20

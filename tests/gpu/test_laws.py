@@ -79,7 +79,8 @@ def test_what_is_done_around_a_call_is_seen_by_the_call(
     case: str, in_sample: bool, graphs: bool, cuda_backend: CudaBackend
 ):
     make, captured = partial(shown, case, in_sample), case not in EAGER
-    run_on_streams(make, train, graphs=graphs, captured=captured, backend=cuda_backend, compare=assert_near)
+    options = {"graphs": graphs, "captured": captured, "in_place": in_sample}
+    run_on_streams(make, train, backend=cuda_backend, compare=assert_near, **options)
 
 
 @pytest.mark.parametrize("case", BETWEEN)

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.graphs import plan_for
 from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.engine import find_modules
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 
 pytestmark = pytest.mark.gpu
@@ -38,24 +37,10 @@ def alone(backend: Backend, tmp_path: Path) -> Iterator[None]:
 
 
 def plan_of(model: nn.Module, sample: dict[str, torch.Tensor], backend: Backend) -> Plan:
-    graph = find_modules(model, sample).graph
-    beside = tuple(
-        Placement(part=Part(module=name), slots=(slot,), grid=Grid(ranks=(0,))) for slot, name in enumerate(FIRST)
-    )
-    rest = [name for name in graph.topological_order() if name not in FIRST]
-    return Plan(
-        device=backend.device,
-        num_devices=1,
-        stages=(
-            Stage(placements=beside),
-            *(
-                Stage(placements=(Placement(part=Part(module=name), slots=(0, 1, 2), grid=Grid(ranks=(0,))),))
-                for name in rest
-            ),
-        ),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    """Returns a plan with the towers side by side, and the rest on all their slots."""
+    slots = {name: (slot,) for slot, name in enumerate(FIRST)}
+    members = dict.fromkeys((*FIRST, "backbone", "head"), (0,))
+    return plan_for(model, sample, members, 1, backend=backend, slots=lambda name: slots.get(name, (0, 1, 2)))
 
 
 def on(device: torch.device, step: int) -> dict[str, torch.Tensor]:

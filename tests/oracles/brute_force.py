@@ -23,8 +23,8 @@ from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Phase
 from mosaic.solver.held_memory import keeps_anything
 from mosaic.solver.options import NS_PER_MS, DeploymentOption, all_options
-from mosaic.solver.predict import PlacedTimes, build_stage
-from mosaic.solver.stage import Choice, Machine, StageResult, lay_out
+from mosaic.solver.predict import PlacedTimes, build_stages
+from mosaic.solver.stage import Choice, Machine, StageResult
 from mosaic.solver.task import SearchOptions
 
 MAX_MODULES = 6
@@ -109,13 +109,12 @@ def best_stage(
     descend({}, [0] * machine.num_devices, [0] * machine.num_devices)
     if best is None:
         return None
-    starts = lay_out(best, machine.num_slots)
-    return best_ms, StageResult(latency_ns=round(best_ms * NS_PER_MS), choices=best, starts=starts)
+    return best_ms, StageResult(latency_ns=round(best_ms * NS_PER_MS), choices=best)
 
 
 def _time_ms(chosen: Mapping[str, Choice], cost: Cost, *, by_sum: bool = False) -> float:
     """Time of a stage: slowest forward plus slowest backward, or the slowest module's two together."""
-    result = StageResult(latency_ns=0, choices=chosen, starts={})
+    result = StageResult(latency_ns=0, choices=chosen)
     forwards, backwards, sums = [0.0], [0.0], [0.0]
     for name, (option, devices) in chosen.items():
         for device in devices:
@@ -167,8 +166,7 @@ def _held_ways(names: Sequence[str], options: _Options, cost: Cost, machine: Mac
     ways: list[_Way] = []
     for chosen in partial:
         time_ms = _time_ms(chosen, cost)
-        starts = lay_out(chosen, machine.num_slots)
-        result = StageResult(latency_ns=round(time_ms * NS_PER_MS), choices=chosen, starts=starts)
+        result = StageResult(latency_ns=round(time_ms * NS_PER_MS), choices=chosen)
         loads = tuple(
             (
                 sum(option.kept_bytes for option, devices in chosen.values() if device in devices),
@@ -193,12 +191,10 @@ def plan_by_brute_force(
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     is_held = search.hold_memory and keeps_anything(options, machine)
     best = best_stages(graph, options, cost=cost, machine=machine, is_held=is_held)
-    times = PlacedTimes(cost)
-    stages = tuple(build_stage(stage, times) for stage in best)
     plan = Plan(
         device=device,
         num_devices=num_devices,
-        stages=stages,
+        stages=build_stages(best, PlacedTimes(cost), machine),
         graph=graph.fingerprint,
         search=SearchRecord(method="brute_force", status="optimal"),
     )

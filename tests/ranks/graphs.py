@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
@@ -165,19 +166,22 @@ def in_part(names: Sequence[str], size: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def plan_for(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int, **options: Any) -> Plan:
-    """Returns a plan that puts modules on ranks, each on the first slot of its device."""
-    backend = options.pop("backend", HostBackend(1))
-    graph = find_modules(model, sample, include=list(members), may_share=True, **options).graph
-    return plan_of(graph, members, size, backend)
+def plan_for(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int, **more: Any) -> Plan:
+    """Returns a plan of a model; the rest is as in ``plan_of``."""
+    return plan_of(find_modules(model, sample, include=list(members), may_share=True).graph, members, size, **more)
 
 
 def plan_of(
-    graph: ModuleGraph, members: dict[str, tuple[int, ...]], size: int, backend: HostBackend | None = None
+    graph: ModuleGraph,
+    members: dict[str, tuple[int, ...]],
+    size: int,
+    *,
+    backend: Backend | None = None,
+    slots: Callable[[str], tuple[int, ...]] = lambda name: (0,),
 ) -> Plan:
-    """Returns a plan that puts the modules of a graph on ranks, each on the first slot of its device."""
+    """Returns a plan that puts the modules of a graph on ranks, by default each on the first slot of its device."""
     stages = [
-        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=members[name])),))
+        Stage(placements=(Placement(part=Part(module=name), slots=slots(name), grid=Grid(ranks=members[name])),))
         for name in graph.topological_order()
     ]
     return Plan(
@@ -217,6 +221,30 @@ def twins(make: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, nn.Modul
     model = make()
     torch.manual_seed(seed)
     return model, DistributedDataParallel(make(), find_unused_parameters=True)
+
+
+def check_trained(
+    make: Callable[[], nn.Module],
+    members: dict[str, tuple[int, ...]],
+    batch_of: Callable[[int], torch.Tensor],
+    before: Callable[[nn.Module, int], object] = lambda model, step: None,
+) -> None:
+    """Trains a model on two ranks and under DistributedDataParallel, and compares losses and parameters."""
+    model, wrapped = twins(make, 0)
+    handle = colocated(model, batch_of(0), members, 2)
+    losses: tuple[list[float], list[float]] = [], []
+    for each, own in zip((model, wrapped), losses, strict=True):
+        optimizer = torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1)
+        for step in range(4):
+            before(each.module if each is wrapped else each, step)
+            loss = each(batch_of(step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            own.append(loss.item())
+    assert all(abs(ours - theirs) < 1e-5 * abs(theirs) for ours, theirs in zip(*losses, strict=True))
+    assert difference(handle, wrapped) < 1e-5
+    handle.remove()
 
 
 def difference(handle: RankHandle, wrapped: nn.Module) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +18,6 @@ from bench.gpu.ladder import CLOSE
 from bench.gpu.ladder.streams import figures_of, halves, on_lanes, reading, rung
 from bench.record import Figure
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.streams.lanes import run_aside
 from mosaic.engine import find_modules
 from mosaic.microbench.kernels import half_type
 from mosaic.plan import plan_from_quotas
@@ -65,44 +62,24 @@ def _operators(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:
     }
 
 
-def _convolutions(bench: Bench, how: str) -> Iterator[Figure]:
+def convolutions(bench: Bench) -> Iterator[Figure]:
+    """Convolves on a lane before anywhere else."""
     result = {}
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
         for name, step in _kernels(backend, bench.dry_run).items():
-            if how == "warm":
-                run_aside(backend.api, step)
-            off = torch.backends.cudnn.flags(enabled=False) if how == "native" else nullcontext()
 
-            def run(step: Step = step, off: Any = off) -> float:
-                with off:
-                    ours = lane.submit(step).wait()
+            def run(step: Step = step) -> float:
+                ours = lane.submit(step).wait()
                 return _difference(step(), ours)
 
             result[name] = reading(run)
             yield from figures_of({name: result[name]})
-    bench.verdict = judge_conv(how, result)
-
-
-conv_cold = partial(_convolutions, how="cold")
-"""Convolves on a lane before anywhere else."""
-conv_warm = partial(_convolutions, how="warm")
-"""Convolves on a lane after the same was done on a plain stream."""
-conv_native = partial(_convolutions, how="native")
-"""Convolves on a lane with cuDNN off."""
-
-
-def judge_conv(how: str, result: Mapping[str, Any]) -> str:
-    """Says whether convolutions run on lanes this way, and which switch helps where they do not."""
     said = judge_equal(result)
-    if all(isinstance(value, float) and value <= CLOSE for value in result.values()):
-        return said
-    remedies = {
-        "cold": "warm up outside of lanes first, as colocate does (see conv-warm)",
-        "warm": "run lanes without it, CudaBackend(cudnn=False) (see conv-native)",
-        "native": "leave modules with convolutions where they are: colocate(..., exclude=[...])",
-    }
-    return f"{said}: {remedies[how]}"
+    is_right = all(isinstance(value, float) and value <= CLOSE for value in result.values())
+    bench.verdict = (
+        said if is_right else f"{said}: leave modules with convolutions off lanes, colocate(..., exclude=[...])"
+    )
 
 
 def _kernels(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:

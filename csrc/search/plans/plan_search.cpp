@@ -369,7 +369,6 @@ Plan plan(const Problem& problem, const Limits& limits, const std::vector<Mask>&
         for (const Mask stage : lazy.stages()) made.stages.push_back(search.evaluate(stage).stage);
     }
     made.status = made.bound >= made.cost ? Status::optimal : Status::feasible;
-    made.num_evaluations = search.num_evaluations();
     return made;
 }
 

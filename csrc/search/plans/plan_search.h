@@ -22,7 +22,6 @@ struct Plan {
     Ns cost = kNever;  // kNever: what is forbidden leaves no plan
     Ns bound = 0;
     std::vector<Stage> stages;  // in an order that keeps dependencies
-    std::int64_t num_evaluations = 0;
 };
 
 // The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound. No stage is

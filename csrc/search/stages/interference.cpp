@@ -1,7 +1,6 @@
 #include "search/stages/interference.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 namespace mosaic::search {
@@ -10,44 +9,6 @@ namespace {
 const Option& option_of(const Problem& problem, const Resident& resident) {
     return problem.modules[static_cast<std::size_t>(resident.module)]
         .options[static_cast<std::size_t>(resident.option)];
-}
-
-double bandwidth(const Problem& problem, int phase, const Resident& resident) {
-    const Option& option = option_of(problem, resident);
-    return phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
-}
-
-Ns pairwise(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    const auto& tables = problem.interference.pairs[phase];
-    if (tables.empty()) return 0;
-    const auto& table = tables[static_cast<std::size_t>(own.module)][static_cast<std::size_t>(own.option)];
-    if (table.empty()) return 0;
-    Ns sum = 0;
-    for (int i = 0; i < num_others; ++i) {
-        const int quota = option_of(problem, others[i]).quota;
-        const int place = others[i].module * (problem.machine.num_slots + 1) + quota;
-        sum += table[static_cast<std::size_t>(place)];
-    }
-    return sum;
-}
-
-// Eq. 8 as it stands falls when a module is added (its product shrinks); the largest value over the subsets with the
-// module itself and at least one neighbour does not. For each size the neighbours that draw most make it largest.
-Ns composite(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    if (num_others == 0) return 0;
-    std::array<double, kMaxModules> drawn{};
-    for (int i = 0; i < num_others; ++i) drawn[static_cast<std::size_t>(i)] = bandwidth(problem, phase, others[i]);
-    std::sort(drawn.begin(), drawn.begin() + num_others, std::greater<double>());
-    const Interference& form = problem.interference;
-    double sum = bandwidth(problem, phase, own);
-    double product = sum;
-    double worst = 0;
-    for (int i = 0; i < num_others; ++i) {
-        sum += drawn[static_cast<std::size_t>(i)];
-        product *= drawn[static_cast<std::size_t>(i)];
-        worst = std::max(worst, form.e1[phase] + form.e2[phase] * sum + form.e3[phase] * product);
-    }
-    return static_cast<Ns>(std::llround(worst));
 }
 
 std::vector<int> quotas_of(const Module& module) {
@@ -85,7 +46,7 @@ void add_shares(Problem& problem, int phase, const PairShares& pair) {
     const std::vector<int> held = quotas_of(problem.modules[static_cast<std::size_t>(pair.beside)]);
     check_shares(pair, quotas.size(), held.size());
     const auto width = static_cast<std::size_t>(problem.machine.num_slots + 1);
-    auto& table = problem.interference.pairs[phase][static_cast<std::size_t>(pair.module)];
+    auto& table = problem.extras[phase][static_cast<std::size_t>(pair.module)];
     for (std::size_t o = 0; o < own.options.size(); ++o) {
         const Option& option = own.options[o];
         const auto alone = static_cast<double>(phase == 0 ? option.forward : option.backward);
@@ -102,9 +63,8 @@ void add_shares(Problem& problem, int phase, const PairShares& pair) {
 }  // namespace
 
 void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]) {
-    problem.interference.form = Form::pairwise;
     for (int phase = 0; phase < 2; ++phase) {
-        auto& tables = problem.interference.pairs[phase];
+        auto& tables = problem.extras[phase];
         tables.assign(problem.modules.size(), {});
         for (std::size_t m = 0; m < tables.size(); ++m) tables[m].resize(problem.modules[m].options.size());
         for (const PairShares& pair : shares[phase]) add_shares(problem, phase, pair);
@@ -112,19 +72,18 @@ void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)
 }
 
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    switch (problem.interference.form) {
-        case Form::pairwise:
-            return pairwise(problem, phase, own, others, num_others);
-        case Form::eq8:
-            return composite(problem, phase, own, others, num_others);
-        case Form::none:
-            break;
+    const auto& table =
+        problem.extras[phase][static_cast<std::size_t>(own.module)][static_cast<std::size_t>(own.option)];
+    if (table.empty()) return 0;
+    Ns sum = 0;
+    for (int i = 0; i < num_others; ++i) {
+        const int place = others[i].module * (problem.machine.num_slots + 1) + option_of(problem, others[i]).quota;
+        sum += table[static_cast<std::size_t>(place)];
     }
-    return 0;
+    return sum;
 }
 
 ExtraTable::ExtraTable(const Problem& problem) : problem_(problem), width_(problem.machine.num_slots + 1) {
-    if (problem.interference.form != Form::pairwise) return;
     rows_.resize(problem.modules.size());
     for (std::size_t m = 0; m < rows_.size(); ++m) {
         rows_[m].resize(problem.modules[m].options.size());
@@ -137,8 +96,8 @@ void ExtraTable::fill_row(std::size_t module, std::size_t option) {
     std::vector<Extra>& row = rows_[module][option];
     row.assign(problem_.modules.size() * static_cast<std::size_t>(width_), Extra{});
     const auto own_of = [&](int phase) -> const std::vector<Ns>* {
-        const auto& table = problem_.interference.pairs[phase];
-        return table.empty() || table[module][option].empty() ? nullptr : &table[module][option];
+        const auto& table = problem_.extras[phase];
+        return table[module][option].empty() ? nullptr : &table[module][option];
     };
     const std::vector<Ns>* forward = own_of(0);
     const std::vector<Ns>* backward = own_of(1);

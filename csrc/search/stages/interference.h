@@ -51,11 +51,9 @@ class ExtraTable {
     // What neighbours on one device cost a module, exactly.
     Extra exact(const Resident& own, const Resident* others, int num_others) const;
 
-    // For pairs: at most that of each neighbour, and never less for one with more slots. A pair
-    // measured to be milder at a larger quota counts as mild at all smaller ones. Null where extras do not add up by
-    // pairs; `exact` then never falls.
+    // At most what each neighbour costs, and never less for one with more slots. A pair measured to be milder at a
+    // larger quota counts as mild at all smaller ones.
     const Extra* row(int module, int option) const {
-        if (rows_.empty()) return nullptr;
         return rows_[static_cast<std::size_t>(module)][static_cast<std::size_t>(option)].data();
     }
     // Of a neighbour in such rows.
@@ -70,10 +68,10 @@ class ExtraTable {
     const Problem& problem_;
     int width_;
     bool is_monotone_ = true;
-    std::vector<std::vector<std::vector<Extra>>> rows_;  // pairwise only: by module, option, neighbour and quota
+    std::vector<std::vector<std::vector<Extra>>> rows_;  // by module, option, neighbour and quota
 };
 
-// Makes a problem's interference pairwise, by phase; pairs that are not named cost nothing. Throws
+// Sets what neighbours cost, by phase; pairs that are not named cost nothing. Throws
 // std::invalid_argument for a pair of modules that are not there, rows that do not fit their quotas, or negative
 // shares.
 void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]);

@@ -12,7 +12,6 @@ struct Placed {
     int module = 0;
     int option = 0;            // index among the module's options
     std::vector<int> devices;  // rising
-    std::vector<int> starts;   // first slot on each of them
 };
 
 struct Stage {

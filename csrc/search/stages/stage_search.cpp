@@ -66,7 +66,6 @@ const StageValue& StageSearch::sharpen(Mask set, Ns cutoff) { return settle(set,
 const StageValue& StageSearch::settle(Mask set, Ns cutoff, bool is_whole) {
     StageValue& value = value_of(set);
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
-    ++num_evaluations_;
     greedy_left_ = kGreedyQuestions;
     if (undisturbed_) take_undisturbed(set, value, cutoff);
     value.gave_up = close(set, value, cutoff, is_whole);

@@ -60,8 +60,6 @@ class StageSearch {
     // Nodes for each question from here on; what stayed open with fewer is tried again when it is asked for.
     void set_max_nodes(std::int64_t max_nodes);
 
-    std::int64_t num_evaluations() const { return num_evaluations_; }
-
   private:
     struct Range {  // of forward times
         Ns low;
@@ -92,7 +90,6 @@ class StageSearch {
     std::unordered_map<Mask, Ns> bounds_;
     std::unordered_map<Mask, StageValue> values_;
     std::vector<Mask> forbidden_;
-    std::int64_t num_evaluations_ = 0;
 };
 
 }  // namespace mosaic::search

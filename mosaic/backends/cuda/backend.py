@@ -39,7 +39,6 @@ class CudaBackend(Backend):
     Args:
         ordinal: The driver's number of the device, which is torch's, too.
         sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
-        cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
         driver: The device's driver; the installed one by default.
 
@@ -53,7 +52,6 @@ class CudaBackend(Backend):
         ordinal: int = 0,
         *,
         sm_target: bool = False,
-        cudnn: bool = True,
         api: StreamApi | None = None,
         driver: CudaDriver | None = None,
     ) -> None:
@@ -64,9 +62,8 @@ class CudaBackend(Backend):
             api = StreamApi(ordinal)
             start_autograd(api.device)
         self._api: StreamApi = api
-        has_settings = sm_target or not cudnn
-        self._libraries = LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if has_settings else None
-        self._sm_target, self._cudnn = sm_target, cudnn
+        self._libraries = LibrarySettings(api.device) if sm_target else None
+        self._sm_target = sm_target
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
         self._max_streams = 0
@@ -147,10 +144,7 @@ class CudaBackend(Backend):
     def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
         """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
         wanted = checked_partitions(self._device, partitions)
-        loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
-        for note in loan.notes:
-            self._note(note)
-        return loan
+        return self.pool.borrow(pack_layouts(wanted), image=self._image)
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
@@ -183,8 +177,7 @@ class CudaBackend(Backend):
     def with_sm_target(self) -> CudaBackend:
         if self._sm_target:
             return self
-        ordinal, cudnn = self._info.ordinal, self._cudnn
-        return CudaBackend(ordinal, sm_target=True, cudnn=cudnn, api=self._api, driver=self._driver)
+        return CudaBackend(self._info.ordinal, sm_target=True, api=self._api, driver=self._driver)
 
     def sm_target_pays(self) -> bool:
         """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""

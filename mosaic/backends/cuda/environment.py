@@ -52,30 +52,14 @@ class NvmlAnswers(NamedTuple):
     """The reason why NVML did not answer; empty if it did."""
 
 
-class Surroundings(NamedTuple):
-    """The observed surroundings of a process."""
-
-    environ: Mapping[str, str]
-    """The process's environment."""
-    num_streams: int | None
-    """Streams in use at the same time; None if unknown."""
-    mps_control: str = ""
-    """Path of the pipe to an MPS daemon; empty if there is none."""
-    nvml: NvmlAnswers = NvmlAnswers()
-    """About the device."""
-    own_process: int | None = None
-    """This process's id if it has a context on the device."""
-
-
 def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
     """Looks at this process, which has a context on the device ``uuid`` (as ``nvidia-smi`` prints it) and streams."""
-    control, nvml, own = mps_control(os.environ), ask_nvml(uuid), os.getpid()
-    return find_in(Surroundings(os.environ, num_streams, mps_control=control, nvml=nvml, own_process=own))
+    return (*find_in_process(os.environ, num_streams=num_streams), *find_on_device(ask_nvml(uuid), own=os.getpid()))
 
 
-def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
-    """Returns the findings that defeat partitions, worst first."""
-    return (*_mps(seen), *_connections(seen), *_nvml(seen))
+def find_in_process(environ: Mapping[str, str], *, num_streams: int | None = None) -> tuple[EnvironmentFinding, ...]:
+    """Returns what in a process's environment defeats partitions; ``num_streams`` is None if it is unknown."""
+    return (*_mps(environ), *_connections(environ, num_streams))
 
 
 def mps_control(environ: Mapping[str, str]) -> str:
@@ -132,30 +116,30 @@ def ask_nvml(uuid: str) -> NvmlAnswers:
         return NvmlAnswers(problem=error.found)
 
 
-def _mps(seen: Surroundings) -> Iterator[EnvironmentFinding]:
+def _mps(environ: Mapping[str, str]) -> Iterator[EnvironmentFinding]:
     name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-    percentage = seen.environ.get(name)
+    percentage = environ.get(name)
     if percentage is not None and not re.fullmatch(r"100(\.0*)?", percentage.strip()):
         rule = "under MPS this overrides partitions, and work may use more SMs than its quota"
         yield EnvironmentFinding(name, f"{name}={percentage}", rule, "unset it, or set it to 100")
-    if seen.mps_control:
+    if pipe := mps_control(environ):
         yield EnvironmentFinding(
             "MPS",
-            f"an MPS daemon listens at {seen.mps_control}",
+            f"an MPS daemon listens at {pipe}",
             "under MPS other processes run on the SMs of the partitions at the same time",
             "end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
         )
 
 
-def _connections(seen: Surroundings) -> Iterator[EnvironmentFinding]:
+def _connections(environ: Mapping[str, str], num_streams: int | None) -> Iterator[EnvironmentFinding]:
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    text = seen.environ.get(name)
+    text = environ.get(name)
     is_valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MAX_CONNECTIONS)
     queues = int(text) if text is not None and is_valid else DEFAULT_CONNECTIONS
-    needed = DEFAULT_CONNECTIONS if seen.num_streams is None else min(seen.num_streams + 1, MAX_CONNECTIONS)
+    needed = DEFAULT_CONNECTIONS if num_streams is None else min(num_streams + 1, MAX_CONNECTIONS)
     if is_valid and queues >= needed:
         return
-    streams = "" if seen.num_streams is None else f" for {seen.num_streams} lanes and the stream of the loop"
+    streams = "" if num_streams is None else f" for {num_streams} lanes and the stream of the loop"
     setting = f"={text}" if text is not None else f" is not set, so there are {DEFAULT_CONNECTIONS} queues"
     advice = f"set {MAX_CONNECTIONS} before the process starts"
     yield EnvironmentFinding(
@@ -166,18 +150,18 @@ def _connections(seen: Surroundings) -> Iterator[EnvironmentFinding]:
     )
 
 
-def _nvml(seen: Surroundings) -> Iterator[EnvironmentFinding]:
-    if seen.nvml.problem:
+def find_on_device(nvml: NvmlAnswers, *, own: int | None = None) -> Iterator[EnvironmentFinding]:
+    """Yields what on a device defeats partitions; ``own`` is this process's id if it has a context there."""
+    if nvml.problem:
         yield EnvironmentFinding(
             "NVML",
-            f"NVML does not answer ({seen.nvml.problem})",
+            f"NVML does not answer ({nvml.problem})",
             "whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
             "bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
         )
     # In a container ids are those outside of it, so one unknown id is taken for this process.
-    own, processes = seen.own_process, seen.nvml.processes
-    others = tuple(process for process in processes if process != own)
-    if own is not None and own not in processes and len(processes) == 1:
+    others = tuple(process for process in nvml.processes if process != own)
+    if own is not None and own not in nvml.processes and len(nvml.processes) == 1:
         others = ()
     if others:
         yield EnvironmentFinding(
@@ -186,7 +170,7 @@ def _nvml(seen: Surroundings) -> Iterator[EnvironmentFinding]:
             "without MPS the GPU gives each process all SMs in turn, whatever the partitions",
             "end them, or take another GPU",
         )
-    if seen.nvml.mig:
+    if nvml.mig:
         yield EnvironmentFinding(
             "MIG",
             "this GPU is in MIG mode",

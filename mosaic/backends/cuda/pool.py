@@ -66,17 +66,13 @@ class StreamLoan:
     Attributes:
         streams: The stream's handle, for each partition.
         records: The record of each partition.
-        shared_sms: Ids of SMs that partitions share although they were given as disjoint.
-        notes: A sentence about that for the user.
     """
 
-    def __init__(self, pool: Any, shared_sms: tuple[int, ...], notes: tuple[str, ...]) -> None:
+    def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._handles: list[int] = []
         self.streams: dict[Slots, int] = {}
         self.records: dict[Slots, PartitionRecord] = {}
-        self.shared_sms = shared_sms
-        self.notes = notes
 
     def add(self, layout: int, partition: int, record: PartitionRecord) -> None:
         """Lends one more stream."""
@@ -134,10 +130,8 @@ class GreenPool:
                 for index in indices
                 for number, info in enumerate(self._pool.partitions(index))
             ]
-            records = [record for *_, record in partitions]
-            shared = find_shared_sms(records, compute_capability=self._compute_capability)
-            notes = describe_excess(records, shared, compute_capability=self._compute_capability)
-            loan = StreamLoan(self._pool, shared, notes)
+            check_shared_sms([record for *_, record in partitions], compute_capability=self._compute_capability)
+            loan = StreamLoan(self._pool)
             try:
                 for index, number, record in partitions:
                     loan.add(index, number, record)
@@ -175,11 +169,10 @@ CDP_SMS = 2
 future kernels running under green contexts may use and share an additional set of 2 SMs" (cuda.h, green contexts)."""
 
 
-def find_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: str) -> tuple[int, ...]:
-    """Returns the SMs that partitions without a common slot share; those that were not probed are skipped.
+def check_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: str) -> None:
+    """Raises CudaError if partitions without a common slot share more SMs than dynamic parallelism accounts for.
 
-    Raises:
-        CudaError: They share more than a module with dynamic parallelism accounts for.
+    Partitions that were not probed are skipped.
     """
     shared: set[int] = set()
     first, call = "", "cuDevSmResourceSplitByCount"
@@ -188,8 +181,8 @@ def find_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: s
         if both and set(record.slots).isdisjoint(other.slots):
             shared |= both
             names = f"the partition of slots {list(record.slots)} and the partition of slots {list(other.slots)}"
-            first = first or f"{names} were seen to share SM {_listed(both)}"
-    if len(shared) > (CDP_SMS if _is_9(compute_capability) else 0):
+            first = first or f"{names} were seen to share SM {', '.join(map(str, sorted(both)))}"
+    if len(shared) > (CDP_SMS if compute_capability.startswith("9.") else 0):
         raise CudaError(
             f"{first} ({len(shared)} shared in all), although {call} gave them as disjoint; MPS or a driver's error "
             "may cause it, and on compute capability 9.x a module with dynamic parallelism (CDP) "
@@ -197,32 +190,3 @@ def find_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: s
             call=call,
             status="CUDA_SUCCESS",
         )
-    return tuple(sorted(shared))
-
-
-def describe_excess(
-    records: Sequence[PartitionRecord], shared: Sequence[int], *, compute_capability: str
-) -> tuple[str, ...]:
-    """Returns a sentence if partitions were seen on SMs beyond their own."""
-    excess = [len(record.sm_ids) - record.granted_sms for record in records if record.sm_ids is not None]
-    most = max(excess, default=0)
-    seen = [f"partitions share SM {_listed(shared)}"] if shared else []
-    if most > 0:
-        wide = sum(count > 0 for count in excess)
-        seen.append(f"{wide} of {len(records)} partitions run on up to {most} more SMs than they were granted")
-    if not seen:
-        return ()
-    cause = (
-        "on compute capability 9.x a loaded module with dynamic parallelism (CDP) may do that"
-        if _is_9(compute_capability) and most <= CDP_SMS
-        else "MPS may do that; `mosaic doctor` looks for it"
-    )
-    return (f"{' and '.join(seen)}: {cause}",)
-
-
-def _is_9(compute_capability: str) -> bool:
-    return compute_capability.startswith("9.")
-
-
-def _listed(sms: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(sms)))

@@ -171,10 +171,6 @@ class StreamApi:
         with torch.cuda.stream(torch.cuda.current_stream(self.device)), torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self.device)
 
-    def reserved_bytes(self) -> int:
-        """Bytes that torch's allocator holds on the device."""
-        return torch.cuda.memory_reserved(self.device)
-
     def free_bytes(self) -> int:
         """Bytes that are free on the device, by the driver."""
         return int(torch.cuda.mem_get_info(self.device)[0])

@@ -240,26 +240,6 @@ class StreamLanes(Lanes):
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         return self._lanes[slots]
 
-    def measure_memory(self) -> tuple[int, ...]:
-        """Runs small products forward and backward on each idle lane; returns the growth of torch's allocator's memory.
-
-        It keeps a cache for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of handle and stream
-        (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's. A model of
-        memory that only counts tensors does not see either. All cached memory and all workspaces are released before
-        each lane, so this is not for a loop.
-        """
-        api = self.api
-        api.synchronize()
-        measured = []
-        for lane in self:
-            api.release_workspaces()
-            api.empty_cache()
-            before = api.reserved_bytes()
-            lane.launch(lambda: _run_products(api.device), timed=False)
-            api.synchronize()
-            measured.append(max(0, api.reserved_bytes() - before))
-        return tuple(measured)
-
     def __iter__(self) -> Iterator[StreamLane]:
         return iter(tuple(self._lanes.values()))
 
@@ -300,12 +280,6 @@ def _record_use(api: StreamApi, value: object, stream: Any) -> None:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             api.record_use(leaf, stream)
-
-
-def _run_products(device: torch.device) -> None:
-    rows = torch.ones(256, 256, device=device)
-    weight, bias = (torch.ones(shape, device=device, requires_grad=True) for shape in ((256, 256), (256,)))
-    torch.nn.functional.linear(rows @ weight, weight, bias).sum().backward()
 
 
 def _end(api: StreamApi, lanes: list[StreamLane], ends: Sequence[Callable[[], object]], process: int) -> None:

@@ -1,8 +1,8 @@
-"""Settings of libraries during the launches of a lane's work, in its forward and in its backward.
+"""SM targets of libraries during the launches of a lane's work, in its forward and in its backward.
 
-They belong to the process (torch's SM carveout, its cuDNN switches) or to a thread's cuBLAS handle, and autograd
-launches the backward of a module later and from a thread of its own. So a module's backward sets them again at its
-first gradient, and restores them after its last one, or when the whole backward ends or fails.
+They belong to the process (torch's SM carveout) or to a thread's cuBLAS handle, and autograd launches the backward of a
+module later and from a thread of its own. So a module's backward sets them again at its first gradient, and restores
+them after its last one, or when the whole backward ends or fails.
 """
 
 from __future__ import annotations
@@ -48,76 +48,54 @@ class Setting:
 
 
 class LibrarySettings:
-    """The settings of libraries for the lanes of one device.
+    """The SM targets of the lanes of one device: cuBLAS by ``cublasSetSmCountTarget``, one for each handle; cuBLASLt's
+    products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout.
 
-    Results are right whatever holds: an SM count is a hint, by which libraries may choose other kernels and grids
-    (pytorch#183330), and without cuDNN torch has kernels of its own. The SM target of a node of backward is not
-    promised where other modules' nodes run in between, nor behind the first of a module's parameters.
-
-    Args:
-        device: The device.
-        sm_target: Give libraries the SM count of the lane: cuBLAS by ``cublasSetSmCountTarget``, one for each handle;
-            cuBLASLt's products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout. Whether a target
-            pays has to be measured.
-        cudnn: Let torch use cuDNN on lanes. A backward does without it from the first module that is on a lane to its
-            end: a convolution's backward chooses its kernels when it runs.
+    Results are right whatever holds: a target is a hint, by which libraries may choose other kernels and grids
+    (pytorch#183330). That of a node of backward is not promised where other modules' nodes run in between, nor behind
+    the first of a module's parameters.
 
     Raises:
         BackendUnavailableError: An SM target cannot be set here.
     """
 
-    def __init__(self, device: torch.device, *, sm_target: bool = False, cudnn: bool = True) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cublas = loaded_cublas() if sm_target else None
-        self._carveout = _carveout() if sm_target else None
-        self._cudnn = () if cudnn else _cudnn()
+        self._cublas = loaded_cublas()
 
     @contextmanager
     def during(self, num_sms: int | None) -> Iterator[None]:
-        """Holds them inside the block, for launches of the calling thread on a lane with so many SMs (None: all)."""
-        with self._begin_target(num_sms), self._begin_cudnn():
-            if self._cudnn and torch._C._current_graph_task_id() != -1:  # a recomputation: its backward comes unseen
-                _end_with_backward(self._begin_cudnn())
+        """Holds inside the block, for launches of the calling thread on a lane with so many SMs (None: all)."""
+        with self._begin(num_sms):
             yield
 
     def begin_backward(self, num_sms: int | None) -> ExitStack:
-        """Holds them for a module's backward, in the thread that runs it; closing the result ends the SM target."""
-        target = self._begin_target(num_sms)
-        _end_with_backward(target, self._begin_cudnn())
+        """Holds for a module's backward, in the thread that runs it, until the result is closed."""
+        target = self._begin(num_sms)
+        torch.autograd.Variable._execution_engine.queue_callback(_Guard(target))  # type: ignore[attr-defined]
         return target
 
-    def _begin_target(self, num_sms: int | None) -> ExitStack:
+    def _begin(self, num_sms: int | None) -> ExitStack:
         with ExitStack() as target:
-            if self._carveout is not None and num_sms is not None:
+            if num_sms is not None:
                 total = torch.cuda.get_device_properties(self._device).multi_processor_count
-                target.callback(self._carveout.begin(total - num_sms))
+                target.callback(_carveout().begin(total - num_sms))
                 handle = current_cublas_handle(self._device)
                 target.callback(_cublas_target(self._cublas, handle).begin(num_sms))
             return target.pop_all()
 
-    def _begin_cudnn(self) -> ExitStack:
-        without = ExitStack()
-        for setting in self._cudnn:
-            without.callback(setting.begin(False))
-        return without
-
 
 class _Guard:
-    """Ends settings with a backward: autograd calls it then, or only drops it if the backward failed."""
+    """Ends a target with its backward: autograd calls it then, or only drops it if the backward failed."""
 
-    def __init__(self, *held: ExitStack) -> None:
-        self._held = held
+    def __init__(self, target: ExitStack) -> None:
+        self._target = target
 
     def __call__(self) -> None:
-        for stack in self._held:
-            stack.close()
+        self._target.close()
 
     def __del__(self) -> None:
         self()
-
-
-def _end_with_backward(*held: ExitStack) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(_Guard(*held))  # type: ignore[attr-defined]
 
 
 # One object for each setting of the process: two would restore each other's values.
@@ -143,14 +121,6 @@ def _cublas_target(cublas: Any, handle: int) -> Setting:
         _check("cublasSetSmCountTarget", status)
 
     return Setting(get, put)
-
-
-@cache
-def _cudnn() -> tuple[Setting, ...]:
-    return (
-        Setting(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-        Setting(torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),  # not covered by the first
-    )
 
 
 @cache

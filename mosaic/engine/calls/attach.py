@@ -90,14 +90,7 @@ def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
 def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
-    Args:
-        module: The module.
-        intercept: Takes its calls.
-        reach: Called before any read of its parameters, buffers and parts, and any write of an attribute, such as the
-            mode.
-
-    Raises:
-        ValueError: The module is attached already.
+    ``reach`` is called before any read of its parameters, buffers and parts, and any write of an attribute.
     """
     plain = type(module)
     if issubclass(plain, _Attached):

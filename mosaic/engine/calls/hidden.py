@@ -35,9 +35,6 @@ _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
 _CONTAINERS = (list, dict, set, deque, np.ndarray)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
-Settings = tuple[Any, ...]
-"""Torch's settings of the process."""
-
 
 def parts_of(module: nn.Module | None) -> list[nn.Module]:
     """Returns a module and all its parts, each once, without reaching into them."""
@@ -118,7 +115,7 @@ class ModuleState(NamedTuple):
 
     parts: Parts
     trained: list[nn.Parameter]
-    settings: Settings
+    settings: tuple[Any, ...]
     versions: tuple[list[int | None], list[int | None]]
     """Version counters of parameters and of buffers."""
 
@@ -146,11 +143,11 @@ def modes_of(module: nn.Module | None) -> tuple[bool, ...]:
     return () if module is None else tuple([part.training for part in module.modules()])
 
 
-def read_settings() -> Settings:
+def read_settings() -> tuple[Any, ...]:
     return read(_OF_PROCESS)
 
 
-def changed_setting(before: Settings, after: Settings) -> str | None:
+def changed_setting(before: tuple[Any, ...], after: tuple[Any, ...]) -> str | None:
     if before == after:
         return None
     return next(setting.name for setting, old, new in zip(_OF_PROCESS, before, after, strict=True) if old != new)

@@ -8,24 +8,13 @@ _NOTHING = "nothing; it runs where it is called"
 class Obstacle(str):
     """A reason, as the end of a sentence that starts with the module's name."""
 
-    __slots__ = ("apart", "is_of_a_part", "todo")
-
     todo: str
     apart: bool
     is_of_a_part: bool
 
-    def __new__(
-        cls,
-        reason: str,
-        *,
-        todo: str = _NOTHING,
-        apart: bool = False,
-        is_of_a_part: bool = False,
-    ) -> Obstacle:
+    def __new__(cls, reason: str, *, todo: str = _NOTHING, apart: bool = False, is_of_a_part: bool = False) -> Obstacle:
         obstacle = super().__new__(cls, reason)
-        obstacle.todo = todo
-        obstacle.apart = apart
-        obstacle.is_of_a_part = is_of_a_part
+        obstacle.todo, obstacle.apart, obstacle.is_of_a_part = todo, apart, is_of_a_part
         return obstacle
 
     @property

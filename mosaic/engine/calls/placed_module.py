@@ -32,7 +32,6 @@ class PlacedModule:
         shapes: tuple[tuple[Any, ...], ...] | None = None,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
-        awaited: str | None = None,
     ) -> None:
         self.name = name
         self.lane = lane
@@ -41,7 +40,6 @@ class PlacedModule:
         self.shapes = shapes  # that the plan was made for; calls with others run in place on the host
         self.is_alone = is_alone  # has the device and a stage to itself, so that a lane would gain nothing
         self.parted = parted  # ids of the module's parameters that only others use; a call that uses one runs in place
-        self.awaited = awaited  # why its forward is waited for where it is called, or None
         # Makes a call's results differentiable where only its parameters are.
         self.anchor = torch.empty(0, requires_grad=True)
         self.anchor_node = get_gradient_edge(self.anchor).node

@@ -101,14 +101,6 @@ class Signature:
         """The leaves of the result that are no tensors."""
         return [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)]
 
-    @property
-    def may_draw(self) -> bool:
-        """True if it draws random numbers, or may in another call of the same kind."""
-        return self.draws > 0 or self.drawing != ()
-
-    def reaches(self, edge: int, picks: frozenset[int]) -> bool:
-        return self.reached_from is None or not picks.isdisjoint(self.reached_from[edge])
-
 
 class Arguments:
     """A call's arguments and the caller's thread."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,30 +40,21 @@ class ThreadState(tuple[Any, ...]):
     def capture() -> ThreadState:
         return ThreadState(read(_OF_CALL))
 
-    def applied(self) -> _Applied:
-        return _Applied(self)
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Switches autocast by its parts.
 
-
-class _Applied:
-    """Switches autocast by its parts.
-
-    Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all threads share, under the feet
-    of the other lanes.
-    """
-
-    __slots__ = ("_before", "_values")
-
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        self._values = values
-
-    def __enter__(self) -> None:
-        self._before = read(_OF_CALL)
-        _set(self._values, self._before)
+        Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all threads share, under the
+        feet of the other lanes.
+        """
+        before = read(_OF_CALL)
+        _set(self, before)
         torch.autocast_increment_nesting()
-
-    def __exit__(self, *reason: object) -> None:
-        torch.autocast_decrement_nesting()
-        _set(self._before, read(_OF_CALL))
+        try:
+            yield
+        finally:
+            torch.autocast_decrement_nesting()
+            _set(before, read(_OF_CALL))
 
 
 def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
@@ -76,15 +69,19 @@ def forget_cast_weights() -> None:
     An autocast inside of the model's own forward ends, and empties the cache, while lanes still fill it. What they
     leave there would be read in the next step, when the weights are others. The lanes must be at rest.
     """
-    if not is_in_autocast():
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()
 
 
-def is_in_autocast() -> bool:
-    """Returns True if the calling thread is inside of an autocast, be it one that is switched off."""
-    torch.autocast_increment_nesting()
-    nesting: int = torch.autocast_decrement_nesting()
-    return nesting > 0
+@contextmanager
+def without_cast_cache() -> Iterator[None]:
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def interception() -> str | None:
@@ -104,7 +101,7 @@ def surrounding() -> str | None:
     """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return TRANSFORMED
     if forward_ad._current_level >= 0:
         return "it is called where forward-mode derivatives are taken"
@@ -141,11 +138,10 @@ def on_lane() -> bool:
     return _HERE.on_lane
 
 
-class as_lane:  # noqa: N801  # used as a function
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before, _HERE.on_lane = _HERE.on_lane, True
-
-    def __exit__(self, *reason: object) -> None:
-        _HERE.on_lane = self._before
+@contextmanager
+def as_lane() -> Iterator[None]:
+    before, _HERE.on_lane = _HERE.on_lane, True
+    try:
+        yield
+    finally:
+        _HERE.on_lane = before

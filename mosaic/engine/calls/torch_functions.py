@@ -92,7 +92,8 @@ class TorchFunction:
         targets = [] if "out" not in kwargs else tensors_in(kwargs["out"])
         if self.writes_any:
             return [*targets, *tensors_in((args, kwargs))]
-        if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
+        at = self.inplace
+        if self.writes or (at is not None and kwargs.get("inplace", args[at] if len(args) > at else False)):
             targets += tensors_in(args[0] if args else kwargs.get("input"))
         return targets
 
@@ -112,10 +113,6 @@ class TorchFunction:
         if self.name not in _MOVES:
             return False
         return any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))
-
-    def _is_inplace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        assert self.inplace is not None
-        return bool(kwargs.get("inplace", args[self.inplace] if len(args) > self.inplace else False))
 
 
 @lru_cache(maxsize=4096)

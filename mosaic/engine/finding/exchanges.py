@@ -2,8 +2,7 @@
 
 This decides the lane. A module that reads a tensor which its parent left in an attribute, whose weights the parent
 updates while the model runs (a momentum encoder), or whose buffers the parent reads, has inputs and outputs that its
-calls do not show. On a stream it keeps to the order of the user's own. On the host, where a lane runs a module's Python
-later than its call, it runs where it is called.
+calls do not show. It runs where it is called.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Exchanges(Tracer[frozenset[str]]):
         self.edges: dict[tuple[str, str], Edge] = {}
         self.places: dict[str, str] = {}
         self.obstacles: dict[str, Obstacle] = {}
-        self.in_order: dict[str, Obstacle] = {}
+        self.exchanging: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
         self.hidden: dict[str, Obstacle] = {}
         self.remarks: list[Remark] = []
@@ -273,9 +272,9 @@ class Exchanges(Tracer[frozenset[str]]):
         self._note_exchange(name, what, todo="pass it as an argument", is_local=True)
 
     def _note_exchange(self, name: str, what: str, *, todo: str = _PASS, is_local: bool = False) -> None:
-        self.in_order[name] = Obstacle(what, todo=todo)
+        self.exchanging[name] = Obstacle(what, todo=todo)
         if is_local:
-            self.local[name] = self.in_order[name]
+            self.local[name] = self.exchanging[name]
 
     def _note_alias(self, tensor: torch.Tensor) -> None:
         self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))

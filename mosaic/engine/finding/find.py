@@ -44,13 +44,12 @@ class Finding:
     """The same modules with their inputs."""
     left_out: dict[str, Obstacle]
     """Modules that look worth placing and cannot be."""
-    in_order: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules that read or write more than arguments while the model runs: on streams they keep to the order of the
-    user's own."""
+    exchanging: dict[str, Obstacle] = field(default_factory=dict)
+    """Modules that read or write more than arguments while the model runs, and therefore run where they are called."""
     local: dict[str, Obstacle] = field(default_factory=dict)
     """Modules that exchange values with their caller in another way, so that no other rank can run them."""
     in_place: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules that run where they are called on the host, where a lane runs a module later than its call."""
+    """These, and further ones that the host runs in place, where a lane runs a module later than its call."""
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     """Ids of a module's parameters that only others use, such as a table of embeddings that the model looks up before
     it calls its language model."""
@@ -122,9 +121,9 @@ def find_modules(
         graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
         subjects=tuple(replace(call, changes=changes) for call in calls.values()),
         left_out=left_out,
-        in_order=exchanges.in_order,
+        exchanging=exchanges.exchanging,
         local=exchanges.local | escaped,
-        in_place=exchanges.hidden | exchanges.in_order | escaped,
+        in_place=exchanges.hidden | exchanges.exchanging | escaped,
         parted=parted,
         users=exchanges.users,
         remarks=tuple(exchanges.remarks),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -13,17 +11,14 @@ import torch
 from mosaic.backends.base import Ticket
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
-from mosaic.timeline import Span
 
 T = TypeVar("T")
-_MAX_SPANS = 20_000
 
 
 class Backwards:
     """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included."""
 
-    def __init__(self, executor: Any) -> None:  # see ``Executor``
-        self.num_ended = 0
+    def __init__(self, executor: Any) -> None:  # see ``HostExecutor``
         self._executor = executor
         self._begun: list[weakref.ref[RunningBackward]] = []
         self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -46,6 +41,7 @@ class Backwards:
         """Cleans up after a backward that an error cut short; autograd drops it before the error reaches the loop."""
         if self._begun and all(ref() is None for ref in self._begun):
             self._executor.drain()
+            self._executor.errors.clear()
             self._begun.clear()
             self._settle()
 
@@ -53,14 +49,15 @@ class Backwards:
         self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
         try:
             for ticket in ended.launched:
-                self._executor.wait(ticket)
-            self._executor.check_unseen()
+                ticket.wait()
+            self._executor.check_errors()
         except BaseException:
             self._executor.drain()
             raise
         finally:
+            self._executor.errors.clear()
             if not self._begun:
-                self.num_ended += 1
+                self._executor.log.num_backwards += 1
                 self._settle()
 
     def reach(self, site: PlacedModule, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -159,29 +156,3 @@ class ReadyTicket(Generic[T]):
 
     def wait(self) -> T:
         return self._result
-
-
-class SpanLog:
-    """The last 20,000 pieces of work, in nanoseconds of ``time.perf_counter_ns``; threads may note at the same time."""
-
-    def __init__(self) -> None:
-        self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
-
-    def note(self, module: str, phase: str, slots: tuple[int, ...], step: int, start_ns: int) -> None:
-        self._spans.append((module, phase, slots, step, start_ns, time.perf_counter_ns()))
-
-    def spans(self) -> tuple[Span, ...]:
-        return tuple(
-            Span(
-                module=module,
-                phase=phase,  # type: ignore[arg-type]
-                slots=slots,
-                step=step,
-                start_ms=start / 1e6,
-                end_ms=end / 1e6,
-            )
-            for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
-        )
-
-    def clear(self) -> None:
-        self._spans.clear()

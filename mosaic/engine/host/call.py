@@ -37,7 +37,7 @@ class Call:
     cycle through that graph is never collected.
     """
 
-    executor: Any  # see ``Executor``
+    executor: Any  # see ``HostExecutor``
     site: PlacedModule  # the module, or the branch of a function
     run: Callable[..., Any] | None
     arguments: Arguments | None
@@ -68,8 +68,7 @@ class Call:
         """Runs on the lane: calls the module on aliases of its inputs; returns its tensors, cut from its graph."""
         run, arguments = self.run, self.arguments
         self.run = self.arguments = None
-        assert run is not None
-        assert arguments is not None, "a call ran twice"
+        assert run is not None and arguments is not None, "a call ran twice"  # noqa: PT018
         try:
             try:
                 inputs, leaves, spec = self._run_module(run, arguments)
@@ -145,21 +144,17 @@ class Call:
     def _check(self, inputs: list[Any], leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
         expected = self.signature
         layouts = [layout_of(tensor, tensor.requires_grad) for tensor in outputs]
-        if layouts != expected.layouts:
-            raise self._unforeseen(
-                f"it returned {layouts} where its first call with inputs of this kind had returned {expected.layouts} "
-                "(shape, dtype, requires_grad, strides): its results depend on values",
-                _VALUES,
-            )
         came = {id(leaf): index for index, leaf in enumerate(inputs) if isinstance(leaf, torch.Tensor)}
         values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         if (
-            spec != expected.spec
+            layouts != expected.layouts
+            or spec != expected.spec
             or [came.get(id(tensor)) for tensor in outputs] != [output.same_input for output in expected.outputs]
             or not same(values, expected.values)
         ):
             raise self._unforeseen(
-                "it returned other inputs, or other values that are no tensors, than its first call of this kind: its "
+                f"it returned {layouts} (shape, dtype, requires_grad, strides) and {values}, where its first call with "
+                f"inputs of this kind had returned {expected.layouts} and {expected.values}, or other inputs: its "
                 "results depend on values",
                 _VALUES,
             )
@@ -227,10 +222,10 @@ class Call:
             computed = list(executor.wait(ticket))
             return computed + [None] * (len(edges) + len(self.parameters) - len(computed))
         running.launched.append(ticket)
-        picks = frozenset([pick for pick, grad in enumerate(grads) if grad is not None])
+        picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
         pending: list[torch.Tensor | None] = [None] * (len(edges) + len(self.parameters))
         for edge, index in enumerate(edges):
-            if self.signature.reaches(edge, picks):
+            if reached_from is None or not reached_from[edge].isdisjoint(picks):
                 blank = _blank(*self._likes[index])
                 pending[edge] = LaneTensor(blank, executor, site.lane, ticket, edge, site.name)
         return pending

@@ -7,7 +7,7 @@
     lane 1     |    [forward]-----|--------^     [results] ----'    | [backward]-- gradients to --.  |
     lane 2     |            [forward]------'                     [backward]------- leaves --------'
 
-The sections of ``Executor`` follow a step: the model is called; a placed module's call is sent to its lane, or runs
+The sections of ``HostExecutor`` follow a step: the model is called; a placed module's call is sent to its lane, or runs
 where it is made; the lane waits for the call's inputs and runs its forward; operations between modules follow their
 branch; the backward of each call is handed to the lane of its forward; at the end of the caller's backward the lanes
 are awaited and gradients of leaves become plain.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -28,54 +28,48 @@ from torch import nn
 
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
-from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
+from mosaic.engine.calls.hidden import ModuleState, Surroundings, places_of, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, on_lane
-from mosaic.engine.host.backwards import Backwards, ReadyTicket, SpanLog, SumTicket
+from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
-from mosaic.engine.placing import note_in_place
+from mosaic.engine.placing import Executor, SpanLog
 from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import advance, draw_here
 from mosaic.find.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.find.trace import caller
-from mosaic.timeline import Span
 
 T = TypeVar("T")
 _MAX_FUNCTIONS = 10_000
-_MAX_UNSEEN = 256
 _MANY_KINDS = 16
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
 
-class Executor:
+class HostExecutor(Executor):
     """The lanes of one plan and everything in flight on them."""
 
     calls_again = True
     way_out = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
+        super().__init__(lanes)
         self.backwards = Backwards(self)
-        self.unseen: deque[Ticket[Any]] = deque()  # work whose end the caller has not seen; no error must be lost
-        self.looks_early = True  # what has failed is raised at the next call, wherever the program is by then
+        self.errors: dict[int, BaseException] = {}  # of work that nobody has waited for, by its number
+        self._num_submitted = 0
         self.log = SpanLog()
         self.num_launched = 0  # how many calls of modules went to lanes
-        self.closed = False
-        self.in_place: Counter[tuple[str, str]] = Counter()
-        self.places: dict[tuple[str, str], str] = {}  # for each module and reason, the line of the first such call
-        self.in_order: dict[str, str] = {}  # none: the caller's operators end before lanes begin
         self._learned: Counter[str] = Counter()
         self._functions: dict[Hashable, Signature | None] = {}
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
         self._began: dict[str, tuple[int, ExitStack]] = {}
-        self._settings: Settings | None = None  # torch's, when the model's call or a block began
+        self._settings: tuple[Any, ...] | None = None  # torch's, when the model's call or a block began
         self._process = os.getpid()
         self._compiled: str | None = None  # a function between modules that is compiled
         self._has_looked = False
@@ -94,13 +88,11 @@ class Executor:
             if not self.num_launched:
                 return result
             result = map_tensors(joined, result)
-            self.check_unseen()
-            self.drain()  # work whose results are unused may still read parameters and modes
+            self.check_errors()  # work whose results are unused may still read parameters and modes
             return result
         except BaseException as error:
             self.drain()
-            errors = map(_error_of, self.unseen)
-            unforeseen = next((first for first in errors if isinstance(first, UnforeseenError)), None)
+            unforeseen = next((each for each in self.errors.values() if isinstance(each, UnforeseenError)), None)
             if isinstance(error, Exception) and unforeseen not in (None, error):  # the model's error may come of it
                 raise unforeseen from error
             raise
@@ -114,7 +106,8 @@ class Executor:
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
         for part in between:
-            if (isinstance(part, _FAST_PATHS) or _is_compiled(part)) and not is_attached(part):
+            is_compiled = getattr(part, "_compiled_call_impl", None) or type(part).__name__ == "OptimizedModule"
+            if (is_compiled or isinstance(part, _FAST_PATHS)) and not is_attached(part):
                 attach(part, _call_plainly)
         named = [(place.name, place.value) for place in places_of(between)]
         named += [item for part in between for item in vars(part).items()]
@@ -123,12 +116,13 @@ class Executor:
     def begin(self) -> None:
         """Begins a call of the model, or a block."""
         self._settings = read_settings()
-        self.unseen.clear()
+        self.errors.clear()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
 
     def end(self) -> None:
         self._settings = None
+        self.errors.clear()
 
     # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
 
@@ -146,17 +140,30 @@ class Executor:
                 if signature is not None:
                     reason = self._obstacle(site, signature, arguments)
                     if reason is None:
-                        awaited = self.awaits(site, state)
-                        generator = _lane_generator(signature.draws) if signature.may_draw else None
-                        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
-                        result = self.launch(site, call, arguments)
-                        if awaited:
-                            self.reach(site)
-                        is_plain = self._settings is None or self._compiled is not None
-                        return map_tensors(joined, result) if is_plain else result
+                        return self._send(site, run, arguments, signature, state)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         return self._learn(site, run, args, kwargs)
+
+    def _send(
+        self,
+        site: PlacedModule,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        state: ModuleState,
+    ) -> Any:
+        awaits, randomness = self.awaits(site, state), None
+        if signature.draws > 0 or signature.drawing != ():
+            generator = torch.Generator()
+            generator.set_state(torch.get_rng_state())
+            advance(torch.default_generator, signature.draws)  # as the call would, while its lane draws the numbers
+            randomness = generator, torch.get_rng_state()
+        call = Call(self, site, run, arguments, signature, randomness, origin=caller(), state=state)
+        result = self.launch(site, call, arguments)
+        if awaits:
+            self.reach(site)
+        return map_tensors(joined, result) if self._settings is None or self._compiled is not None else result
 
     def run_alone(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -168,7 +175,7 @@ class Executor:
         start = time.perf_counter_ns()
         with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
-        self.log.note(site.name, "forward", site.lane.slots, self.num_backwards, start)
+        self.note_span(site, "forward", self.num_backwards, start)
         if torch.is_grad_enabled():
             self._time_backward(site, result)
         return result
@@ -180,7 +187,7 @@ class Executor:
             if site.name in self._began:
                 began_ns, shown = self._began.pop(site.name)
                 shown.close()
-                self.log.note(site.name, "backward", site.lane.slots, self.num_backwards, began_ns)
+                self.note_span(site, "backward", self.num_backwards, began_ns)
 
         sees_end = self._ends.watch(site, ended)
 
@@ -195,6 +202,9 @@ class Executor:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(arrived)
 
+    def note_span(self, site: PlacedModule, phase: str, step: int, start_ns: int) -> None:
+        self.log.add(site.name, phase, site.lane.slots, step, start_ns / 1e6, time.perf_counter_ns() / 1e6)
+
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         grad = arguments.grad
         if signature.alone is not None and grad and (site.in_flight or site.in_place):
@@ -208,15 +218,13 @@ class Executor:
 
         A loop that calls a module outside of the model may refill its inputs or replace its weights right after.
         """
-        if self._settings is None:
-            return True
-        if self._settings != state.settings:
+        if self._settings is not None and self._settings != state.settings:
             self.drain()  # the others were called under other settings
             return True
-        return site.awaited is not None
+        return self._settings is None
 
     def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-        note_in_place(self, site.name, reason)
+        self.note_in_place(site.name, reason)
         if isinstance(reason, Obstacle) and reason.apart:
             self.drain()
         self.reach(site)
@@ -262,7 +270,6 @@ class Executor:
             waits_for_plain(tensor)
         after = self.inputs_of(arguments.tensors, site)
         ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
-        self._note_unseen(ticket)
         if not call.is_glue:
             self.num_launched += 1
             site.last_forward = ticket
@@ -287,15 +294,19 @@ class Executor:
             for ticket in after:
                 self.wait(ticket)
             return ReadyTicket(work())
-        slots, step = site.lane.slots, self.backwards.num_ended
+        self._num_submitted += 1
+        slots, step, number = site.lane.slots, self.num_backwards, self._num_submitted
 
         def run() -> T:
             start = time.perf_counter_ns()
             try:
                 with as_lane(), profiler_range(site.name, phase if slots else f"{phase} routing"):
                     return work()
+            except BaseException as error:
+                self.errors[number] = error
+                raise
             finally:
-                self.log.note(site.name, phase, slots, step, start)
+                self.note_span(site, phase, step, start)
 
         return site.lane.submit(run, after=after)
 
@@ -319,19 +330,14 @@ class Executor:
         except BaseException as error:
             if not on_lane():
                 self.drain()
-                self.unseen = deque(ticket for ticket in self.unseen if _error_of(ticket) not in (None, error))
+                self.errors = {number: each for number, each in self.errors.items() if each is not error}
             raise
 
-    def _note_unseen(self, ticket: Ticket[Any]) -> None:
-        """Adds work whose result may never be used, and raises the errors of what has ended."""
-        unseen = self.unseen
-        unseen.append(ticket)
-        while unseen and ((self.looks_early and unseen[0].done) or len(unseen) > _MAX_UNSEEN):
-            self.wait(unseen.popleft())
-
-    def check_unseen(self) -> None:
-        while self.unseen:
-            self.wait(self.unseen.popleft())
+    def check_errors(self) -> None:
+        """Lets the lanes come to rest, and raises the error of the first work that failed unnoticed."""
+        self.drain()
+        if self.errors:
+            raise self.errors[min(self.errors)]
 
     # 4. Listed functions between modules follow their branch: each is a call on the lane, forward and backward.
 
@@ -380,8 +386,7 @@ class Executor:
             self.lanes.drain()
             forget_cast_weights()
 
-    def settle(self) -> None:
-        self.drain()
+    settle = drain
 
     def close(self) -> None:
         """Ends the lanes; later work runs in the caller's thread."""
@@ -398,16 +403,6 @@ class Executor:
             site.forget_calls()
 
     @property
-    def num_backwards(self) -> int:
-        return self.backwards.num_ended
-
-    def spans(self) -> tuple[Span, ...]:
-        return self.log.spans()
-
-    def clear_spans(self) -> None:
-        self.log.clear()
-
-    @property
     def notes(self) -> tuple[str, ...]:
         learned = (
             f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
@@ -421,14 +416,6 @@ class Executor:
     @property
     def num_learned(self) -> int:
         return self._learned.total()
-
-
-def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
-    """Returns a lane's generator and the state that it must end in; moves the process's generator there."""
-    generator = torch.Generator()
-    generator.set_state(torch.get_rng_state())
-    advance(torch.default_generator, draws)
-    return generator, torch.get_rng_state()
 
 
 def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
@@ -447,18 +434,6 @@ def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
     parts = state.parts
     dtypes = tuple([tensor.dtype for tensor in (*parts.parameters, *parts.buffers)])
     return arguments.key(parts.number, tuple(map(id, state.trained)), dtypes)
-
-
-def _error_of(ticket: Ticket[Any]) -> BaseException | None:
-    try:
-        ticket.wait()
-    except BaseException as error:
-        return error
-    return None
-
-
-def _is_compiled(part: nn.Module) -> bool:
-    return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
 
 
 def _may_follow(arguments: Arguments) -> bool:

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 class LaneTensor(torch.Tensor):
     """A tensor that a lane is computing; made by the executor alone."""
 
-    _executor: Any  # see ``Executor``
+    _executor: Any  # see ``HostExecutor``
     _lane: Lane
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int

@@ -7,8 +7,8 @@ at the end of a backward it makes the caller's stream wait for the streams on wh
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -23,21 +23,19 @@ from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import ModuleGraphs
-from mosaic.engine.placing import Executor, note_in_place
+from mosaic.engine.placing import Executor, SpanLog
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
     StreamTensor,
-    count_foreach_writes,
     join_tensor,
-    make_dlpack_wait,
     on_user_stream,
+    patch_torch,
     tagged,
 )
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, version_of
 from mosaic.timeline import Span
 
-_MAX_SPANS = 20_000
 _MAX_PENDING = 512
 
 
@@ -45,27 +43,17 @@ class StreamExecutor(Executor):
     """The lanes of one plan on streams of one device."""
 
     lanes: StreamLanes
+    log: StreamTimeline
 
-    def __init__(
-        self,
-        lanes: StreamLanes,
-        *,
-        in_order: Mapping[str, str] | None = None,
-        graphs: ModuleGraphs | None = None,
-    ) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: StreamLanes, *, graphs: ModuleGraphs | None = None) -> None:
+        super().__init__(lanes)
         self.graphs = graphs
-        self.in_place: Counter[tuple[str, str]] = Counter()
-        self.places: dict[tuple[str, str], str] = {}
-        self.closed = False
-        self.in_order = dict(in_order or {})
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
         self.orders = Orders(lanes)
-        make_dlpack_wait()
-        count_foreach_writes()
-        self.timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
+        patch_torch()
+        self.log = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
-        self._alone: Any = None  # the event at the end of the last module that had the device to itself
+        self._barrier: Any = None  # the event at the end of the last call that ran behind all lanes, before all others
         self._waited: set[StreamLane] = set()
 
     # Calls of placed modules.
@@ -76,27 +64,18 @@ class StreamExecutor(Executor):
             return run(*args, **kwargs)
         reason = site.obstacle or self._obstacle()
         if reason is not None:
-            return self._run_here(site, run, args, kwargs, reason)
+            return self.run_here(site.name, run, args, kwargs, reason)
         if not on_user_stream():
-            return self._run_again(site, run, args, kwargs)
+            return _run_joined(run, args, kwargs)
         if site.is_alone and self.graphs is None:
             return self.run_alone(site, run, args, kwargs)
-        launched = run
-        if self.graphs is not None and site.name not in self.in_order:
-            launched = partial(self.graphs.call, site, run)
-        try:
-            return self._launch(site, launched, args, kwargs, self.timeline)
-        except torch.OutOfMemoryError:
-            pass  # with the error go the tensors of what failed, before it is tried again
-        return self._run_with_less(site, run, args, kwargs)
+        launched = run if self.graphs is None else partial(self.graphs.call, site, run)
+        return self._launch(site, launched, args, kwargs, self.log)
 
     def launch(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Runs ``run`` on a module's lane, once whatever it raises, and times nothing: it may talk to other ranks.
-
-        In the middle of a backward it runs in the order of autograd's stream.
-        """
+        """Runs ``run`` on a module's lane, and times nothing: it may talk to other ranks."""
         if not on_user_stream():
-            return self._run_again(site, run, args, {})
+            return _run_joined(run, args, {})
         return self._launch(site, run, args, {}, None)
 
     def _launch(
@@ -105,18 +84,15 @@ class StreamExecutor(Executor):
         """Launches a call and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         self._num_launched += 1
         lane = _lane_of(site)
-        if self._alone is not None and lane not in self._waited:
-            self._alone.wait(lane.stream)
+        if self._barrier is not None and lane not in self._waited:
+            self._barrier.wait(lane.stream)
             self._waited.add(lane)
-        order, held, in_order = self.orders.of(lane), self._held_by(site), site.name in self.in_order
-        call = _Call(order, site.name, in_order=in_order)
+        order, held = self.orders.of(lane), self._held_by(site)
+        call = _Call(order, site.name)
         args, kwargs = map_tensors(call.take, args), map_tensors(call.take, kwargs)
         plains = call.plains
         order.check_held(held, repr(site.name))
-        order.enter(ready=not in_order and all(map(self.orders.is_ready, plains)) and held.was_there())
-        if in_order:
-            for other in {order, *call.orders}:
-                other.hold_back_writer(order.stream)
+        order.enter(ready=all(map(self.orders.is_ready, plains)) and held.was_there())
         order.seal()
         point = order.new_point()  # what it launches before it fails may still be running
         before = [version_of(tensor) for tensor in call.inputs]
@@ -140,11 +116,8 @@ class StreamExecutor(Executor):
             lane.api.record_use(plain, lane.stream)
             order.note_read(plain, point, repr(site.name))
         order.note_held(held, point, repr(site.name))
-        call.note_writes(before, point)
+        call.note_writes(before)
         tagged_result = map_tensors(lambda tensor: call.tag(tensor, point), result)
-        if in_order:
-            order.lend()
-            order.hold_user(lane.api.current_stream(), point)
         order.settle()
         return tagged_result
 
@@ -173,28 +146,20 @@ class StreamExecutor(Executor):
         return result
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
-
-        A lane would gain nothing. What lanes are given later starts behind it.
-        """
+        """Runs a module that has the whole device to itself on the user's own stream, behind all lanes."""
         if self._num_launched:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
-        start = self.timeline.mark()
+        start = self.log.mark()
         with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
-        self._alone = self.timeline.mark().event
-        self.timeline.note(site, "forward", start, self._alone)
-        self._waited.clear()
-        self.timeline.watch_backward(site, result, tensors_in((args, kwargs)))
+        self._hold_lanes(self.log.mark().event)
+        self.log.note(site, "forward", start, self._barrier)
+        self.log.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
     def reach(self, site: PlacedModule) -> None:
-        """Somebody outside reaches into a placed module: its parameters, buffers, attributes or children.
-
-        What the user's stream is given from now on comes behind the module's lane, and the module's next call behind
-        the user's stream.
-        """
+        """Orders the user's stream behind a module's lane, and the module's next call behind the user's stream."""
         if self.closed or not on_user_stream() or self.lanes.api.is_capturing():
             return
         self.orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
@@ -216,37 +181,21 @@ class StreamExecutor(Executor):
             return "the loop captures a CUDA graph, in which lanes cannot wait for what is outside"
         return TRANSFORMED if is_transformed() else None
 
-    def _run_with_less(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
-
-        What the failed try had written into buffers or drawn of random numbers by then stays written and drawn.
-        """
-        self.settle()
-        self.lanes.api.synchronize()
-        self.lanes.api.release_workspaces()
-        self.lanes.api.empty_cache()
-        reason = "it ran out of memory on its lane, and was run again in the plain way"
-        return self._run_here(site, run, args, kwargs, reason)
-
-    def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-        note_in_place(self, site.name, reason)
-        if not is_traced():
+    def run_here(self, module: str, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+        """Makes a call on the user's own stream, behind all lanes and before what they are given later."""
+        self.note_in_place(module, reason)
+        has_lanes = not self.closed and on_user_stream() and not is_traced() and not self.lanes.api.is_capturing()
+        if has_lanes:
             self.settle()
-        return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
-
-    def _run_again(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
-        api, stream = self.lanes.api, self.orders.of(_lane_of(site)).stream
-        here = api.current_stream()
-        args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
-        self.orders.order(here, before=stream)
-        with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
-            result = run(*args, **kwargs)
-        self.orders.order(stream, before=here)
-        for values, used_on in ((args, stream), (kwargs, stream), (result, here)):
-            for tensor in tensors_in(values):
-                api.record_use(tensor, used_on)
+        result = _run_joined(run, args, kwargs)
+        if has_lanes:
+            self._hold_lanes(self.log.mark().event)
         return result
+
+    def _hold_lanes(self, event: Any) -> None:
+        """Makes each lane wait for an event before its next call."""
+        self._barrier = event
+        self._waited.clear()
 
     # The rest of what a handle asks for.
 
@@ -264,7 +213,7 @@ class StreamExecutor(Executor):
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:
             self.closed = True
-            self.timeline.close()
+            self.log.close()
             if self.graphs is not None:
                 self.graphs.close()
             self.lanes.close()
@@ -278,32 +227,17 @@ class StreamExecutor(Executor):
             for (name, reason), count in self.graphs.eager_calls.items()
         )
 
-    @property
-    def num_backwards(self) -> int:
-        return self.timeline.num_backwards
-
-    def spans(self) -> tuple[Span, ...]:
-        return self.timeline.spans()
-
-    def clear_spans(self) -> None:
-        self.timeline.clear()
-
 
 class _Call:
     """One call's arguments, and the streams that its results and writes belong to."""
 
-    def __init__(self, order: LaneOrder, name: str, *, in_order: bool) -> None:
+    def __init__(self, order: LaneOrder, name: str) -> None:
         self._order = order
         self._name = name
-        self._in_order = in_order
         self.inputs: list[torch.Tensor] = []  # its tensors, plain
         self.plains: list[torch.Tensor] = []  # those that no lane made
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: the caller's
         self._tagged: dict[int, torch.Tensor] = {}
-
-    @property
-    def orders(self) -> list[LaneOrder]:
-        return [tensor.order for tensor in self._owners.values() if type(tensor) is StreamTensor]
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Orders the lane behind an input and returns it plain."""
@@ -336,22 +270,22 @@ class _Call:
         owner.order.wait_for_point(point)
         return tagged(tensor, owner.order.point())
 
-    def note_writes(self, before: list[int | None], point: Point) -> None:
-        """Orders others behind what the module wrote into its inputs."""
+    def note_writes(self, before: list[int | None]) -> None:
+        """Orders the user's stream behind what the module wrote into its inputs, unless a lane made them."""
         for tensor, version in zip(self.inputs, before, strict=True):
             if version_of(tensor) == version:
                 continue
-            owner = self._owners[id(tensor)]
-            if type(owner) is not StreamTensor:
-                self._order.is_owing = True
-                continue
-            if owner.order.has_readers(besides=self._order.stream) and not self._in_order:
+            if type(self._owners[id(tensor)]) is StreamTensor:
                 raise ModuleContractError(
                     f"{self._name!r} wrote into an argument that other streams may still be reading; give it a "
                     f"copy, or leave it out: colocate(..., exclude=[{self._name!r}])"
                 )
-            owner.order.wait_for_point(point)
-            owner.order.wrote(point if owner.order is self._order else None)
+            self._order.is_owing = True
+
+
+def _run_joined(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Makes a call on the current stream; in the middle of a backward, such as a checkpoint's, that is autograd's."""
+    return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
 
 
 def _lane_of(site: PlacedModule) -> StreamLane:
@@ -359,7 +293,7 @@ def _lane_of(site: PlacedModule) -> StreamLane:
     return site.lane
 
 
-class StreamTimeline:
+class StreamTimeline(SpanLog):
     """Forwards and backwards of placed modules, by timed events that are read later, so that no step waits for them.
 
     A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
@@ -367,13 +301,12 @@ class StreamTimeline:
     """
 
     def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object]) -> None:
-        self.num_backwards = 0  # that came through placed modules
+        super().__init__()
         self._clock = clock
         self._begins = begins  # called when one begins
         self._api = api
         self._task = -1
         self._in_step: set[tuple[str, str]] = set()
-        self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[PlacedModule, str, int, StreamMark, Any]] = deque()
         self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
@@ -384,10 +317,7 @@ class StreamTimeline:
         return self._clock.mark(self._api.current_stream())
 
     def note(self, site: PlacedModule, phase: str, start: StreamMark, end: Any, *, step: int | None = None) -> None:
-        """Notes a piece of a module's work between a mark and an event; of the present step by default.
-
-        A new step begins for the clock when work of the present one comes again.
-        """
+        """Notes a piece of a module's work between a mark and an event; a new step begins when one comes again."""
         if (site.name, phase) in self._in_step:
             self._in_step.clear()
             self._clock.start_step()
@@ -414,11 +344,11 @@ class StreamTimeline:
     def spans(self) -> tuple[Span, ...]:
         """Returns what ran since the lanes were opened; waits for it."""
         self._read(wait=True)
-        return tuple(sorted(self._known, key=lambda span: span.start_ms))
+        return super().spans()
 
     def clear(self) -> None:
         self._read(wait=False)  # so that the clock forgets the events of the steps
-        self._known.clear()
+        super().clear()
         self._pending.clear()
 
     def close(self) -> None:
@@ -447,16 +377,7 @@ class StreamTimeline:
                 end.synchronize()
                 start_ms = site.lane.origin.ms_until(start)
                 end_ms = start_ms + max(0.0, start.event.elapsed_time(end))
-                self._known.append(
-                    Span(
-                        module=site.name,
-                        phase=phase,  # type: ignore[arg-type]
-                        slots=site.lane.slots,
-                        step=step,
-                        start_ms=start_ms,
-                        end_ms=end_ms,
-                    )
-                )
+                self.add(site.name, phase, site.lane.slots, step, start_ms, end_ms)
 
 
 class _Backward:

@@ -15,7 +15,7 @@ past them (autograd functions, operators in C++) finds a tensor with the same me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch.utils.dlpack
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane, without_cast_cache
 from mosaic.engine.calls.torch_functions import TorchFunction, look_up
 from mosaic.engine.streams.order import LaneOrder, Point
 from mosaic.errors import ModuleContractError
@@ -98,7 +98,21 @@ class StreamTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Joins, for operators that were called past torch functions; gradients are above this."""
-        return _dispatched(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        shells = [t for t in tensors_in((args, kwargs)) if type(t) is StreamTensor]
+        here = shells[0].order.home.api.current_stream()
+        values: dict[int, torch.Tensor] = {}
+        for shell in shells:
+            shell.order_before(here)
+            values[id(shell)] = shell._plain.detach()
+
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            return values.get(id(tensor), tensor)
+
+        with _writing(look_up(func).written(args, kwargs), here):
+            result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
+        stands_for = {id(values[id(shell)]): shell for shell in shells}
+        return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
 
 class _Operation:
@@ -172,11 +186,10 @@ class _Operation:
             order.hold_back_writer(order.stream)
         before = [version_of(shell._plain) for shell in self.shells]
         plains_before = [version_of(plain) for plain in plains]
-        with home.api.use_stream(order.stream):
-            if plains and torch.is_autocast_enabled(home.api.device.type):
-                result = _without_cast_cache(self.func, self.plain_args, self.plain_kwargs)
-            else:
-                result = self.func(*self.plain_args, **self.plain_kwargs)
+        may_cast = plains and torch.is_autocast_enabled(home.api.device.type)
+        # A weight that was cast on one lane must not be found by another, which did not wait.
+        with home.api.use_stream(order.stream), without_cast_cache() if may_cast else nullcontext():
+            result = self.func(*self.plain_args, **self.plain_kwargs)
         point = order.point()
         stands_for = self.stands_for
 
@@ -218,23 +231,6 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
     if not torch.is_grad_enabled():
         shell._loose = True
     return shell
-
-
-def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    shells = [t for t in tensors_in((args, kwargs)) if type(t) is StreamTensor]
-    here = shells[0].order.home.api.current_stream()
-    values: dict[int, torch.Tensor] = {}
-    for shell in shells:
-        shell.order_before(here)
-        values[id(shell)] = shell._plain.detach()
-
-    def value(tensor: torch.Tensor) -> torch.Tensor:
-        return values.get(id(tensor), tensor)
-
-    with _writing(look_up(func).written(args, kwargs), here):
-        result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
-    stands_for = {id(values[id(shell)]): shell for shell in shells}
-    return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
 
 @contextmanager
@@ -281,10 +277,12 @@ def join_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def make_dlpack_wait() -> None:
-    """Makes ``torch.to_dlpack`` and ``torch.utils.dlpack.to_dlpack`` join a lane's tensor, from now on.
+def patch_torch() -> None:
+    """Has functions of torch that no tensor's class sees wait for its lane, or count their writes, from now on.
 
-    They are no torch functions, so a tensor does not see them. A name that was imported before keeps torch's own.
+    These are ``to_dlpack``, unless its name was imported before, and two whose kernels leave version counters as they
+    are on CUDA (seen in 2.11), so that a lane would not wait for an average of weights that the model takes in its own
+    call, such as a momentum encoder's.
     """
     to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
@@ -294,15 +292,6 @@ def make_dlpack_wait() -> None:
 
     for home in (torch, torch.utils.dlpack):
         home.to_dlpack = joining  # type: ignore[attr-defined]
-
-
-@cache
-def count_foreach_writes() -> None:
-    """Makes ``torch._foreach_lerp_`` and ``torch._foreach_zero_`` count their writes on CUDA as all other operators do.
-
-    Torch's kernels of these two leave version counters as they are (seen in 2.11), so a lane would not wait for an
-    average of weights that the model takes in its own call, such as a momentum encoder's.
-    """
     for name in ("_foreach_lerp_", "_foreach_zero_"):
         setattr(torch, name, _counted(getattr(torch, name)))
 
@@ -319,13 +308,3 @@ def _counted(write: Callable[..., None]) -> Callable[..., None]:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.plain() if type(tensor) is StreamTensor else tensor
-
-
-def _without_cast_cache(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Calls under autocast: a weight that was cast on one lane must not be found by another, which did not wait."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        return func(*args, **kwargs)
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -34,9 +34,8 @@ from mosaic.ranks.world.progress import RankProgress, SentPhase
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.executor import Executor as HostExecutor
+    from mosaic.engine.host.executor import HostExecutor
     from mosaic.engine.streams.executor import StreamExecutor
-    from mosaic.timeline import Span
 
 
 class RankExecutor(Executor):
@@ -49,10 +48,9 @@ class RankExecutor(Executor):
     """
 
     def __init__(self, lanes: Lanes, engine: HostExecutor | StreamExecutor, progress: RankProgress) -> None:
-        self.lanes, self.engine, self.progress = lanes, engine, progress
-        self.in_place, self.places, self.in_order = engine.in_place, engine.places, engine.in_order
-        self.closed = False
-        self.calls_again = False  # which would take all ranks
+        super().__init__(lanes)
+        self.engine, self.progress = engine, progress
+        self.in_place, self.places, self.log = engine.in_place, engine.places, engine.log
         self.sent_bytes: Counter[tuple[str, SentPhase]] = Counter()
         self.routed: dict[str, RoutedModule] = {}
         self._sites: dict[str, PlacedModule] = {}  # of routed modules
@@ -253,11 +251,8 @@ class RankExecutor(Executor):
     def num_backwards(self) -> int:
         return self.progress.step
 
-    def spans(self) -> tuple[Span, ...]:
-        return self.engine.spans()
-
     def clear_spans(self) -> None:
-        self.engine.clear_spans()
+        super().clear_spans()
         self.progress.waits.clear()
         self.sent_bytes.clear()
 

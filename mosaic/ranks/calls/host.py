@@ -20,9 +20,8 @@ from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.call import Call, add_place
-from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
-from mosaic.engine.placing import note_in_place
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.structure import flatten, map_tensors
@@ -32,22 +31,20 @@ from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.tied import marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
-from mosaic.timeline import Span
 
 
 class HostRankExecutor(RankExecutor):
     """Runs routed calls on the host's lanes."""
 
-    engine: Executor
+    engine: HostExecutor
 
     def __init__(self, lanes: Lanes, progress: RankProgress) -> None:
-        super().__init__(lanes, Executor(lanes), progress)
-        self.engine.looks_early = False  # or ranks would stop at different calls, as it comes
+        super().__init__(lanes, HostExecutor(lanes), progress)
         self._signature_of = lru_cache(maxsize=256)(_signature_of)  # numbers of rows may never repeat
 
     def _prepare(self, routed: RoutedModule) -> None:
         lane = self.lanes.aside(f"routing {routed.name}")
-        site = self._sites[routed.name] = PlacedModule(routed.name, routed.module, lane, awaited=routed.awaited)
+        site = self._sites[routed.name] = PlacedModule(routed.name, routed.module, lane)
         if routed.is_member:
             site.obstacle = routed.learned.obstacle
 
@@ -69,7 +66,8 @@ class HostRankExecutor(RankExecutor):
                 return lane.submit(on_its_lane).wait()
             return timed()
         finally:
-            self.engine.log.note(name, phase, routed.slots, self.progress.step, start)
+            end = time.perf_counter_ns()
+            self.engine.log.add(name, phase, routed.slots, self.progress.step, start / 1e6, end / 1e6)
 
     def _launch(self, call: RoutedCall) -> Any:
         routed, arguments = call.routed, Arguments.take(call.args, call.kwargs, join_joined)
@@ -78,7 +76,7 @@ class HostRankExecutor(RankExecutor):
         opaque = f"it takes a {arguments.opaque}, which may hide tensors" if arguments.opaque is not None else None
         reason = self._reason(call, interception(), site.obstacle, opaque)
         if reason is not None:
-            note_in_place(self.engine, site.name, reason)
+            self.engine.note_in_place(site.name, reason)
             self.engine.drain()  # nothing else of this rank is running
             with self.in_step():
                 return call.nested(call.forward(map_tensors(joined, arguments.leaves)))
@@ -120,10 +118,6 @@ class HostRankExecutor(RankExecutor):
         own = self._sites.get(site.name)
         if own is not None and self.routed[site.name].is_member:
             self.engine.reach(own)
-
-    def spans(self) -> tuple[Span, ...]:
-        """Returns what ran on slots; routing holds none."""
-        return tuple(span for span in self.engine.spans() if span.slots)
 
 
 class _LaneCall(Call):

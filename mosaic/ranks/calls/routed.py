@@ -155,8 +155,6 @@ class RoutedModule:
     """Its result."""
     learned: Signature
     """Its call in the sample's step."""
-    awaited: str | None
-    """Why the caller waits for its forward, or None."""
     reducer: GradientReducer | None
     """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
 

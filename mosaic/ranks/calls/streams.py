@@ -25,7 +25,7 @@ All of this was tested on a stand-in for CUDA that keeps the order of streams, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,11 +35,10 @@ from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import as_lane
-from mosaic.engine.placing import note_in_place
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.streams.tensor import StreamTensor, join_tensor
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import UnsupportedModelError
-from mosaic.find.structure import flatten, map_tensors
+from mosaic.find.structure import flatten
 from mosaic.ranks.calls.call import RoutedCall
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
@@ -54,8 +53,8 @@ class StreamRankExecutor(RankExecutor):
     engine: StreamExecutor
     lanes: StreamLanes
 
-    def __init__(self, lanes: StreamLanes, progress: RankProgress, *, in_order: Mapping[str, str]) -> None:
-        super().__init__(lanes, StreamExecutor(lanes, in_order=in_order), progress)
+    def __init__(self, lanes: StreamLanes, progress: RankProgress) -> None:
+        super().__init__(lanes, StreamExecutor(lanes), progress)
         self._anchor: torch.Tensor | None = None
 
     def _prepare(self, routed: RoutedModule) -> None:
@@ -66,7 +65,7 @@ class StreamRankExecutor(RankExecutor):
 
     def compute(self, routed: RoutedModule, work: Callable[[], Any], phase: SentPhase) -> Any:
         """Launches a module's own work where it is requested: the call is on its lane already."""
-        name, site, timeline = routed.name, self._sites[routed.name], self.engine.timeline
+        name, site, timeline = routed.name, self._sites[routed.name], self.engine.log
         settings = self.lanes.lane(routed.slots).under_settings()
         with as_lane(), settings, self.progress.computing(name, phase), marked(name):
             start = timeline.mark()
@@ -95,8 +94,7 @@ class StreamRankExecutor(RankExecutor):
         )
         with self.in_step():
             if reason is not None:
-                note_in_place(self.engine, name, reason)
-                *results, token = forward(*map_tensors(join_tensor, leaves))
+                *results, token = self.engine.run_here(name, forward, tuple(leaves), {}, reason)
             else:
                 *results, token = self.engine.launch(self._sites[name], forward, tuple(leaves))
         # The token has no memory to wait for.

@@ -7,16 +7,15 @@ that comes first, so what is pruned or known already could not change the result
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 
 from mosaic.graph import ModuleGraph
-from mosaic.plan import SearchRecord
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.stage import StageResult
 
 
-def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[tuple[StageResult, ...], SearchRecord]:
+def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:
     """Runs Algorithm 1; when the evaluator's effort is spent, what has been merged so far is the result.
 
     Args:
@@ -24,33 +23,20 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[tuple[StageR
         evaluator: Line 13's StageEval.
 
     Returns:
-        Stages in topological order, and the counts of the search.
+        Stages in topological order.
     """
-    search = _Search(graph=graph, evaluator=evaluator)
-    stages = search.run()
-    record = SearchRecord(
-        method="gahc",
-        num_evaluations=search.num_evaluations,
-        num_cache_hits=search.num_cache_hits,
-        num_pruned=search.num_pruned,
-        num_sat_calls=evaluator.num_sat_calls,
-    )
-    return stages, record
+    return _Clustering(graph, evaluator).run()
 
 
-@dataclass
-class _Search:
-    graph: ModuleGraph
-    evaluator: StageEvaluator
-    num_evaluations: int = 0
-    num_cache_hits: int = 0
-    num_pruned: int = 0
-    known: dict[int, StageResult | None] = field(default_factory=dict)
-    """Results by bitmask of modules."""
+class _Clustering:
+    """Stages are bitmasks of modules."""
 
-    def __post_init__(self) -> None:
-        self.order = self.graph.topological_order()
+    def __init__(self, graph: ModuleGraph, evaluator: StageEvaluator) -> None:
+        self.evaluator = evaluator
+        self.order = graph.topological_order()
         self.bit = {name: 1 << index for index, name in enumerate(self.order)}
+        self.feeds = [(self.bit[edge.source], self.bit[edge.target]) for edge in graph.edges]
+        self.evaluate = cache(lambda stage: evaluator.evaluate(self.names(stage)))
 
     def run(self) -> tuple[StageResult, ...]:
         results: dict[int, StageResult] = {}
@@ -66,14 +52,14 @@ class _Search:
             first, second, merged = best  # line 19
             results[first | second] = merged
             others = [stage for stage in stages if stage not in (first, second)]
-            stages = sort_stages([*others, first | second], self.feeds())  # line 20
+            stages = sort_stages([*others, first | second], self.feeds)  # line 20
         return tuple(results[stage] for stage in stages)  # line 21
 
     def best_merge(self, stages: Sequence[int], results: dict[int, StageResult]) -> tuple[int, int, StageResult] | None:
         """Lines 7 to 16: the pair with the greatest positive gain."""
         best_gain = 0  # line 7
         best: tuple[int, int, StageResult] | None = None
-        reach = reachable(stages, self.feeds())
+        reach = reachable(stages, self.feeds)
         for x, y in combinations(range(len(stages)), 2):  # line 8
             if self.evaluator.countdown.left <= 0:
                 break
@@ -82,26 +68,14 @@ class _Search:
             first, second = stages[x], stages[y]
             apart = results[first].latency_ns + results[second].latency_ns
             if not self.evaluator.can_meet(self.names(first | second), apart - best_gain - 1):
-                self.num_pruned += 1  # lines 11-12: no gain above the best so far is attainable
-                continue
+                continue  # lines 11-12: no gain above the best so far is attainable
             merged = self.evaluate(first | second)  # line 13
             if merged is not None and apart - merged.latency_ns > best_gain:  # lines 14-15, Eq. 9
                 best_gain, best = apart - merged.latency_ns, (first, second, merged)  # line 16
         return best
 
-    def evaluate(self, stage: int) -> StageResult | None:
-        if stage in self.known:
-            self.num_cache_hits += 1
-            return self.known[stage]
-        self.num_evaluations += 1
-        self.known[stage] = self.evaluator.evaluate(self.names(stage))
-        return self.known[stage]
-
     def names(self, stage: int) -> list[str]:
         return [name for name in self.order if self.bit[name] & stage]
-
-    def feeds(self) -> list[tuple[int, int]]:
-        return [(self.bit[edge.source], self.bit[edge.target]) for edge in self.graph.edges]
 
 
 def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:

@@ -1,7 +1,6 @@
 """Costs of single neighbours in nanoseconds, and the options of a module that can be left out because of them.
 
-For a pairwise interference only (extras of neighbours add up). Nothing here is an approximation: what is dropped
-or joined could not change whether a target can be met.
+Nothing here is an approximation: what is dropped or joined could not change whether a target can be met.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class PairwiseExtras:
     """Extra time of every option of every module beside every neighbour, computed when first needed."""
 
     def __init__(self, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost) -> None:
-        """Takes the options of all modules of a graph; ``cost`` must have a pairwise interference."""
+        """Takes the options of all modules of a graph."""
         self._options = options
         self._cost = cost
         self._quotas = {name: sorted({option.quota for option in options[name]}) for name in options}
@@ -31,7 +30,11 @@ class PairwiseExtras:
         self._blows = cache(self._blows_of)
 
     def _ns(self, name: str, option: DeploymentOption, beside: str, quota: int) -> int:
-        return group_extra_ns(self._cost, name, option, [(beside, quota)])
+        """Forward and backward together (Eq. 7's delta)."""
+        own = option.degree, option.quota
+        return round(
+            sum(self._cost.interference_ms(name, phase, *own, beside=[(beside, quota)]) for phase in Phase) * NS_PER_MS
+        )
 
     def worst_ns(self, name: str, option: DeploymentOption, others: Sequence[str]) -> int:
         """Returns what an option loses when all of ``others`` share its devices at their worst quotas."""
@@ -77,9 +80,3 @@ class PairwiseExtras:
             if option.latency_ns + self.worst_ns(name, option, stage) <= target_ns:
                 safe.append(option)
         return tuple(undominated)
-
-
-def group_extra_ns(cost: Cost, name: str, option: DeploymentOption, beside: Sequence[tuple[str, int]]) -> int:
-    """Returns what all neighbours on one device together cost a module, forward and backward (Eq. 7's delta)."""
-    extra_ms = sum(cost.interference_ms(name, phase, option.degree, option.quota, beside=beside) for phase in Phase)
-    return round(extra_ms * NS_PER_MS)

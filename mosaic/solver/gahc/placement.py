@@ -4,14 +4,11 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
 
 * one option a module, on exactly as many devices as its degree;
 * on each device, quotas sum to at most the slots (paper Eq. 5) and memory to at most what the device has;
-* *interference* (paper Eq. 7). A pairwise form is linear once it is asked from the side of one option and one
-  device, because ``on`` names both at the same time: ``on[m, o, g]`` implies that the sum over neighbours
+* *interference* (paper Eq. 7). It is linear once it is asked from the side of one option and one device, because
+  ``on`` names both at the same time: ``on[m, o, g]`` implies that the sum over neighbours
   ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. No product of
-  booleans is needed and nothing is approximated. The maximum over devices in Eq. 7 is the conjunction
-  over g. Any other form (Eq. 8 has a product) is checked after the fact: what CP-SAT proposes is timed by
-  the cost model, a group of neighbours on a device that misses the target is forbidden, exactly as it is,
-  on every device, and the question is asked again. Both ways are exact.
-* which slots a module gets does not matter here: what fits by number can always be laid out (``stage.py``).
+  booleans is needed and nothing is approximated. The maximum over devices in Eq. 7 is the conjunction over g.
+* which slots a module gets does not matter here (``stage.py``).
 
 Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
 limit in deterministic time (not seconds) make every answer repeatable.
@@ -26,9 +23,6 @@ from typing import Any, NamedTuple
 from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Choice, Machine
-
-Group = tuple[tuple[str, DeploymentOption], ...]
-"""Modules that share a device, each at an option."""
 
 QUESTION_EFFORT = 1.0
 """Most effort for one question, in CP-SAT's deterministic time (about seconds)."""
@@ -53,7 +47,6 @@ def ask(
     target_ns: int,
     *,
     extras: PairwiseExtras | None = None,
-    forbidden: Sequence[Group] = (),
     effort: float = QUESTION_EFFORT,
 ) -> SatAnswer:
     """Finds options and devices for all modules of a stage, or proves that there are none.
@@ -62,8 +55,7 @@ def ask(
         options: For each module of the stage, the options that meet the target alone.
         machine: Devices to place on.
         target_ns: Latency that every module has to meet, in nanoseconds.
-        extras: A pairwise interference; None where there is none or where it is not pairwise.
-        forbidden: Groups that must not share a device exactly so.
+        extras: The interference; None where there is none.
         effort: Effort after which the question is given up.
     """
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
@@ -87,14 +79,6 @@ def ask(
         model.add(heavier >= lighter)
     if extras is not None:
         _add_interference(model, options, on, extras, target_ns, devices)
-    for group in forbidden:  # no device holds it with nobody else beside it
-        if not all((name, option, 0) in on for name, option in group):
-            continue
-        names = {name for name, _ in group}
-        for device in devices:
-            inside = sum(on[name, option, device] for name, option in group)
-            others = sum(variable for (name, _, at), variable in on.items() if at == device and name not in names)
-            model.add(inside - others <= len(group) - 1)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost
-from mosaic.cost.interference import PairShares
-from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
-from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, ask
+from mosaic.solver.gahc.extras import PairwiseExtras
+from mosaic.solver.gahc.placement import QUESTION_EFFORT, ask
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.stage import Choice, Machine, StageResult, alone, lay_out
+from mosaic.solver.stage import Choice, Machine, StageResult, alone
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
@@ -32,7 +31,6 @@ class StageEvaluator:
 
     Attributes:
         countdown: Effort that is left.
-        num_sat_calls: Calls of CP-SAT so far.
         num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
             latency of their stage may be above the optimum.
     """
@@ -56,14 +54,10 @@ class StageEvaluator:
             countdown: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
         """
         self._options = options
-        self._cost = cost
         self._machine = machine
         self._tolerance = tolerance
         self.countdown = countdown or Countdown(SearchLimits(effort=math.inf))
-        self._is_disturbed = not cost.interference.is_zero
-        is_pairwise = self._is_disturbed and isinstance(cost.interference, PairShares)
-        self._extras = PairwiseExtras(options, cost) if is_pairwise else None
-        self.num_sat_calls = 0
+        self._extras = None if cost.interference.is_zero else PairwiseExtras(options, cost)
         self.num_unresolved = 0
 
     def evaluate(self, names: Sequence[str]) -> StageResult | None:
@@ -83,7 +77,7 @@ class StageEvaluator:
                 low = middle + 1
             else:
                 best, high = result, min(middle, bisect_left(grid, result.latency_ns))
-        if self._is_disturbed:
+        if self._extras is not None:
             best = self._close_gap(names, grid[low - 1] if low else fastest - 1, best)
         return best
 
@@ -119,53 +113,34 @@ class StageEvaluator:
         """Asks whether a stage can meet a target."""
         if not self.can_meet(names, target_ns):
             return None
-        forbidden: list[Group] = []
-        while (left := self.countdown.left) > 0:
-            answer = ask(
-                {name: self._candidates(name, target_ns, names) for name in names},
-                self._machine,
-                target_ns,
-                extras=self._extras,
-                forbidden=forbidden,
-                effort=min(QUESTION_EFFORT, left),
-            )
-            self.countdown.spend(answer.effort)
-            self.num_sat_calls += 1
-            self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
-            if answer.choices is None:
-                return None
-            result = self._result({name: answer.choices[name] for name in names})
-            if result.latency_ns <= target_ns:
-                return result
-            forbidden.extend(self._groups_missing(result, target_ns))
-        return None
+        left = self.countdown.left
+        if left <= 0:
+            return None
+        answer = ask(
+            {name: self._candidates(name, target_ns, names) for name in names},
+            self._machine,
+            target_ns,
+            extras=self._extras,
+            effort=min(QUESTION_EFFORT, left),
+        )
+        self.countdown.spend(answer.effort)
+        self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
+        return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})
 
     def _candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
-        if not self._is_disturbed:
+        if self._extras is None:
             return least_options(self._options[name], target_ns)
-        if self._extras is not None:
-            return self._extras.candidates(name, target_ns, stage)
-        return tuple(option for option in self._options[name] if option.latency_ns <= target_ns)
+        return self._extras.candidates(name, target_ns, stage)
 
     def _result(self, choices: Mapping[str, Choice]) -> StageResult:
-        result = StageResult(latency_ns=0, choices=choices, starts=lay_out(choices, self._machine.num_slots))
+        result = StageResult(latency_ns=0, choices=choices)
         latency = max(self._latency_on(result, name, g) for name, (_, devices) in choices.items() for g in devices)
         return replace(result, latency_ns=latency)
-
-    def _groups_missing(self, result: StageResult, target_ns: int) -> list[Group]:
-        slow: list[Group] = []
-        for device in range(self._machine.num_devices):
-            group = tuple((name, option) for name, (option, devices) in result.choices.items() if device in devices)
-            if any(self._latency_on(result, name, device) > target_ns for name, _ in group) and group not in slow:
-                slow.append(group)
-        return slow
 
     def _latency_on(self, result: StageResult, name: str, device: int) -> int:
         """Latency of a module with the neighbours that it has on one of its devices (inside Eq. 7's maximum)."""
         option, _ = result.choices[name]
-        beside = result.beside(name, device)
-        if not self._is_disturbed or not beside:
+        if self._extras is None:
             return option.latency_ns
-        if self._extras is not None:
-            return option.latency_ns + sum(self._extras.ns(name, option, *neighbour) for neighbour in beside)
-        return option.latency_ns + group_extra_ns(self._cost, name, option, beside)
+        beside = result.beside(name, device)
+        return option.latency_ns + sum(self._extras.ns(name, option, *neighbour) for neighbour in beside)

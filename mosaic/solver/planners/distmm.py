@@ -19,7 +19,6 @@ knows data parallelism alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,8 +34,6 @@ from mosaic.solver.limits import Countdown
 from mosaic.solver.planners.waves import Wave, Waves, Widths, answer_of, plan_waves, whole_job, widths_of
 from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Answer, Task
-
-_log = logging.getLogger(__name__)
 
 
 class _Apart(RetimedCost):
@@ -62,20 +59,11 @@ def plan(task: Task) -> Answer:
     options = {name: tuple(replace(o, quota=machine.num_slots) for o in own) for name, own in widths.items()}
     cost, limits = _Apart(task.cost, widths), task.search.limits
     free = replace(machine, memory_bytes=0)  # each option fits alone, and shares no device
-    is_searched = why_not_exact(task.graph, cost) is None
-    stages: tuple[StageResult, ...]
+    is_searched = why_not_exact(task.graph) is None
     if is_searched:
-        result = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits)
-        stages = result.stages
-        if result.record.status != "optimal":
-            _log.info(
-                "DistMM's plan of %d modules is not proven best with effort %g: its best may take %.1f %% less",
-                len(options),
-                limits.effort,
-                100 * (1 - result.record.bound_ms / result.cost_ms) if result.cost_ms > 0 else 0.0,
-            )
+        stages = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits).stages
     else:
-        stages, _ = cluster(task.graph, StageEvaluator(options, cost=cost, machine=free, countdown=Countdown(limits)))
+        stages = cluster(task.graph, StageEvaluator(options, cost=cost, machine=free, countdown=Countdown(limits)))
     waves = _waves(stages, widths)
     try:
         return plan_waves(task, [[_with_idle(wave, widths, machine.num_devices) for wave in waves], waves])

@@ -56,12 +56,14 @@ def _levels(graph: ModuleGraph) -> list[list[str]]:
 def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int, num_devices: int) -> Iterator[Wave]:
     metaops = [MetaOp.of(own, layers) for own in widths]
     end, devices = continuous_optimum(metaops, num_devices)
-    tuples = [
-        rounded(two_points(metaop, share, end), metaop.num_operators)
-        for metaop, share in zip(metaops, devices, strict=True)
-    ]
+    slices = []
+    for index, (metaop, share) in enumerate(zip(metaops, devices, strict=True)):
+        first, *rest = two_points(metaop, share, end)
+        count = round(first.count)  # the second tuple takes the other operators
+        slices.append(Slice(metaop=index, degree=first.degree, count=count))
+        slices += [Slice(metaop=index, degree=other.degree, count=layers - count) for other in rest]
     done = [0] * len(names)
-    for wave in schedule_level(metaops, tuples, num_devices):
+    for wave in schedule_level(metaops, [piece for piece in slices if piece.count > 0], num_devices):
         jobs = []
         for piece in wave:
             index = piece.metaop
@@ -175,13 +177,6 @@ def two_points(metaop: MetaOp, devices: float, end: float) -> tuple[AslTuple, ..
     return (AslTuple(degree=high, count=count), AslTuple(degree=low, count=metaop.num_operators - count))
 
 
-def rounded(tuples: Sequence[AslTuple], num_operators: int) -> tuple[AslTuple, ...]:
-    """Rounds the first tuple's operators to the nearest whole number; the second takes the rest; empty ones go."""
-    first = AslTuple(degree=tuples[0].degree, count=round(tuples[0].count))
-    rest = [AslTuple(degree=other.degree, count=num_operators - int(first.count)) for other in tuples[1:]]
-    return tuple(piece for piece in (first, *rest) if piece.count > 0)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """Some operators of one MetaOp in one wave."""
@@ -194,24 +189,16 @@ class Slice:
     """Operators."""
 
 
-def schedule_level(
-    metaops: Sequence[MetaOp], tuples: Sequence[Sequence[AslTuple]], num_devices: int
-) -> list[list[Slice]]:
-    """Cuts the tuples of a level into waves, at most one slice of a MetaOp in each.
+def schedule_level(metaops: Sequence[MetaOp], remaining: list[Slice], num_devices: int) -> list[list[Slice]]:
+    """Cuts the slices of a level into waves, at most one of a MetaOp in each.
 
-    Each wave uses up at least one tuple, so there are no more waves than tuples.
+    Each wave uses up at least one slice, so there are no more waves than slices.
 
     Args:
         metaops: MetaOps of the level, which do not depend on each other.
-        tuples: For each of them, its rounded tuples.
-        num_devices: N; no tuple has more.
+        remaining: Their rounded tuples.
+        num_devices: N; no slice has more.
     """
-    remaining = [
-        Slice(metaop=index, degree=piece.degree, count=int(piece.count))
-        for index, own in enumerate(tuples)
-        for piece in own
-        if piece.count > 0
-    ]
     waves: list[list[Slice]] = []
     while remaining:
         proposed = _propose(remaining, metaops, num_devices)

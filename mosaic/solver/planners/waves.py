@@ -60,13 +60,10 @@ def whole_job(name: str, option: DeploymentOption) -> Job:
 
 def widths_of(task: Task) -> dict[str, Widths]:
     """Returns the whole-device options of each module: for each degree the one that holds most of its devices."""
-    widths = {}
-    for name, options in task.options.items():
-        widest: dict[int, DeploymentOption] = {}
-        for option in sorted(options, key=lambda o: (o.degree, o.quota)):
-            widest[option.degree] = option
-        widths[name] = tuple(widest.values())
-    return widths
+    return {
+        name: tuple({o.degree: o for o in sorted(options, key=lambda o: (o.degree, o.quota))}.values())
+        for name, options in task.options.items()
+    }
 
 
 def plan_waves(task: Task, drafts: Iterable[Waves]) -> Answer:
@@ -100,8 +97,7 @@ def _find_devices(task: Task, waves: Waves) -> Devices | None:
             option = job.as_option(machine)
             choices[f"{number} {index}"] = option, tuple(range(first, first + option.degree))
             first += option.degree
-        starts = {name: (0,) * option.degree for name, (option, _) in choices.items()}
-        stages.append(StageResult(latency_ns=0, choices=choices, starts=starts))
+        stages.append(StageResult(latency_ns=0, choices=choices))
     placed = place_stages(tuple(stages), machine) if task.is_held else tuple(stages)
     if placed is None:
         return None

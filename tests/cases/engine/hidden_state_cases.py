@@ -302,6 +302,7 @@ def run_on_streams(
     *,
     graphs: bool,
     captured: bool = True,
+    in_place: bool = False,
     backend: Backend | None = None,
     compare: Callable[[Record, Record], None] = assert_same,
 ) -> str:
@@ -326,6 +327,6 @@ def run_on_streams(
     )
     (executor,) = opened
     assert executor._num_launched > 0
-    assert not executor.in_place
+    assert in_place or not executor.in_place
     assert not (graphs and captured) or executor.graphs.num_replays > 0, executor.notes
     return described

@@ -12,7 +12,7 @@ from plan_checker import ROUNDING, checked_ms
 
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin, TableCost
+from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, TableCost
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.task import SearchOptions
@@ -26,8 +26,8 @@ def option(degree: int = 1, quota: int = 1, forward_ms: float = 1.0, backward_ms
     )
 
 
-def module(name: str, *options: InstanceOption, after: tuple[str, ...] = (), pin: Pin = Pin()):  # noqa: B008
-    return InstanceModule(name=name, options=options or (option(),), after=after, pin=pin)
+def module(name: str, *options: InstanceOption, after: tuple[str, ...] = ()):
+    return InstanceModule(name=name, options=options or (option(),), after=after)
 
 
 def instance(*modules: InstanceModule, **fields: object) -> Instance:
@@ -66,14 +66,12 @@ def modules(
         for degree, quota in shapes
     )
     after = tuple(draw(st.lists(st.sampled_from(before), max_size=2, unique=True))) if before else ()
-    pinned = draw(st.booleans()) and draw(st.booleans())
-    pin = Pin(degrees=(options[0].degree,), quotas=(options[0].quota, num_slots)) if pinned else Pin()
-    return InstanceModule(name=name, options=options, after=after, pin=pin)
+    return InstanceModule(name=name, options=options, after=after)
 
 
 @st.composite
 def instances(draw: st.DrawFn, most_modules: int = 5, *, has_pairs: bool = True, is_held: bool = False) -> Instance:
-    """Any tables, pins and memory; disturbed by pairs of their own or not at all.
+    """Any tables and memory; disturbed by pairs of their own or not at all.
 
     ``is_held``: modules keep memory across stages, and devices have little more than they must hold, evenly divided.
     """
@@ -88,8 +86,8 @@ def instances(draw: st.DrawFn, most_modules: int = 5, *, has_pairs: bool = True,
     share = st.sampled_from([0.0, 0.1, 0.5, 2.0])
     memory_bytes = draw(st.sampled_from([0, 10, 14, 20]))
     if is_held:
-        kept = [min(o.degree * (o.resident_bytes + o.activation_bytes) for o in one.allowed) for one in made]
-        most = max(min(o.memory_bytes for o in one.allowed) for one in made)
+        kept = [min(o.degree * (o.resident_bytes + o.activation_bytes) for o in one.options) for one in made]
+        most = max(min(o.memory_bytes for o in one.options) for one in made)
         memory_bytes = max(1, most, sum(kept) // num_devices) + draw(st.integers(0, 12))
     return Instance(
         name="random",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
+
+from hypothesis import strategies as st
 
 from mosaic.cost import CostModel
 from mosaic.device import Device
@@ -90,3 +94,54 @@ def flat(time_ms: float) -> Time:
 def linear(time_ms: float) -> Time:
     """A module that scales perfectly with slots and devices."""
     return lambda degree, quota: time_ms / (degree * quota)
+
+
+@dataclass(frozen=True)
+class DrawnProfile:
+    """A profile drawn at random, and the devices to plan for."""
+
+    profile: Profile
+    num_devices: int
+
+    def plan(self, method: str = "gahc", **search: Any) -> Plan:
+        """Each stage's memory is checked alone unless ``hold_memory`` is set."""
+        return plan_of(self.profile, method, num_devices=self.num_devices, **({"hold_memory": False} | search))
+
+
+@st.composite
+def drawn_profiles(
+    draw: st.DrawFn,
+    max_modules: int = 4,
+    max_devices: int = 2,
+    max_slots: int = 4,
+    *,
+    degrees: Sequence[int] = (1, 2, 4),
+    has_pairs: bool = True,
+) -> DrawnProfile:
+    """Modules with a floor and work that scales, some measured in pairs, some with a limit of memory."""
+    names = "abcdef"[: draw(st.integers(1, max_modules))]
+    num_slots = draw(st.integers(1, max_slots))
+    work = st.floats(0.01, 30, allow_nan=False)
+
+    def time_of(floor: float, scaling: float) -> Time:
+        return lambda degree, quota: floor + scaling / (degree * quota)
+
+    possible = [(m, n) for i, m in enumerate(names) for n in names[i + 1 :]]
+    pairs = []
+    if has_pairs and draw(st.booleans()):
+        for m, n in permutations(names, 2):
+            for beside_quota in {1, num_slots}:
+                slowdown = draw(st.floats(0.9, 2.0))
+                pairs += [pair(m, n, slowdown, phase=phase, beside_quota=beside_quota) for phase in Phase]
+    kept = st.integers(0, 60)
+    profile = profile_of(
+        {name: time_of(draw(work), draw(work)) for name in names},
+        num_slots=num_slots,
+        degrees=[degree for degree in degrees if degree <= max_devices],
+        edges=[edge for edge in possible if draw(st.integers(0, 3)) == 0],
+        backward=time_of(draw(work), draw(work)),
+        pairs=pairs,
+        memory=[ModuleMemory(module=m, resident_bytes=draw(kept), activation_bytes=draw(kept)) for m in names],
+        memory_bytes=draw(st.sampled_from([0, 120, 200])),
+    )
+    return DrawnProfile(profile=profile, num_devices=draw(st.integers(1, max_devices)))

@@ -91,28 +91,6 @@ def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, hand
     assert_trains_like_plain(model, handle)
 
 
-def test_a_small_gain_leaves_the_model_as_it_was_and_says_so(model: TwoTowers, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.INFO, logger="mosaic"):
-        handle = mosaic.colocate(
-            model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
-        )
-    assert not handle.active
-    assert type(model.left) is Trap
-    assert "the model is left as it was" in handle.describe()
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
-        f"the model runs as it was: {handle.describe().splitlines()[2]}"
-    ]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(3):
-        model(*pair_batch(step)).sum().backward()
-        optimizer.step()
-    assert handle.metrics()["steps"] == 3
-    assert "stage 0" not in str(handle)
-    assert repr(handle).startswith("<Handle of TwoTowers: the model runs as it was: the best plan is predicted")
-    handle.remove()
-    assert "removed" in repr(handle)
-
-
 def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTowers, tmp_path: Path):
     first = colocate(model, pair_batch(), SIDE_BY_SIDE)
     plan, path = first.plan, tmp_path / "plan.json"

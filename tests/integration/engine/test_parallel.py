@@ -14,7 +14,7 @@ from stream_cases import FakeBackend
 from torch import nn
 
 import mosaic
-from mosaic.engine.parallel import _pool
+from mosaic.engine.parallel import _block
 from mosaic.errors import InvalidPlanError
 
 
@@ -74,7 +74,7 @@ def backend() -> Iterator[FakeBackend]:
     made = FakeBackend(4)
     with made.api.watching():
         yield made
-    _pool.cache_clear()
+    _block.cache_clear()
 
 
 def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBackend):
@@ -82,7 +82,7 @@ def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBacke
     twin = copy.deepcopy(model)
     expected = explicit_steps(twin)
     assert_same(expected, explicit_steps(model, "run", QUOTAS, backend=backend))
-    assert not mosaic.parallel(QUOTAS, backend=backend)._pool.executor.in_place
+    assert not mosaic.parallel(QUOTAS, backend=backend).executor.in_place
 
 
 def test_a_block_on_streams_needs_quotas(backend: FakeBackend):

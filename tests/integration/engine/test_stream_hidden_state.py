@@ -32,7 +32,9 @@ RUNS = [(case, True, False) for case in CASES] + [(case, False, True) for case i
 
 @pytest.mark.parametrize(("case", "in_sample", "graphs"), RUNS)
 def test_what_is_done_around_a_call_is_seen_by_the_call(case: str, in_sample: bool, graphs: bool):
-    run_on_streams(partial(shown, case, in_sample), train, graphs=graphs, captured=case not in EAGER)
+    run_on_streams(
+        partial(shown, case, in_sample), train, graphs=graphs, captured=case not in EAGER, in_place=in_sample
+    )
 
 
 @pytest.mark.parametrize(("case", "graphs"), [(case, number % 2 == 1) for number, case in enumerate(BETWEEN)])

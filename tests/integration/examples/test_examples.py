@@ -68,7 +68,7 @@ def test_raters_without_gradients_are_equal_and_run_on_lanes(monkeypatch: pytest
 
     monkeypatch.setattr(mosaic, "parallel", noting)
     assert_equal(run_plain("raters.py"), run_colocated("raters.py"))
-    executor = regions[0]._pool.executor
+    executor = regions[0].executor
     assert len(regions) == 20
-    assert {span.module for span in executor.spans()} >= {"looks", "motion", "fit"}
+    assert {span.module for span in executor.log.spans()} >= {"looks", "motion", "fit"}
     assert not {"looks", "motion", "fit"} & {name for name, _ in executor.in_place}

@@ -36,7 +36,3 @@ def test_users_models_train_as_in_the_plain_loop_and_checkpoints_go_on_with_anot
 def check_equal(program: str, size: int, place: Path) -> None:
     ended = run_program(f"ranks.programs.pipeline.{program}", size, place, seconds=BOUND_S)
     assert [(one.code, one.said.endswith("equal\n")) for one in ended] == [(0, True)] * size, ended
-
-
-def test_a_schedule_written_as_csv_runs_in_torchs_own_runtime(tmp_path: Path):
-    check_equal("torch_runtime:on_two_ranks", 2, tmp_path / "ranks")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -12,39 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
 
-from mosaic.cost import (
-    Cost,
-    Eq8,
-    Eq8Interference,
-    Interference,
-    MeasuredInterference,
-    PairwiseInterference,
-    Sharing,
-)
+from mosaic.cost import BandwidthInterference, Cost, MeasuredInterference
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
-from mosaic.solver.exact import why_not_exact
 from mosaic.solver.instance import Instance, InstanceModule, InstanceOption, TableCost
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Bandwidths by module, phase and quota."""
-
-    shares: dict[tuple[str, Phase], Sequence[float]]
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        return self.shares[module, phase][quota - 1]
-
-
 @st.composite
-def bandwidths(draw: st.DrawFn, instance: Instance) -> Drawn:
-    """Any that do not fall with slots, none at all among them."""
-    count = instance.num_slots
-    share = st.one_of(st.just(0.0), st.floats(0, 1))
+def by_bandwidth(draw: st.DrawFn, instance: Instance) -> BandwidthInterference:
+    """Any bandwidths, none at all and those that fall with slots among them."""
+    share, count = st.one_of(st.just(0.0), st.floats(0, 1)), instance.num_slots
     keys = [(module.name, phase) for module in instance.modules for phase in Phase]
-    shares = {key: sorted(draw(st.lists(share, min_size=count, max_size=count))) for key in keys}
-    return Drawn(shares)
+    shares = {key: draw(st.lists(share, min_size=count, max_size=count)) for key in keys}
+    return BandwidthInterference(lambda module, phase, quota: shares[module, phase][quota - 1])
 
 
 @st.composite
@@ -69,26 +47,6 @@ def measured(draw: st.DrawFn, instance: Instance) -> MeasuredInterference:
         for _ in range(draw(st.sampled_from([0, 2, 4, 6])))
     ]
     return MeasuredInterference(samples)
-
-
-def phases(of: st.SearchStrategy) -> st.SearchStrategy:
-    """Coefficients of one phase or of both."""
-    return st.dictionaries(st.sampled_from(list(Phase)), of, min_size=1)
-
-
-@st.composite
-def by_equation_8(draw: st.DrawFn, instance: Instance) -> Eq8Interference:
-    weight = st.floats(0, 20)
-    forms = st.builds(Eq8, e1=st.floats(-10, 10), e2=weight, e3=st.just(0.0) | weight)
-    return Eq8Interference(draw(phases(forms)), draw(bandwidths(instance)))
-
-
-@st.composite
-def by_bandwidth(draw: st.DrawFn, instance: Instance) -> PairwiseInterference:
-    weight = st.floats(0, 4)
-    return PairwiseInterference(
-        draw(phases(st.builds(Sharing, pressure=weight, product=weight))), draw(bandwidths(instance))
-    )
 
 
 @st.composite
@@ -116,15 +74,14 @@ def roomy(draw: st.DrawFn) -> Instance:
 
 @st.composite
 def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
-    """Instances with memory and pins, disturbed by a form instead of by their own pairs."""
+    """Instances with memory, disturbed by a form instead of by their own pairs."""
     instance = draw(instances(most_modules=4, has_pairs=False) | roomy())
     cost: Cost = TableCost(instance)
-    forms = {"measured": measured, "eq8": by_equation_8, "pairwise": by_bandwidth}
-    cost.interference = draw(forms[form](instance))
+    cost.interference = draw({"measured": measured, "bandwidth": by_bandwidth}[form](instance))
     return instance, cost
 
 
-@pytest.mark.parametrize("form", ["measured", "eq8", "pairwise"])
+@pytest.mark.parametrize("form", ["measured", "bandwidth"])
 @bounded(60)
 @given(data=st.data())
 def test_exact_agrees_with_brute_force_under_every_form(form, data):
@@ -136,23 +93,3 @@ def test_exact_agrees_with_brute_force_under_every_form(form, data):
     assert exact.search.status == "optimal"
     assert exact.predicted_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
     assert exact.search.bound_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
-
-
-@bounded(30)
-@given(made=disturbed("eq8"), data=st.data())
-def test_a_search_is_only_asked_where_no_module_draws_less_with_more_slots(made, data):
-    instance, cost = made
-    form: Interference = cost.interference
-    assert isinstance(form, Eq8Interference)
-    assert why_not_exact(instance.graph, cost) is None
-    phase = data.draw(st.sampled_from(sorted(form.coefficients)))
-    wide = [m for m in instance.modules if len({option.quota for option in m.allowed}) > 1]
-    if not wide or form.is_zero:
-        return
-    name = data.draw(st.sampled_from([module.name for module in wide]))
-    quotas = [1.0 - 0.1 * slot for slot in range(instance.num_slots)]
-    old = data.draw(bandwidths(instance))
-    cost.interference = Eq8Interference(form.coefficients, replace(old, shares={**old.shares, (name, phase): quotas}))
-    assert f"{name!r} draws less bandwidth at a larger quota" in str(why_not_exact(instance.graph, cost))
-    with pytest.raises(ValueError, match="cannot prune by"):
-        solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method="exact")

@@ -63,7 +63,7 @@ def test_devices_are_found_just_where_some_choice_of_them_holds_everything(table
 
     def holds(chosen) -> bool:
         by_name = dict(zip(options, chosen, strict=True))
-        stages = [StageResult(latency_ns=0, choices={n: by_name[n] for n in names}, starts={}) for names in partition]
+        stages = [StageResult(latency_ns=0, choices={n: by_name[n] for n in names}) for names in partition]
         held = ((stage, device) for stage in stages for device in range(3))
         return fits(stages, machine) and all(
             sum(option.quota for option, devices in stage.choices.values() if device in devices) <= 4

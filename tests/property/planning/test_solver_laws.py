@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 from brute_force import best_stage, plan_by_brute_force
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_cases import pair, profile_of
+from planning_cases import DrawnProfile, drawn_profiles
 
-from mosaic.artifact import parse, to_json
-from mosaic.cost import Bandwidths, CostModel, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.cost import BandwidthInterference, CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
-from mosaic.solver import SearchOptions, StageEvaluator, solve
+from mosaic.solver import SearchOptions, StageEvaluator
 from mosaic.solver.exact import search_exactly
 from mosaic.solver.options import DeploymentOption, all_options
 from mosaic.solver.stage import Machine
@@ -27,118 +25,38 @@ BOUNDED = settings(max_examples=50, deadline=None, derandomize=True, suppress_he
 ROUNDING = 1 + 1e-9
 
 
-@dataclass(frozen=True)
-class Instance:
-    profile: Profile
-    num_devices: int
+def plan_exactly(drawn: DrawnProfile) -> Plan:
+    cost, profile, search = CostModel.from_profile(drawn.profile), drawn.profile, SearchOptions(hold_memory=False)
+    return plan_by_brute_force(profile.graph, cost, profile.device, num_devices=drawn.num_devices, search=search)
 
-    def plan(self, method: str = "gahc", **search: object) -> Plan:
-        plan = plan_by_brute_force if method == "brute_force" else partial(solve, method=method)
-        return plan(
-            self.profile.graph,
-            CostModel.from_profile(self.profile),
-            self.profile.device,
-            num_devices=self.num_devices,
-            search=SearchOptions(hold_memory=False, **search),  # the laws here are of single stages
-        )
 
-    def search_space(self, cost: CostModel) -> tuple[dict[str, tuple[DeploymentOption, ...]], Machine]:
-        """The options of every module, and the devices."""
-        device, count = self.profile.device, self.num_devices
-        options = all_options(self.profile.graph, cost=cost, device=device, num_devices=count)
-        return options, Machine(num_devices=count, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+def search_space(drawn: DrawnProfile, cost: CostModel) -> tuple[dict[str, tuple[DeploymentOption, ...]], Machine]:
+    """The options of every module, and the devices."""
+    device, count = drawn.profile.device, drawn.num_devices
+    options = all_options(drawn.profile.graph, cost=cost, device=device, num_devices=count)
+    return options, Machine(num_devices=count, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
 
 
 @st.composite
-def instances(draw: st.DrawFn, max_modules: int = 4, max_devices: int = 2, max_slots: int = 4) -> Instance:
-    names = "abcdef"[: draw(st.integers(1, max_modules))]
-    num_slots = draw(st.integers(1, max_slots))
-    num_devices = draw(st.integers(1, max_devices))
-    work = st.floats(0.01, 30, allow_nan=False)
-
-    def time_of(floor: float, scaling: float):
-        return lambda degree, quota: floor + scaling / (degree * quota)
-
-    forward = {name: time_of(draw(work), draw(work)) for name in names}
-    possible = [(m, n) for i, m in enumerate(names) for n in names[i + 1 :]]
-    edges = [edge for edge in possible if draw(st.integers(0, 3)) == 0]
-    pairs = []
+def costs(draw: st.DrawFn) -> tuple[DrawnProfile, CostModel]:
+    """Costs with measured pairs, or with shares assumed from bandwidths."""
+    instance = draw(drawn_profiles())
+    cost = CostModel.from_profile(instance.profile)
     if draw(st.booleans()):
-        for m in names:
-            for n in names:
-                if m != n:
-                    for beside_quota in {1, num_slots}:
-                        slowdown = draw(st.floats(0.9, 2.0))
-                        pairs += [pair(m, n, slowdown, phase=phase, beside_quota=beside_quota) for phase in Phase]
-    memory = [
-        ModuleMemory(module=name, resident_bytes=draw(st.integers(0, 60)), activation_bytes=draw(st.integers(0, 60)))
-        for name in names
-    ]
-    profile = profile_of(
-        forward,
-        num_slots=num_slots,
-        degrees=[degree for degree in (1, 2, 4) if degree <= max_devices],
-        edges=edges,
-        backward=time_of(draw(work), draw(work)),
-        pairs=pairs,
-        memory=memory,
-        memory_bytes=draw(st.sampled_from([0, 120, 200])),
-    )
-    return Instance(profile=profile, num_devices=num_devices)
-
-
-@given(instances(max_modules=5, max_devices=4, max_slots=6))
-@BOUNDED
-def test_every_plan_is_sound_and_has_the_cost_models_times_beside_its_neighbours(instance: Instance) -> None:
-    # Building a Plan checks that partitions of a stage are disjoint and lie on the device.
-    plan, cost = instance.plan(), CostModel.from_profile(instance.profile)
-    plan.check_covers(instance.profile.graph)
-    for stage in plan.stages:
-        for device in range(instance.num_devices):
-            here = [p for p in stage.placements if device in p.devices]
-            assert sum(p.quota for p in here) <= instance.profile.device.num_slots
-            needed = sum(cost.memory_bytes(p.module, p.degree) for p in here)
-            assert needed <= (instance.profile.device.memory_bytes or needed)
-        for placed in stage.placements:
-            for phase, predicted in ((Phase.FORWARD, placed.forward_ms), (Phase.BACKWARD, placed.backward_ms)):
-                expected = max(
-                    cost.placed_ms(
-                        placed.module,
-                        phase,
-                        placed.degree,
-                        placed.quota,
-                        beside=[(n.module, n.quota) for n in stage.placements if n != placed and device in n.devices],
-                    )
-                    for device in placed.devices
-                )
-                assert predicted == pytest.approx(expected)
-    assert parse(Plan, to_json(plan), source="plan.json") == plan
-
-
-@st.composite
-def costs(draw: st.DrawFn) -> tuple[Instance, CostModel]:
-    """Costs with measured pairs, Eq. 8 or the pairwise form."""
-    instance = draw(instances())
-    cost, weight = CostModel.from_profile(instance.profile), st.floats(0, 4)
-    drawn = Bandwidths(
-        replace(s, bandwidth_utilisation=draw(st.floats(0, 1))) for s in instance.profile.samples if s.degree == 1
-    )
-    kind = draw(st.sampled_from(["measured", "eq8", "pairwise"]))
-    if kind == "eq8":
-        eq8 = {phase: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for phase in Phase}
-        cost.interference = Eq8Interference(eq8, drawn)
-    elif kind == "pairwise":
-        sharing = {phase: Sharing(pressure=draw(weight), product=draw(weight)) for phase in Phase}
-        cost.interference = PairwiseInterference(sharing, drawn)
+        names, share = instance.profile.graph.names, st.floats(0, 1)
+        drawn = {(name, phase): draw(share) for name in names for phase in Phase}
+        cost.interference = BandwidthInterference(lambda module, phase, quota: drawn[module, phase] * quota / 4)
     return instance, cost
 
 
 @given(costs())
 @BOUNDED
-def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(made: tuple[Instance, CostModel]) -> None:
+def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(
+    made: tuple[DrawnProfile, CostModel],
+) -> None:
     instance, cost = made
     names = instance.profile.graph.names
-    options, machine = instance.search_space(cost)
+    options, machine = search_space(instance, cost)
     evaluated = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
     exact = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
     assert (evaluated is None) == (exact is None)
@@ -146,19 +64,21 @@ def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(ma
         assert evaluated.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
 
 
-@given(instances())
+@given(drawn_profiles())
 @BOUNDED
-def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots_never_cost(instance: Instance) -> None:
-    exact, greedy, in_turn = (instance.plan(method) for method in ("brute_force", "gahc", "sequential"))
+def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots_never_cost(
+    instance: DrawnProfile,
+) -> None:
+    exact, greedy, in_turn = plan_exactly(instance), instance.plan(), instance.plan("sequential")
     assert exact.predicted_ms <= greedy.predicted_ms * ROUNDING
     assert greedy.predicted_ms <= in_turn.predicted_ms
     assert greedy.sequential_ms == in_turn.predicted_ms
     assert greedy.predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
 
 
-@given(instances(max_modules=6))
+@given(drawn_profiles(max_modules=6))
 @BOUNDED
-def test_a_step_lies_between_its_chains_and_its_stages_and_keeps_the_order_of_slots(instance: Instance) -> None:
+def test_a_step_lies_between_its_chains_and_its_stages_and_keeps_the_order_of_slots(instance: DrawnProfile) -> None:
     graph, plan = instance.profile.graph, instance.plan("auto")
     step = simulate(plan, graph)
     chains = []
@@ -188,11 +108,11 @@ def test_a_step_lies_between_its_chains_and_its_stages_and_keeps_the_order_of_sl
                 assert not shares or first.end_ms <= second.start_ms * ROUNDING
 
 
-@given(instances())
+@given(drawn_profiles())
 @settings(BOUNDED, max_examples=20)
-def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(instance: Instance) -> None:
+def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(instance: DrawnProfile) -> None:
     cost = CostModel.from_profile(instance.profile)
-    options, machine = instance.search_space(cost)
+    options, machine = search_space(instance, cost)
     search = partial(search_exactly, instance.profile.graph, options, cost=cost, machine=machine)
     best = search()
     for stage in best.stages:

@@ -4,59 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from planning_cases import flat, linear, profile_of
 
-from mosaic.cost import (
-    ADAMW_BYTES,
-    CostModel,
-    Eq8,
-    Eq8Interference,
-    MeasuredInterference,
-    NoInterference,
-    PairwiseInterference,
-    Sharing,
-)
-from mosaic.cost.interference import FORMS
+from mosaic.cost import ADAMW_BYTES, CostModel
 from mosaic.graph import ModuleGraph, ModuleNode
-from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.profile import ModuleMemory, Phase
 
 F, B = Phase.FORWARD, Phase.BACKWARD
-SHARES = {"a": 0.2, "b": 0.4, "c": 0.6, "d": 0.9}
-HALF = {phase: Sharing(pressure=0.5) for phase in Phase}
 
 
-def profile() -> Profile:
-    """Four modules and the bandwidth that each uses."""
-    base = profile_of({name: linear(8) for name in SHARES}, num_slots=8)
-    return replace(base, samples=tuple(replace(s, bandwidth_utilisation=SHARES[s.module]) for s in base.samples))
-
-
-@pytest.mark.parametrize(
-    ("name", "coefficients", "kind"),
-    [
-        ("measured", {}, MeasuredInterference),
-        ("none", {}, NoInterference),
-        ("eq8", {F: Eq8(e1=0.0, e2=1.0, e3=1.0)}, Eq8Interference),
-        ("pairwise", HALF, PairwiseInterference),
-    ],
-)
-def test_every_form_of_the_table_is_made_by_name_from_its_coefficients(name: str, coefficients, kind: type) -> None:
-    assert name in FORMS
-    cost = CostModel.from_profile(profile(), interference=name, coefficients=coefficients)
-    assert type(cost.interference) is kind
-    assert cost.placed_ms("a", F, 1, 2) == 4.0
-
-
-def test_a_frozen_module_takes_no_time_and_disturbs_no_other_in_backward() -> None:
-    old = profile()
+def test_a_frozen_module_takes_no_time_in_backward() -> None:
+    old = profile_of({"a": linear(8), "d": linear(8)}, num_slots=8)
     nodes = tuple(replace(node, trainable=node.name != "d") for node in old.graph.modules)
     samples = tuple(s for s in old.samples if (s.module, s.phase) != ("d", B))
-    frozen = replace(old, graph=ModuleGraph(modules=nodes), samples=samples)
-    cost = CostModel.from_profile(frozen, interference="pairwise", coefficients=HALF)
+    cost = CostModel.from_profile(replace(old, graph=ModuleGraph(modules=nodes), samples=samples))
     assert (cost.time_ms("d", B, 1, 1), cost.quotas("d")) == (0.0, tuple(range(1, 9)))
-    assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) == 4.0
-    assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2), ("b", 2)]) == pytest.approx(4 * 1.2)
 
 
 def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> None:

@@ -65,7 +65,7 @@ def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_t
     assert {(s.module, s.phase, s.quota) for s in failed} == {("right", phase, 1) for phase in Phase}
     assert {s.infeasible for s in failed} == {"out of memory: CUDA out of memory. Tried to allocate"}
     assert len(profile.samples) == 2 * 2 * 3
-    cost = CostModel.from_profile(profile, interference="none")
+    cost = CostModel.from_profile(profile)
     assert (cost.quotas("right"), cost.quotas("left")) == ((2, 3), (1, 2, 3))
 
 
@@ -96,7 +96,7 @@ def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
     reduce_ms = RING.all_reduce_ms(sum(parameter.nbytes for parameter in model.left.parameters()), 2)
     (backward,) = [s for s in profile.samples_of("left", Phase.BACKWARD, 2) if s.quota == 1]
     assert min(backward.times_ms) > reduce_ms > 0.02
-    assert CostModel.from_profile(profile, interference="none").degrees("left") == (1, 2)
+    assert CostModel.from_profile(profile).degrees("left") == (1, 2)
 
 
 class Measured:

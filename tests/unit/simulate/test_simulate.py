@@ -85,14 +85,6 @@ def test_a_plan_of_another_graph_is_refused() -> None:
         simulate(plan, graph_of("ab"))
 
 
-def test_a_bucket_waits_for_those_of_other_modules_on_its_devices() -> None:
-    first, beside = summed(0, 4, 2, 2, 0, 1), summed(0, 4, 2, 1, 1, 2)
-    assert last_sum_ms([first]) == pytest.approx(4 + 1)
-    assert last_sum_ms([first, beside]) == pytest.approx(4 + 1 + 2)  # all that is ready at 4
-    assert last_sum_ms([first, summed(0, 4, 2, 1, 2, 3)]) == pytest.approx(4 + 2)
-    assert last_sum_ms([]) == last_sum_ms([summed(0, 4, 0, 1, 0)]) == 0.0
-
-
 PARTS = st.lists(
     st.builds(
         lambda start, length, time, buckets, device: summed(start, start + length, time, buckets, device, device + 1),

@@ -46,5 +46,5 @@ def test_algorithm_1_merges_as_worked_out_by_hand(
     cost = CostModel.from_profile(profile)
     options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=1)
     machine = Machine(num_devices=1, num_slots=num_slots, memory_bytes=0)
-    clustered, _ = cluster(profile.graph, StageEvaluator(options, cost=cost, machine=machine))
+    clustered = cluster(profile.graph, StageEvaluator(options, cost=cost, machine=machine))
     assert [set(stage.choices) for stage in clustered] == [set(names) for names in stages]

@@ -33,7 +33,7 @@ def test_a_method_that_is_added_is_solved_run_compared_and_described(monkeypatch
     assert plan_to_run("mine", PROFILE.graph, cost, PROFILE.device, num_devices=2).search.method == "mine"
     check_method("mine")
     rows = compare(PROFILE.graph, cost, PROFILE.device, num_devices=2)
-    assert tuple(row.method for row in rows if row.predicted_ms) == compared_methods()
+    assert tuple(row.method for row in rows if row.plan is not None) == compared_methods()
     assert compared_methods()[-1] == "mine"
     assert "mine (a solver of one's own)" in describe_methods()
 
@@ -52,8 +52,7 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(mon
     monkeypatch.setitem(METHODS, "mine", Method(name="mine", description="refuses", plan=refuse))
     cost = CostModel.from_profile(PROFILE)
     rows = compare(PROFILE.graph, cost, PROFILE.device, methods=("megatron", "mine"))
-    assert rows[0].ratio == 1.0
-    assert (rows[1].plan, rows[1].status, rows[1].ratio) == (None, "refused", None)
+    assert [row.plan is not None for row in rows] == [True, False]
     console = Console(file=StringIO(), width=200)
     console.print(comparison_table(rows))
     assert "2 modules are too many" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +15,7 @@ from mosaic import _search
 NUM_DEVICES = 4
 Row = tuple[int, int, int, int, int]
 Rows = list[list[Row]]
-Places = Sequence[tuple[int, int, Sequence[int], Sequence[int]]]
+Places = Sequence[tuple[int, int, Sequence[int]]]
 
 
 def fits(rows: Rows, *, num_slots: int, memory: int) -> bool:
@@ -37,18 +38,15 @@ def fits(rows: Rows, *, num_slots: int, memory: int) -> bool:
 
 
 def check(rows: Rows, placed: Places, *, num_slots: int, memory: int) -> None:
-    """Every module with different devices; no slot twice, and no more memory than there is."""
-    slots: set[tuple[int, int]] = set()
-    used = dict.fromkeys(range(NUM_DEVICES), 0)
-    for module, option, devices, starts in placed:
+    """Every module with different devices; no more slots or memory than a device has."""
+    slots, used = Counter[int](), Counter[int]()
+    for module, option, devices in placed:
         degree, quota, _, _, need = rows[module][option]
-        assert len(devices) == len(set(devices)) == len(starts) == degree
-        for device, start in zip(devices, starts, strict=True):
-            own = {(device, slot) for slot in range(start, start + quota)}
-            assert not own & slots
-            assert start + quota <= num_slots
-            slots |= own
-            used[device] += need
+        assert len(devices) == len(set(devices)) == degree
+        assert set(devices) <= set(range(NUM_DEVICES))
+        slots.update(dict.fromkeys(devices, quota))
+        used.update(dict.fromkeys(devices, need))
+    assert max(slots.values()) <= num_slots
     assert not memory or max(used.values()) <= memory
 
 

@@ -7,11 +7,11 @@ from planning_cases import flat, linear, plan_of, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Stage
 from mosaic.profile import ModuleMemory
-from mosaic.solver import solve
-from mosaic.solver.stage import start_early
+from mosaic.solver import DeploymentOption, solve
+from mosaic.solver.options import all_options
+from mosaic.solver.predict import PlacedTimes, build_stages
+from mosaic.solver.stage import Machine, StageResult
 
 
 def test_unequal_encoders_are_planned_side_by_side_before_their_head() -> None:
@@ -55,17 +55,26 @@ def test_more_modules_than_the_exact_search_takes_are_planned_by_algorithm_1(met
 
 
 def test_a_later_stage_goes_where_the_one_before_ends_first() -> None:
-    def stage(**modules: tuple[int, float]) -> Stage:
-        return Stage(
-            placements=tuple(
-                Placement(part=Part(module=name), slots=(slot,), grid=Grid(ranks=(0,)), forward_ms=ms)
-                for name, (slot, ms) in modules.items()
-            )
-        )
+    profile = profile_of({"long": flat(9), "short": flat(2), "next": flat(3)}, num_slots=2, edges=[("short", "next")])
+    options = all_options(profile.graph, cost=CostModel.from_profile(profile), device=profile.device, num_devices=1)
+    first, then = (
+        StageResult(latency_ns=0, choices={name: (options[name][0], (0,)) for name in names})
+        for names in (("long", "short"), ("next",))
+    )
+    machine = Machine(num_devices=1, num_slots=2, memory_bytes=0)
+    built = build_stages([first, then], PlacedTimes(CostModel.from_profile(profile)), machine)
+    slots = {placed.module: placed.slots for stage in built for placed in stage.placements}
+    assert slots == {"long": (0,), "short": (1,), "next": (1,)}
 
-    moved = start_early([stage(long=(0, 9.0), short=(1, 2.0)), stage(next=(0, 3.0))], num_devices=1, num_slots=2)
-    assert [(p.module, p.slots) for s in moved for p in s.placements] == [
-        ("long", (0,)),
-        ("short", (1,)),
-        ("next", (1,)),
-    ]
+
+def test_modules_that_have_no_slots_in_common_on_their_devices_have_others_on_each() -> None:
+    def option(degree: int) -> DeploymentOption:
+        return DeploymentOption(degree=degree, quota=1, forward_ns=1, backward_ns=1)
+
+    pairs = {"a": (0, 1), "b": (1, 2), "c": (0, 2)}  # a triangle on three devices of two slots
+    cost = CostModel.from_profile(profile_of(dict.fromkeys(pairs, flat(1)), num_slots=2, degrees=(2,)))
+    stage = StageResult(latency_ns=2, choices={name: (option(2), devices) for name, devices in pairs.items()})
+    (built,) = build_stages([stage], PlacedTimes(cost), Machine(num_devices=3, num_slots=2, memory_bytes=0))
+    cells = [cell for placed in built.placements for cell in placed.cells]
+    assert len(set(cells)) == len(cells) == 6
+    assert all(slot in (0, 1) for _, slot in cells)

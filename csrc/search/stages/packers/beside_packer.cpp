@@ -50,17 +50,11 @@ Answer BesidePacker::pack(Mask set, const Target& target, Effort& effort, std::v
     is_open_ = false;
     if (!descend(0)) return is_open_ ? Answer::open : Answer::no;
     placed.clear();
-    for (std::size_t i = 0; i < size_; ++i) placed.push_back({items_[i].module, final_.rungs[i]->option, {}, {}});
+    for (std::size_t i = 0; i < size_; ++i) placed.push_back({items_[i].module, final_.rungs[i]->option, {}});
     int device = 0;
     for (const Room& room : final_.rooms) {
         for (int count = 0; count < room.count; ++count, ++device) {
-            int next = 0;
-            each(room.items, [&](int i) {
-                Placed& one = placed[static_cast<std::size_t>(i)];
-                one.devices.push_back(device);
-                one.starts.push_back(next);
-                next += final_.rungs[static_cast<std::size_t>(i)]->quota;
-            });
+            each(room.items, [&](int i) { placed[static_cast<std::size_t>(i)].devices.push_back(device); });
         }
     }
     return Answer::yes;
@@ -195,7 +189,7 @@ int BesidePacker::least_quota(const Choice& choice, const Room& room, const Grou
 bool BesidePacker::is_met_beside(const Rung& own, const Rung* const* others, std::size_t num_others,
                                  bool is_exact) const {
     Extra more;
-    if (own.row != nullptr && !is_exact) {
+    if (!is_exact) {
         for (std::size_t i = 0; i < num_others; ++i) {
             more.forward += own.row[others[i]->place].forward;
             more.backward += own.row[others[i]->place].backward;

@@ -29,7 +29,7 @@ class BesidePacker {
         std::int64_t memory;  // least of this option and those with more slots; 0 where memory is not limited
         Ns forward;
         Ns backward;
-        const Extra* row;   // what it loses beside whom, where that is known by pairs
+        const Extra* row;   // what it loses beside whom
         std::size_t place;  // of this one in such rows of others
     };
     // Options of one degree that meet the target alone, by rising quota.

@@ -73,7 +73,6 @@ bool GreedyPacker::attempt(std::vector<Placed>& placed) {
         std::sort(one.devices.begin(), one.devices.end());
         for (const int device : one.devices) {
             const auto at = static_cast<std::size_t>(device);
-            one.starts.push_back(problem_.machine.num_slots - free_[at]);
             free_[at] -= option.quota;
             memory_[at] -= option.memory;
         }

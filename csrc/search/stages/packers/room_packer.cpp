@@ -207,9 +207,8 @@ void RoomPacker::trace(std::vector<Placed>& placed) const {
     for (std::size_t depth = 0; depth < size_; ++depth) {
         const Pick& pick = *chosen_[depth];
         std::vector<int> left = taken_[depth];
-        Placed one{items_[order_[depth]].module, pick.option, {}, {}};
+        Placed one{items_[order_[depth]].module, pick.option, {}};
         one.devices.reserve(static_cast<std::size_t>(pick.degree));
-        one.starts.reserve(static_cast<std::size_t>(pick.degree));
         for (std::size_t device = 0; device < num_devices; ++device) {
             Room& own = devices[device];
             bool is_taken = false;
@@ -222,7 +221,6 @@ void RoomPacker::trace(std::vector<Placed>& placed) const {
             }
             if (is_taken) {
                 one.devices.push_back(static_cast<int>(device));
-                one.starts.push_back(num_slots - own.free);
                 own.free -= pick.quota;
                 own.memory -= pick.memory;
             }

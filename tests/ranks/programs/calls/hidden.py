@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
-from ranks.clip import told
-from ranks.graphs import colocated, difference, twins
+from ranks.graphs import check_trained, colocated
+from ranks.training import told
 
 SWAPPED = {"a": (1,), "b": (0,)}
-STEPS = 4
 
 
 class Tower(nn.Module):
@@ -120,31 +119,14 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def trained(make: Callable[[], nn.Module], rank: int) -> None:
-    """Trains beside DistributedDataParallel, and compares losses and parameters."""
-    model, wrapped = twins(make, 0)
-    handle = colocated(model, data(rank), SWAPPED, 2)
-    optimizers = [
-        torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1) for each in (model, wrapped)
-    ]
-    for step in range(STEPS):
-        model.step = wrapped.module.step = step
-        losses = []
-        for each, optimizer in zip((model, wrapped), optimizers, strict=True):
-            loss = each(data(rank + 2 * step)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-        assert abs(losses[0] - losses[1]) < 1e-5 * abs(losses[1])
-    assert difference(handle, wrapped) < 1e-5
-    handle.remove()
+def set_step(model: nn.Module, step: int) -> None:
+    model.step = step
 
 
 def everything(rank: int, size: int) -> None:
     """What changes around a call is for its lane what it was at the call, or the module is refused by name."""
     for make in RIGHT:
-        trained(make, rank)
+        check_trained(make, SWAPPED, lambda step: data(rank + 2 * step), set_step)
     for reason, make in REFUSED.items():
         said = told(lambda make=make: colocated(make(), data(rank), SWAPPED, 2), UnsupportedModelError)  # type: ignore[misc]
         assert "'a' cannot" in said

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
 from mosaic.errors import InvalidPlanError, UnsupportedModelError
-from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated
+from ranks.training import MEMBERS, Model, batch_of, loss_of, told
 
 
 def refusals(rank: int) -> None:
     """Refusals while the model is colocated; each ends on both ranks."""
     torch.manual_seed(0)
-    model = Clip()
+    model = Model()
     plain_clip = clip_grad_norm_.__closure__[0].cell_contents
     handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
     batch = batch_of(0, rank)
@@ -29,7 +29,7 @@ def refusals(rank: int) -> None:
     wrapped = told(lambda: nn.parallel.DistributedDataParallel(others), UnsupportedModelError)
     assert "around extra.weight and 1 more" in wrapped
     assert "colocate the module that holds both" in wrapped
-    mean_loss(model(**batch)).backward()
+    loss_of(model(**batch)).backward()
     norm = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     assert "cannot know of those on other ranks" in norm
     assert clip_grad_norm_.__closure__[0].cell_contents is not plain_clip
@@ -37,8 +37,8 @@ def refusals(rank: int) -> None:
     assert clip_grad_norm_.__closure__[0].cell_contents is plain_clip
     with handle.disabled():
         assert model(**batch)["logits"].shape[1] == 3
-    attempts: dict[str, Callable[[Clip], object]] = {
-        "pad to one length on all ranks": lambda model: mean_loss(
+    attempts: dict[str, Callable[[Model], object]] = {
+        "pad to one length on all ranks": lambda model: loss_of(
             model(**{**batch, "image": batch["image"][:, : 6 - rank]})
         ).item(),
         "other arguments than in the sample's step": lambda model: model.image(input=batch["image"]).sum().item(),
@@ -50,7 +50,7 @@ def refusals(rank: int) -> None:
         ),
     }
     for reason, attempt in attempts.items():  # none of these ranks can go on after one
-        model = Clip()
+        model = Model()
         handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
         assert reason in told(lambda attempt=attempt, model=model: attempt(model))
         handle.remove()
@@ -58,12 +58,12 @@ def refusals(rank: int) -> None:
 
 def not_begun(rank: int) -> None:
     """Plans that ranks cannot run together, and a layer that keeps statistics of a batch, are refused on all ranks."""
-    normalized, sample = Clip(), batch_of(0, rank, (3, 3))
+    normalized, sample = Model(), batch_of(0, rank, (3, 3))
     normalized.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
     others = {**MEMBERS, "image": (rank,)}
-    other_size = told(lambda: colocated(Clip(), sample, MEMBERS, 3), InvalidPlanError)
+    other_size = told(lambda: colocated(Model(), sample, MEMBERS, 3), InvalidPlanError)
     assert "the plan is for 3 devices and there are 2 ranks; start 3 ranks, or plan" in other_size
-    assert "different plans (rank 0: " in told(lambda: colocated(Clip(), sample, others, 2), InvalidPlanError)
+    assert "different plans (rank 0: " in told(lambda: colocated(Model(), sample, others, 2), InvalidPlanError)
     statistics = told(lambda: colocated(normalized, sample, MEMBERS, 2), UnsupportedModelError)
     assert "image.1 is a BatchNorm1d: its statistics would be those of another batch" in statistics
 
@@ -71,7 +71,7 @@ def not_begun(rank: int) -> None:
 def unfrozen(rank: int) -> None:
     """Parameters that train only since the model was colocated, or do not any more, are named."""
     torch.manual_seed(0)
-    model = Clip(frozen=("image",))
+    model = Model(frozen=("image",))
     handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1)}, 2)
     model.image.requires_grad_(True)
     assert "image.0.weight and 3 more" in told(lambda: model(**batch_of(0, rank)))

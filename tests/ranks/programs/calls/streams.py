@@ -12,11 +12,8 @@ from fake_streams import FakeNccl
 from stream_cases import FakeBackend
 from torch import nn
 
-from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.calls.streams import StreamRankExecutor
 from mosaic.ranks.colocate import colocate_ranks
@@ -25,23 +22,7 @@ from ranks.programs.parameters import equality
 from ranks.training import Model, batch, loss_of
 
 SIDE_BY_SIDE = {"image": (0,), "text": (1,), "audio": (2,)}
-
-
-def plan_of(model: nn.Module, backend: FakeBackend, members: dict[str, tuple[int, ...]], size: int) -> Plan:
-    """Encoders side by side on slots of their own, the rest on three of them."""
-    graph = find_modules(model, batch(0, 3)).graph
-    placed = {
-        name: Placement(part=Part(module=name), slots=SIDE_BY_SIDE.get(name, (0, 1, 2)), grid=Grid(ranks=members[name]))
-        for name in graph.topological_order()
-    }
-    stages = [tuple(placed[name] for name in SIDE_BY_SIDE), *((placed[n],) for n in placed if n not in SIDE_BY_SIDE)]
-    return Plan(
-        device=backend.device,
-        num_devices=size,
-        stages=tuple(Stage(placements=placements) for placements in stages),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+"""Slots of the encoders; the rest is on all three."""
 
 
 @contextmanager
@@ -50,7 +31,8 @@ def colocated(
 ) -> Iterator[tuple[RankHandle, FakeBackend, FakeNccl]]:
     backend = FakeBackend(num_slots=4)
     nccl = FakeNccl(backend.api)
-    plan = plan_of(model, backend, members, size)
+    slots = {"backend": backend, "slots": lambda name: SIDE_BY_SIDE.get(name, (0, 1, 2))}
+    plan = plan_for(model, batch(0, 3), members, size, **slots)
     with backend.api.watching(), nccl.standing_in():
         handle = colocate_ranks(
             model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=60))
@@ -95,7 +77,8 @@ def order_of_launches(rank: int, size: int) -> None:
         del nccl.issued[:]
         out = model(**batch(rank, 2 + 2 * rank))
         behind = [num_calls_behind(node) for node, _ in out["logits"].grad_fn.next_functions[: len(APART)]]
-        loss = loss_of(out) if rank else loss_of({"logits": out["logits"] * 0, "seen": out["seen"].detach()})
+        unread = {name: value.detach() for name, value in out.items()}
+        loss = loss_of(out) if rank else loss_of({**unread, "logits": out["logits"] * 0})
         loss.backward()
         lanes = {name: runs.lanes.lane(slots).stream for name, slots in SIDE_BY_SIDE.items()}
         known = backend.api.main.clock

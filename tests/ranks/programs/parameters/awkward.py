@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.parameters.gradients import GradientReducer
-from ranks.clip import told
-from ranks.graphs import colocated, difference, twins
+from ranks.graphs import check_trained, colocated
+from ranks.training import told
 
 APART = {"a": (0,), "b": (1,)}
 EVERYWHERE = {"a": (0, 1), "b": (0, 1)}
-STEPS = 3
 
 
 class Two(nn.Module):
@@ -44,9 +41,9 @@ class Momentum(nn.Module):
         self.b = copy.deepcopy(self.a).requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a(x) - self.b(x)
+        return self.a(x) - 0.5 * self.b(x)
 
-    def follow(self) -> None:
+    def follow(self, step: int = 0) -> None:
         with torch.no_grad():
             for slow, fast in zip(self.b.parameters(), self.a.parameters(), strict=True):
                 slow.mul_(0.5).add_(fast, alpha=0.5)
@@ -65,32 +62,9 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def trained(
-    make: Callable[[], nn.Module],
-    members: dict[str, tuple[int, ...]],
-    x: torch.Tensor,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    after: Callable[[nn.Module], None] = lambda model: None,
-) -> float:
-    """Trains under both; returns how far the parameters are apart."""
-    model, wrapped = twins(make, 0)
-    handle = colocated(model, x, members, 2)
-    for each in (model, wrapped):
-        stepped = optimizer([p for p in each.parameters() if p.requires_grad], lr=0.1)
-        for _ in range(STEPS):
-            for _ in range(2):  # gradients add up
-                loss_of(each, x).backward()
-            stepped.step()
-            stepped.zero_grad()
-            after(each.module if isinstance(each, DistributedDataParallel) else each)
-    apart = difference(handle, wrapped)
-    handle.remove()
-    return apart
-
-
 def momentum(rank: int) -> None:
     """An average follows on the same ranks; one from another rank is refused where it would be written."""
-    assert trained(Momentum, EVERYWHERE, data(rank), after=Momentum.follow) < 1e-6  # type: ignore[arg-type]
+    check_trained(Momentum, EVERYWHERE, lambda step: data(rank), Momentum.follow)
     model = Momentum()
     handle = colocated(model, data(rank), APART, 2)
     loss_of(model, data(rank)).backward()

@@ -25,7 +25,16 @@ from mosaic.pipelining.tasks import memory_peaks
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.graphs import colocated
-from ranks.programs.pipeline.trained import begin, llama, llava, options, ragged, words
+from ranks.programs.pipeline.trained import (
+    begin,
+    check_alike,
+    check_gradients,
+    llama,
+    llava,
+    options,
+    ragged,
+    words,
+)
 
 
 def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool = True) -> torch.Tensor:
@@ -49,10 +58,7 @@ def under_autocast(rank: int, size: int, place: Path) -> None:
         exact = pipe.evaluate(words(step))
         assert torch.allclose(exact, plain_losses(plain, words(step), backward=False), rtol=1e-5)
         assert not torch.equal(exact, losses)
-    named = dict(plain.named_parameters())
-    for name, one in model.named_parameters():
-        if not one.is_meta:
-            assert (one.grad - named[name].grad).norm() <= 0.03 * named[name].grad.norm(), name
+    check_gradients(model, plain, 0.03)
     pipe.remove()
 
 
@@ -139,12 +145,6 @@ def with_little_memory(rank: int, size: int, place: Path) -> None:
         assert sum(everywhere), name
 
 
-def check_alike(model: nn.Module, plain: nn.Module) -> None:
-    named = dict(plain.named_parameters())
-    for name, one in model.named_parameters():
-        assert one.is_meta or (one - named[name]).norm() <= 1e-9 * (1e-3 + named[name].norm()), name
-
-
 def check_alike_losses(model: nn.Module, plain: nn.Module) -> None:
     one = ragged()[0][0]
     assert torch.allclose(model(**one).loss, plain(**one).loss, rtol=1e-9)
@@ -174,10 +174,7 @@ def evaluated(rank: int, size: int, place: Path) -> None:
         assert torch.allclose(pipe.evaluate(more), plain_losses(plain, more, backward=False), rtol=1e-6)
         for network in (model, plain):
             network.train()
-    named = dict(plain.named_parameters())
-    for name, one in model.named_parameters():
-        if one.grad is not None:
-            assert (one.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
+    check_gradients(model, plain, 1e-10)
     assert pipe.metrics()["computing_ms"] > 0
     assert pipe.metrics()["failed_ahead"] == 0
     with pytest.raises(ModuleContractError, match=r"needs values of .* on rank.*pipe.evaluate"):

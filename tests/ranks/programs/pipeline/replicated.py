@@ -20,7 +20,17 @@ from mosaic.pipelining.planner import plan_step
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn, join
-from ranks.programs.pipeline.trained import begin, check_equal, llama, llava, microbatch, options, ragged, words
+from ranks.programs.pipeline.trained import (
+    begin,
+    check_equal,
+    check_gradients,
+    llama,
+    llava,
+    microbatch,
+    options,
+    ragged,
+    words,
+)
 
 
 def dropping_and_frozen_in_part() -> nn.Module:
@@ -52,10 +62,7 @@ def check_accumulated(pipe: Pipeline, model: nn.Module, plain: nn.Module) -> Non
         pipe.step(step)
         for one in step:
             (plain(**one).loss / len(step)).backward()
-    named = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            assert (parameter.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
+    check_gradients(model, plain, 1e-10)
 
 
 def of_whole_models(rank: int, size: int, place: Path) -> None:

@@ -103,6 +103,20 @@ def check_equal(
             each.zero_grad()
 
 
+def check_alike(model: nn.Module, plain: nn.Module) -> None:
+    """Compares the weights that are here."""
+    named = dict(plain.named_parameters())
+    for name, one in model.named_parameters():
+        assert one.is_meta or (one - named[name]).norm() <= 1e-9 * (1e-3 + named[name].norm()), name
+
+
+def check_gradients(model: nn.Module, plain: nn.Module, tolerance: float) -> None:
+    named = dict(plain.named_parameters())
+    for name, one in model.named_parameters():
+        wanted = named[name].grad
+        assert one.grad is None or (one.grad - wanted).norm() <= tolerance * (1e-2 + wanted.norm()), name
+
+
 def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Tensor:
     """Returns this rank's part of a tensor that tensor ranks share."""
     dim = next((dim for dim in range(own.ndim) if own.shape[dim] != whole.shape[dim]), None)
@@ -185,9 +199,7 @@ def with_a_scaler(rank: int, size: int, place: Path) -> None:
             scales.update()
             each.zero_grad()
         assert scaler.get_scale() == plain_scaler.get_scale() == (64.0 if step < 1 else 32.0)
-    named = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
+    check_alike(model, plain)
     pipe.remove()
 
 
@@ -230,9 +242,7 @@ def resumed(rank: int, size: int, place: Path) -> None:
             (plain(**one).loss / 3).backward()
         other.step()
         other.zero_grad()
-    named = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
+    check_alike(model, plain)
     pipe.remove()
 
 

@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls import routed
 from ranks.begun import SHORT_S, WATCH
-from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
 from ranks.programs.calls.refused import not_begun, refusals, unfrozen
+from ranks.training import MEMBERS, Model, batch_of, loss_of, told
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -49,7 +49,7 @@ def compare(
     **options: Any,
 ) -> None:
     """Runs a loop under both, and compares losses and parameters."""
-    model, wrapped = twins(lambda: Clip(**options), 3)
+    model, wrapped = twins(lambda: Model(**options), 3)
     batch = batch_of(0, rank, (3, 3))
     handle = colocated(model, batch if sample is None else sample(model, batch), MEMBERS, 2)
     ours, theirs = loop(model, rank), loop(wrapped, rank)
@@ -81,7 +81,7 @@ def autocast(model: nn.Module, rank: int) -> list[float]:
     for step in range(8):
         with torch.autocast("cpu", torch.bfloat16):
             out = model(**batch_of(step, rank))
-        loss = mean_loss({key: value.float() for key, value in out.items()})
+        loss = loss_of({key: value.float() for key, value in out.items()})
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -95,7 +95,7 @@ def scaled(model: nn.Module, rank: int) -> list[float]:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     for step in range(8):
         out = model(**batch_of(step, rank))
-        loss = mean_loss(out)
+        loss = loss_of(out)
         if step in (2, 5):
             loss = loss + out["audio" if step == 2 else "image"].sum() * (math.inf if rank == 0 else 0.0)
         scaler.scale(loss).backward()
@@ -118,7 +118,7 @@ def accumulated(model: nn.Module, rank: int) -> list[float]:
             batch = batch_of(10 * step + micro, rank)
             if micro == 1 and rank == 0:
                 del batch["audio"]
-            loss = mean_loss(model(**batch)) / 3
+            loss = loss_of(model(**batch)) / 3
             loss.backward()
             losses.append(loss.item())
         losses.append(float(clip_grad_norm_(model.parameters(), 0.1, norm_type=(2.0, math.inf, 1.0)[step % 3])))
@@ -156,10 +156,10 @@ def wrapped_by_the_loop(model: nn.Module, rank: int) -> list[float]:
     optimizer, losses = optimizer_for(model), []
     for step in range(4):
         with model.no_sync():
-            mean_loss(model(**batch_of(2 * step, rank))).backward()
+            loss_of(model(**batch_of(2 * step, rank))).backward()
         out = model.train()(**batch_of(2 * step + 1, rank))
         assert "own" in out
-        loss = mean_loss(out)
+        loss = loss_of(out)
         loss.backward()
         losses.append(loss.item())
         losses.append(float(clip_grad_norm_(model.parameters(), 0.1)))
@@ -171,7 +171,7 @@ def wrapped_by_the_loop(model: nn.Module, rank: int) -> list[float]:
 def wrappers(rank: int) -> None:
     """A wrapper that would do more is refused, and so is one whose model is a plain one again."""
     kind = nn.parallel.DistributedDataParallel
-    model = Clip()
+    model = Model()
     handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
     wrapper = kind(model, static_graph=True)
     assert "calls it with a batch of no rows" in told(wrapper.join, UnsupportedModelError)
@@ -193,7 +193,7 @@ def two_forwards(rank: int) -> None:
     """
     for members in (MEMBERS, dict.fromkeys(MEMBERS, (0, 1))):
         torch.manual_seed(0)
-        model = Clip()
+        model = Model()
         handle = colocated(model, batch_of(0, rank, (3, 3)), members, 2)
         losses = [model(**batch_of(step, rank, (3, 3)))["logits"].sum() for step in range(2)]
         for loss in losses:
@@ -223,12 +223,12 @@ def everything(rank: int, size: int) -> None:
 def uneven(rank: int, size: int) -> None:
     """One rank leaves a backward out, as loops do with a loss that is not finite; both end, and say where they are."""
     torch.manual_seed(0)
-    model = Clip()
+    model = Model()
     colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=SHORT_S, **WATCH)
 
     def train() -> None:
         for step in range(4):
-            loss = mean_loss(model(**batch_of(step, rank)))
+            loss = loss_of(model(**batch_of(step, rank)))
             if rank == 0 or step != 1:
                 loss.backward()
 

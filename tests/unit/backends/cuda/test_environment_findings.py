@@ -11,11 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from mosaic.backends.cuda.environment import NvmlAnswers, Surroundings, ask_nvml, find_here, find_in, mps_control
+from mosaic.backends.cuda.environment import NvmlAnswers, ask_nvml, find_here, find_in_process, find_on_device
 
 
-def names_of_findings(environ: dict[str, str] | None = None, *, num_streams: int | None = 2, **seen: Any) -> list[str]:
-    return [finding.name for finding in find_in(Surroundings(environ=environ or {}, num_streams=num_streams, **seen))]
+def names_of_findings(environ: dict[str, str], *, num_streams: int | None = 2) -> list[str]:
+    return [finding.name for finding in find_in_process(environ, num_streams=num_streams)]
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_each_stream_and_the_loops_own_need_a_queue(setting: str | None, num_str
 
 def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
-    assert mps_control(environ) == ""
+    assert names_of_findings(environ) == []
     (tmp_path / "control").write_text("a file is no pipe")
-    assert mps_control(environ) == ""
+    assert names_of_findings(environ) == []
     (tmp_path / "control").unlink()
     os.mkfifo(tmp_path / "control")
-    assert mps_control(environ) == str(tmp_path / "control")
-    assert names_of_findings(mps_control=str(tmp_path / "control")) == ["MPS"]
+    (finding,) = find_in_process(environ)
+    assert (finding.name, finding.found) == ("MPS", f"an MPS daemon listens at {tmp_path / 'control'}")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,7 @@ def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
     ],
 )
 def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own: int | None, others: str):
-    seen = Surroundings(environ={}, num_streams=2, nvml=NvmlAnswers(processes=processes), own_process=own)
-    findings = find_in(seen)
+    findings = list(find_on_device(NvmlAnswers(processes=processes), own=own))
     assert bool(findings) == bool(others)
     assert all(f"(ids {others})" in finding.found for finding in findings)
 

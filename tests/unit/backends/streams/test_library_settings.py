@@ -13,7 +13,6 @@ from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
 from stream_cases import colocated
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams import libraries as library_settings
@@ -24,7 +23,7 @@ NUM_SMS = 132
 
 
 class Libraries:
-    """torch's carveout, its switches of cuDNN, and a cuBLAS with a handle for each thread."""
+    """torch's carveout, and a cuBLAS with a handle for each thread."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.carveout: int | None = None
@@ -44,15 +43,13 @@ class Libraries:
         self.targets[handle.value] = num_sms.value
         return 0
 
-    def seen(self) -> tuple[int | None, int, bool, bool]:
+    def seen(self) -> tuple[int | None, int]:
         """The settings of work that this thread launches now."""
-        target = self.targets.get(threading.get_ident(), 0)
-        return self.carveout, target, torch.backends.cudnn.enabled, torch.backends.cuda.cudnn_sdp_enabled()
+        return self.carveout, self.targets.get(threading.get_ident(), 0)
 
 
-ALONE = (None, 0, True, True)
-TARGET = (NUM_SMS - 8, 8, True, True)
-NO_CUDNN = (None, 0, False, False)
+ALONE = (None, 0)
+TARGET = (NUM_SMS - 8, 8)
 
 
 @pytest.fixture
@@ -89,10 +86,10 @@ class Looking(nn.Module):
             raise ZeroDivisionError
 
 
-def tell(handle: Handle, **choice: Any) -> None:
+def tell(handle: Handle) -> None:
     executor: Any = handle._executor
     for lane in executor.lanes:
-        lane.libraries = LibrarySettings(torch.device("cuda", 0), **choice)
+        lane.libraries = LibrarySettings(torch.device("cuda", 0))
 
 
 def towers(libraries: Libraries, **options: Any) -> tuple[TwoTowers, Looking, Looking]:
@@ -125,33 +122,26 @@ def test_the_latest_that_runs_has_its_way_and_nothing_is_left_in_whatever_order_
 # Forward and backward of placed modules.
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [({"sm_target": True}, TARGET), ({"cudnn": False}, NO_CUDNN), ({}, ALONE)],
-)
-def test_forward_and_backward_of_a_lane_go_by_its_settings(
-    libraries: Libraries, choice: dict[str, bool], expected: tuple[Any, ...]
-):
+def test_forward_and_backward_of_a_lane_go_by_its_settings(libraries: Libraries):
     model, left, right = towers(libraries)
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
         for tower in (left, right):
             tower.forwards.clear()
             tower.backwards.clear()
-        tell(handle, **choice)
+        tell(handle)
         for _ in range(2):
             loss = model(*pair_batch()).square().mean()
             assert libraries.seen() == ALONE
             loss.backward()
             assert libraries.seen() == ALONE
     for tower in (left, right):
-        assert (tower.forwards, tower.backwards) == ([expected] * 2, [expected] * 2)
+        assert (tower.forwards, tower.backwards) == ([TARGET] * 2, [TARGET] * 2)
 
 
-@pytest.mark.parametrize("choice", [{"sm_target": True}, {"cudnn": False}])
-def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: dict[str, bool]):
+def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries):
     model, _, right = towers(libraries)
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        tell(handle, **choice)
+        tell(handle)
         right.fails = True
         for _ in range(2):
             loss = model(*pair_batch()).square().mean()
@@ -160,26 +150,13 @@ def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: 
             assert libraries.seen() == ALONE
 
 
-def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries):
-    model, left, _ = towers(libraries)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        tell(handle, cudnn=False)
-        x = pair_batch()[0].requires_grad_()
-        left.forwards.clear()
-        left.backwards.clear()
-        result = checkpoint(model.left, x, use_reentrant=False)
-        result.sum().backward()
-    assert left.forwards == [NO_CUDNN] * 2
-    assert left.backwards == [NO_CUDNN]
-
-
 # The backend's choice.
 
 
 def test_a_backend_tells_libraries_what_it_was_asked_to_of_all_its_lanes(libraries: Libraries):
-    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True)
     with backend.open_lanes([(0,), (1, 2)]) as lanes:
-        assert lanes.lane((0,)).launch(libraries.seen).wait() == (NUM_SMS - 8, 8, False, False)
-        assert lanes.lane((1, 2)).launch(libraries.seen).wait() == (NUM_SMS - 16, 16, False, False)
+        assert lanes.lane((0,)).launch(libraries.seen).wait() == (NUM_SMS - 8, 8)
+        assert lanes.lane((1, 2)).launch(libraries.seen).wait() == (NUM_SMS - 16, 16)
     with backend.open_plain_lanes([(0,)]) as plain:
         assert plain.lane((0,)).launch(libraries.seen).wait() == ALONE
