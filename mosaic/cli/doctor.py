@@ -105,10 +105,10 @@ def examine_model(where: str) -> Diagnosis:
     for name, sources in examination.modules.items():
         lines.append(f"  - {escape(name)}" + (f", after {escape(', '.join(sources))}" if sources else ""))
     diagnosis = Diagnosis({"model": where, "modules": examination.modules}, blocks=["\n".join(lines)])
-    remarks = {"error": examination.refused, "warning": examination.in_place, "note": examination.to_know}
-    for severity in _STYLES:
-        for remark in remarks[severity]:
-            diagnosis.find(severity, remark.seen, remark.todo)
+    for remark in examination.refused:
+        diagnosis.find("error", remark.seen, remark.todo)
+    for remark in examination.in_place:
+        diagnosis.find("warning", remark.seen, remark.todo)
     return diagnosis
 
 

@@ -9,10 +9,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mosaic.engine.finding.exchanges import Remark
 from mosaic.engine.finding.find import Sample, find_modules
 from mosaic.engine.session import backend_for, refuse
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """An observation about a module."""
+
+    module: str
+    what: str
+    where: str
+    """File, line and function of the user's code; empty where ``what`` has it."""
+    todo: str
+    """The remedy."""
+
+    @property
+    def seen(self) -> str:
+        return f"{self.module}: {self.what}" + (f" ({self.where})" if self.where else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +37,6 @@ class Examination:
     modules: dict[str, tuple[str, ...]]
     refused: tuple[Remark, ...]
     in_place: tuple[Remark, ...]
-    to_know: tuple[Remark, ...]
 
 
 def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
@@ -32,19 +46,19 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
         finding = find_modules(model, sample)
     except (BackendUnavailableError, UnsupportedModelError) as error:
         problem = Remark(module="the model", what=str(error), where=origin, todo="name modules, or change these")
-        return Examination({}, (problem,), (), ())
+        return Examination({}, (problem,), ())
     except Exception as error:
-        return Examination({}, (_failed(error.__cause__ or error, origin),), (), ())
+        return Examination({}, (_failed(error.__cause__ or error, origin),), ())
     sources = {name: tuple(e.source for e in finding.graph.edges if e.target == name) for name in finding.graph.names}
     left_out = []
     for name, reason in finding.left_out.items():
         where = "" if ".py:" in reason else _class_of(model.get_submodule(name))
         left_out.append(Remark(module=name, what=reason, where=where, todo=reason.todo))
     in_place = (
-        Remark(module=name, what=reason, where=finding.places[name], todo=reason.todo)
+        Remark(module=name, what=reason, where=_class_of(model.get_submodule(name)), todo=reason.todo)
         for name, reason in finding.in_place.items()
     )
-    return Examination(sources, (), (*left_out, *in_place), finding.remarks)
+    return Examination(sources, (), (*left_out, *in_place))
 
 
 def _class_of(module: nn.Module) -> str:

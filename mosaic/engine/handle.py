@@ -107,7 +107,6 @@ class Handle(Checkpointer):
             lines.append(f"slot time in use: {self.plan.utilisation:.0%}, modelled from predicted times")
         for name, obstacle in self._session.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
-        lines.extend(f"to know: {remark}" for remark in self._session.finding.remarks)
         if self._executor is not None:
             lines.append(_CLASSES)
             for (name, reason), count in self._executor.in_place.items():
@@ -144,8 +143,6 @@ class Handle(Checkpointer):
 
     def _log(self) -> None:
         _LOG.info("%s", self._state())
-        for sentence in self._session.finding.warnings:
-            _LOG.warning("%s", sentence)
 
     def metrics(self) -> dict[str, float]:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.

@@ -7,9 +7,8 @@ reads and restores them here.
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import FunctionType
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
@@ -139,12 +139,29 @@ _NAMES = frozenset(
     )
 )
 """Functions that draw random numbers, as code names them."""
+_WITH_DROPOUT = _NAMES | {"scaled_dot_product_attention", "multi_head_attention_forward"}
+_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
-class LaneRandomness(TorchDispatchMode):
-    """Makes random operators of this thread draw from a lane's own generator."""
+class LaneRandomness(TorchFunctionMode):
+    """Makes functions of this thread draw random numbers from a lane's own generator.
 
+    Their operators alone are watched, because to watch one takes longer than, say, an operator of a recurrent layer.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        drops = name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
+        with _DrawingOperators(self._generator) if drops or name in _WITH_DROPOUT else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+class _DrawingOperators(TorchDispatchMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
@@ -156,35 +173,6 @@ class LaneRandomness(TorchDispatchMode):
             if overload is not None:
                 return overload(*args, **{**kwargs, "generator": self._generator})
         return func(*args, **kwargs)
-
-
-_LANE = threading.local()
-
-
-@contextmanager
-def drawing_from(generator: torch.Generator, *, everywhere: bool) -> Iterator[None]:
-    """Makes this thread draw from a lane's generator: in every operator, or in the parts that call ``draw_here``.
-
-    A mode that sees every operator costs more than an operator of, say, a recurrent layer.
-    """
-    if everywhere:
-        with LaneRandomness(generator):
-            yield
-        return
-    _LANE.generator = generator
-    try:
-        yield
-    finally:
-        _LANE.generator = None
-
-
-def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a part that draws random numbers, such as a dropout, with the generator of the lane that it runs on."""
-    generator = getattr(_LANE, "generator", None)
-    if generator is None:
-        return plain(*args, **kwargs)
-    with LaneRandomness(generator):
-        return plain(*args, **kwargs)
 
 
 def draws_numbers(func: Any) -> bool:
@@ -204,15 +192,15 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
 
 
-def drawing_parts(module: nn.Module) -> list[nn.Module]:
-    """Returns the parts of a module that may draw random numbers in some calls: dropouts, and those whose code says so.
+def may_draw(module: nn.Module) -> bool:
+    """Returns whether a module may draw random numbers in some calls: its dropouts, or what its code names, say so.
 
     The code is that of methods of classes other than torch's, without the functions that they call.
     """
-    return [part for part in module.modules() if part.training and _may_draw(part)]
+    return any(part.training and _part_may_draw(part) for part in module.modules())
 
 
-def _may_draw(part: nn.Module) -> bool:
+def _part_may_draw(part: nn.Module) -> bool:
     if isinstance(part, _DRAWING):
         return getattr(part, "p", 1.0) > 0
     kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
@@ -221,10 +209,6 @@ def _may_draw(part: nn.Module) -> bool:
 
 @lru_cache(maxsize=1000)
 def _random_names(kind: Any) -> frozenset[str]:
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for value in vars(base).values():
-                if isinstance(value, FunctionType):
-                    names.update(_NAMES & frozenset(value.__code__.co_names))
-    return frozenset(names)
+    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    functions = [value for base in classes for value in vars(base).values() if isinstance(value, FunctionType)]
+    return frozenset(name for function in functions for name in function.__code__.co_names if name in _NAMES)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import _C
+from torch.backends import mha
 
 _SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
 
@@ -31,9 +32,8 @@ def _autocast(device: str) -> tuple[Setting, Setting]:
 
 
 def _precision(of: str) -> Setting:
-    backend, operator = of.split()
-    read = partial(_C._get_fp32_precision_getter, backend, operator)
-    return Setting(f"the precision of float32 ({of})", read, partial(_C._set_fp32_precision_setter, backend, operator))
+    read = partial(_C._get_fp32_precision_getter, *of.split())
+    return Setting(f"the precision of float32 ({of})", read, partial(_C._set_fp32_precision_setter, *of.split()))
 
 
 def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> Setting:
@@ -54,9 +54,21 @@ def _sums(of: str) -> Setting:
     return Setting(f"the precision of sums of {of}", read, lambda before: change(*before))
 
 
+def _attention(kind: str) -> Setting:
+    return Setting(f"{kind} attention", getattr(_C, f"_get_{kind}_sdp_enabled"), getattr(_C, f"_set_sdp_use_{kind}"))
+
+
+def _flag(name: str) -> Setting:
+    return Setting(name, getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}"))
+
+
 def _default_device() -> torch.device | None:
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
+
+
+def _anomaly_mode() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -67,38 +79,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("flushing of denormals", lambda: _SMALLEST * 0.5 == 0.0, torch.set_flush_denormal, "call"),
     Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    Setting(
-        "filling of uninitialized memory",
-        _C._get_deterministic_fill_uninitialized_memory,
-        _C._set_deterministic_fill_uninitialized_memory,
-    ),
     _older("the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _older("TF32 in cuDNN", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
     *map(_precision, ("generic all", "cuda all", "cuda matmul", "cuda conv", "cuda rnn")),
     *map(_precision, ("mkldnn all", "mkldnn matmul", "mkldnn conv", "mkldnn rnn")),
     *map(_sums, ("fp16", "bf16")),
-    Setting("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    Setting("memory-efficient attention", _C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
-    Setting("plain attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    Setting("cuDNN's attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
     Setting("the order of attention's kernels", _C._get_sdp_priority_order, _C._set_sdp_priority_order),
-    Setting(
-        "the fast path of nn.MultiheadAttention",
-        torch.backends.mha.get_fastpath_enabled,
-        torch.backends.mha.set_fastpath_enabled,
-    ),
-    Setting("oneDNN", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    Setting("cuDNN", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
-    Setting("cuDNN's benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
-    Setting("cuDNN's determinism", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    Setting("nn.MultiheadAttention's fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    *map(_flag, ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")),
+    _flag("deterministic_fill_uninitialized_memory"),
     Setting("the default device", _default_device, torch.set_default_device, "caller"),
     Setting("threads", torch.get_num_threads, torch.set_num_threads, "caller"),
-    Setting(
-        "anomaly mode",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda before: torch.set_anomaly_enabled(*before),
-        "caller",
-    ),
+    Setting("anomaly mode", _anomaly_mode, lambda before: torch.set_anomaly_enabled(*before), "caller"),
 )
 """All of them; those that change others stand before these."""
 
@@ -111,7 +104,8 @@ def read(settings: Iterable[Setting]) -> tuple[Any, ...]:
     return tuple([setting.read() for setting in settings])
 
 
-def put_back(setting: Setting, before: Any) -> None:
-    """Changes a setting if it is not what it was."""
-    if setting.read() != before:
-        setting.change(before)
+def put_back(settings: Sequence[Setting], values: Sequence[Any]) -> None:
+    """Changes the settings that are not what they were."""
+    for setting, before in zip(settings, values, strict=True):
+        if setting.read() != before:
+            setting.change(before)

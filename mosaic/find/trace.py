@@ -53,8 +53,6 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
     """Follows the operators of one run; memory that stems from nothing has the labels ``nothing``."""
 
     supports_higher_order_operators = True
-    also_written: tuple[str, ...] = ()
-    """Arguments that operators write into, too: schemas do not name a normalization's running statistics."""
 
     def __init__(self, nothing: Labels) -> None:
         super().__init__()
@@ -146,7 +144,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written = _leaves(written_by(func, args, kwargs, self.also_written)) if is_plain else []
+        written = _leaves(written_by(func, args, kwargs)) if is_plain else []
         operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
         self.begin(operation)
         result = func(*args, **kwargs)
@@ -174,18 +172,15 @@ class _Functions(TorchFunctionMode):
         return self._tracer.function(name, func, args, kwargs or {})
 
 
-def written_by(operator: Any, args: Any, kwargs: Mapping[str, Any], also: tuple[str, ...] = ()) -> list[Any]:
-    """Returns the arguments that an operator writes into, as its schema says, and those named ``also``."""
-    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(operator, also)]
+def written_by(operator: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns the arguments that an operator writes into, as its schema says; running statistics are not among them."""
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(operator)]
 
 
 @functools.cache
-def _written_places(operator: Any, also: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        (index, argument.name)
-        for index, argument in enumerate(operator._schema.arguments)
-        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in also
-    )
+def _written_places(operator: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
 
 
 def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:

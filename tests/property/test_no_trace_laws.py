@@ -33,15 +33,19 @@ from mosaic.find import restore
 
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small models are copied whole, of large ones what is written."""
+    """Small models are copied whole, of large ones all but parameters."""
     if request.param == "large":
         monkeypatch.setattr(restore, "MAX_COPIED_BYTES", 0)
     return str(request.param)
 
 
+WRITES = {"in place", "by data", "for each", "of a view", "as out", "by numpy", "transposed", "renormed"}
+"""Writes into parameters."""
+
+
 def doings_of(size: str) -> list[str]:
-    """All; what writes through numpy is seen too late for a copy of a large model."""
-    return [name for name in DOINGS if size == "small" or name != "by numpy"]
+    """All; a large model that writes into its parameters is refused."""
+    return [name for name in DOINGS if size == "small" or name not in WRITES | {"plain tensors"}]
 
 
 @contextmanager
@@ -122,12 +126,13 @@ def test_an_optimizer_that_steps_in_backward_does_not_while_modules_are_profiled
     assert len(steps) == 4
 
 
-def test_an_interrupt_while_things_are_put_back_waits_until_they_are(monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_while_things_are_restored_lets_them_be_restored_all_the_same(monkeypatch: pytest.MonkeyPatch):
     model, batch = made(doings_of("small"))
-    restoring = restore.Objects.restore
+    restoring, interrupts = restore.Objects.restore, [signal.SIGINT]
 
     def interrupted(self: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
+        if interrupts:
+            signal.raise_signal(interrupts.pop())
         restoring(self)
 
     monkeypatch.setattr(restore.Objects, "restore", interrupted)
@@ -153,7 +158,7 @@ def test_a_write_that_no_run_showed_is_refused_with_the_tensor_and_the_remedy(si
         with no_trace(model, batch):
             by_profile(model, batch).remove()
     else:
-        with pytest.raises(UnsupportedModelError, match=r"teacher\.weight: another thread.*exclude="):
+        with pytest.raises(UnsupportedModelError, match=r"teacher\.weight: another thread wrote.*exclude="):
             by_profile(model, batch)
 
 

@@ -24,7 +24,7 @@ from torch import nn
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.find.random_numbers import CPU, random_state
 from mosaic.find.restore import Objects, same
-from mosaic.find.structure import version_of, versions_of
+from mosaic.find.structure import tensors_in, version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
@@ -161,8 +161,8 @@ class Surroundings:
         self._objects = Objects(module)
         self.tensors = tuple(self._objects.tensors)  # parameters, buffers, and tensors that attributes hold, each once
         self._objects.note(*(value for _, value in self._places if isinstance(value, _CONTAINERS)))
-        attributes = (t for t in self._objects.tensors if not isinstance(t, nn.Parameter))
-        self._versions = [(t, version_of(t)) for t in attributes if id(t) not in self._objects.buffers]
+        own = set(map(id, (*module.parameters(), *module.buffers())))
+        self._versions = [(t, version_of(t)) for t in self._objects.tensors if id(t) not in own]
 
     def changed(self) -> str | None:
         """Names something that differs by now, or returns None."""
@@ -173,6 +173,12 @@ class Surroundings:
             return "a tensor in an attribute"
         name = self._objects.difference()
         return None if name is None else f"{name}, among its attributes"
+
+    def keeps_graph(self) -> bool:
+        """Returns whether tensors with a graph have come into attributes or containers."""
+        tables = [table.values() if isinstance(table, dict) else table for table, _ in self._objects.contents]
+        tensors = tensors_in([value for table in tables for value in table])
+        return any(tensor.grad_fn is not None and not self._objects.has(tensor) for tensor in tensors)
 
 
 class Place(NamedTuple):

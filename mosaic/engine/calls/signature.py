@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,8 +20,8 @@ from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
 from mosaic.find.random_numbers import (
     CPU,
     count_draws,
-    drawing_parts,
     draws_numbers,
+    may_draw,
     python_state,
     torch_state,
     with_generator,
@@ -75,7 +75,7 @@ class Signature:
     leaves: tuple[Any, ...]  # for each leaf of the result the index of its tensor, or ``(value,)`` for anything else
     edges: tuple[int, ...]  # for each use of a differentiable input, in backward order, which input
     draws: int = 0  # 32-bit random numbers
-    drawing: tuple[torch.nn.Module, ...] | None = ()  # parts that draw them, or may; None if the module itself may
+    may_draw: bool = False  # it draws some, or may in another call of the same kind
     obstacle: Obstacle | None = None
     alone: str | None = None  # why two calls in one backward would sum gradients in another order on a lane
     writes_buffers: bool = False  # of the module, as a BatchNorm does
@@ -144,14 +144,10 @@ class Arguments:
 class CallWatch(TorchDispatchMode):
     """Finds, operator by operator, why a lane cannot make a call as its caller would."""
 
-    def __init__(self, module: torch.nn.Module | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.setting: str | None = None
         self.obstacle: Obstacle | None = None
-        self.parts: list[torch.nn.Module | None] = []
-        self._module = module
-        self._running: list[torch.nn.Module] = []
-        self._handles: list[Any] = []
         self._hooks = saved_tensor_hooks()
         self._settings = read_settings()
 
@@ -170,30 +166,15 @@ class CallWatch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if before.is_same(torch_state(CPU)):  # attention without dropout, say, may draw and does not
             return result
-        part = self._running[-1] if self._running else None
-        if not any(part is known for known in self.parts):
-            self.parts.append(part)
         if with_generator(func) is None:
             self.obstacle = Obstacle(
                 f"it draws random numbers through {func}, which takes no generator", todo=_DRAW_WITH_TORCH
             )
         return result
 
-    def __enter__(self) -> Self:
-        for part in self._module.modules() if self._module is not None else ():
-            self._handles.append(part.register_forward_pre_hook(lambda part, _: self._running.append(part)))
-            self._handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        super().__enter__()
-        return self
-
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)
         self._compare_settings()
-        for handle in self._handles:
-            handle.remove()
-
-    def _leave(self) -> None:
-        self._running.pop()
 
     def _compare_settings(self) -> None:
         self.setting = self.setting or changed_setting(self._settings, read_settings())
@@ -211,7 +192,7 @@ def learn(
     buffers = [] if module is None else list(module.buffers())
     buffer_versions = versions_of(buffers)
     context = copy_context()
-    with CallWatch(module) as watch:
+    with CallWatch() as watch:
         result = run()
     draws = count_draws(before, torch_state(CPU))
     leaves, spec = flatten(result)
@@ -237,15 +218,10 @@ def learn(
         sets_context(context, copy_context()),
         belongs_to_thread(module),
     )
-    parts = list(watch.parts)
-    for part in [] if module is None else drawing_parts(module):
-        if all(part is not known for known in parts):
-            parts.append(part)
-    has_unknown = module is None or any(part is None or part is module for part in parts)
     signature = replace(
         _describe(leaves, spec, arguments),
         draws=draws or 0,
-        drawing=None if has_unknown else tuple(part for part in parts if part is not None),
+        may_draw=bool(draws) or module is None or may_draw(module),
         obstacle=next((reason for reason in obstacles if reason is not None), None),
         alone=_alone(graph, arguments.state),
         writes_buffers=buffer_versions != versions_of(buffers),

@@ -59,8 +59,7 @@ class ThreadState(tuple[Any, ...]):
 
 def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
     if now != values:
-        for setting, value in zip(_OF_CALL, values, strict=True):
-            put_back(setting, value)
+        put_back(_OF_CALL, values)
 
 
 def forget_cast_weights() -> None:

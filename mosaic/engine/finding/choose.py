@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -19,9 +17,7 @@ from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
-from mosaic.engine.finding.exchanges import UNTIE, outside
 from mosaic.errors import UnsupportedModelError
-from mosaic.find.structure import tensors_in
 from mosaic.find.trace import Operation, Tracer, caller
 
 SUBSTANCE = 0.02
@@ -58,32 +54,11 @@ class Course(Tracer[int]):
         self._read = dict.fromkeys(self.called, 0)
         self._transformed: set[str] = set()
         self._flops: Counter[str] = Counter()
-        self._made: list[tuple[weakref.ref[torch.Tensor], tuple[str, ...]]] = []
 
     @property
     def obstacles(self) -> dict[str, Obstacle]:
         often = {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
         return often | dict.fromkeys(self._transformed, _TRANSFORMED)
-
-    def escapes(self) -> dict[str, Obstacle]:
-        """Returns obstacles of modules that make tensors with gradients which a hook, a list or an attribute keeps.
-
-        A loss that uses such a tensor goes backward through the graph of a branch from outside, while its lane does.
-        Called once the run's own result is dropped.
-        """
-        makers = {id(tensor): names for ref, names in self._made for tensor in [ref()] if tensor is not None}
-        alive = [tensor for ref, _ in self._made for tensor in [ref()] if tensor is not None]
-        holders = [holder for holder in gc.get_referrers(*alive) if holder is not alive] if alive else []
-        referred = {id(value) for holder in holders for value in gc.get_referents(holder)}
-        obstacles: dict[str, Obstacle] = {}
-        for names in [names for key, names in makers.items() if key in referred]:
-            where = f" (made in {names[-1]})" if len(names) > 1 else ""
-            obstacle = Obstacle(
-                f"a tensor made inside of it{where} is kept after its call, by a hook, a list or an attribute",
-                todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
-            )
-            obstacles |= dict.fromkeys(names, obstacle)
-        return obstacles
 
     def work(self, name: str) -> float:
         """Returns the share of a module in the operations of all; 0 where none were counted."""
@@ -103,14 +78,6 @@ class Course(Tracer[int]):
             flops = count_flops(operation.operator, operation.args, operation.kwargs, result)
             self._flops.update(dict.fromkeys((_ALL, *self.running), flops))
         return labels | self._around[-1]
-
-    def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if self.running:
-            for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    self._made.append((weakref.ref(tensor), tuple(self.running)))
-        return result
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.called[name].append(caller())
@@ -138,14 +105,14 @@ class Choice:
     """Chooses among the modules of a model.
 
     Boundaries are the model's own: its named children, and theirs. Lists and dicts of modules, which nobody calls, are
-    looked through. From the model downwards,
+    looked through. From the model downwards, a module is opened
 
-    * a wrapper is opened: a module in which several are worth placing, and beside which there are no more than heads;
-    * another module is opened where more runs at the same time thereby: two of its parts, each with a tenth of its
-      work, are independent of each other and need nothing in common from within; or one is independent of a module that
-      the whole waits for. (Two are independent if no value goes from one into the other.)
-    * all else stays whole; above all a stack, modules of one class in one list, which run one after the other: cutting
-      it gains nothing.
+    * that is a wrapper: it has 90 % of the work and several parts worth placing, and no more than heads are beside it;
+    * in which two parts, each with a tenth of its work, are independent of each other and need nothing in common from
+      within. (Two are independent if no value goes from one into the other.)
+
+    All else stays whole; above all a stack, modules of one class in one list, which run one after the other: cutting it
+    gains nothing.
 
     Worth placing is what has 2 % of the work or of the parameters; or, however large the rest is (0.1 % suffices), what
     waits for none as large and has a tenth of the work of the largest module that is independent of it. So two small
@@ -162,15 +129,11 @@ class Choice:
         cut = self._cut(self._parts("", self._model))
         return [node.name for node in cut if self._is_worth(node, cut)]
 
-    def in_stead_of(self, path: str, module: nn.Module, *, layers: bool) -> list[str]:
-        """Returns the parts with at least half of the work of a module that cannot be placed itself.
-
-        With ``layers``, the layers of a stack may stand for it.
-        """
+    def in_stead_of(self, path: str, module: nn.Module) -> list[str]:
+        """Returns the part with at least half of the work of a module that cannot be placed itself."""
         whole = sum(node.work for node in self._parts(path, module))
         stacks = self._stacks(self._cut(self._parts(path, module)))
-        wanted = [s for s in stacks if s[0].is_compound and (layers or len(s) == 1) and _work(s) >= whole / 2 > 0]
-        return [node.name for stack in wanted for node in stack]
+        return [s[0].name for s in stacks if s[0].is_compound and len(s) == 1 and s[0].work >= whole / 2 > 0]
 
     def _cut(self, level: Sequence[_Node]) -> list[_Node]:
         """Returns the parts of a module, with its wrappers opened."""
@@ -178,31 +141,23 @@ class Choice:
         cut: list[_Node] = []
         for node in level:
             inner = self._cut(self._parts(node.name, node.module)) if node.is_compound and node not in layers else []
-            others = [other for other in level if other is not node and other.is_compound]
-            opened = self._gains(node, inner, others) or self._is_wrapper(node, inner, others)
-            cut.extend(inner if opened else [node])
+            cut.extend(inner if self._opens(node, inner, level) else [node])
         return cut
 
-    def _gains(self, node: _Node, inner: Sequence[_Node], others: Sequence[_Node]) -> bool:
-        """Returns True if more runs at the same time once a module is replaced by its parts."""
-        enough = max(SUBSTANCE, _TENTH * node.work)
-        inside = self._stacks(inner)
-        heavy = [stack for stack in inside if stack[0].is_compound and _work(stack) >= enough]
-        before = [[other] for other in others if other.work >= enough and self._reaches([other], [node])]
+    def _opens(self, node: _Node, inner: Sequence[_Node], level: Sequence[_Node]) -> bool:
+        stacks = self._stacks(inner)
+        single = [stack[0] for stack in stacks if len(stack) == 1 and stack[0].is_compound and stack[0].work > 0]
+        rivals = [each for each in level if each is not node and each.is_compound and each.work >= SUBSTANCE]
+        heads = all(self._reaches([node], [each]) for each in rivals)
+        if node.work >= _WRAPPER and heads and sum(self._is_worth(part, inner) for part in single) > 1:
+            return True
+        heavy = [s for s in stacks if s[0].is_compound and _work(s) >= max(SUBSTANCE, _TENTH * node.work)]
         return any(
             not self._reaches(a, b)
             and not self._reaches(b, a)
-            and not any(self._reaches(c, a) and self._reaches(c, b) for c in inside if c is not a and c is not b)
-            for a, b in (*combinations(heavy, 2), *product(heavy, before))
+            and not any(self._reaches(c, a) and self._reaches(c, b) for c in stacks if c is not a and c is not b)
+            for a, b in combinations(heavy, 2)
         )
-
-    def _is_wrapper(self, node: _Node, inner: Sequence[_Node], others: Sequence[_Node]) -> bool:
-        """Returns True if a module holds several that are worth placing, and only heads are beside it."""
-        single = [stack[0] for stack in self._stacks(inner) if len(stack) == 1]
-        rivals = [other for other in others if other.work >= SUBSTANCE]
-        heads = node.work >= _WRAPPER and all(self._reaches([node], [rival]) for rival in rivals)
-        worth = [part for part in single if part.is_compound and part.work > 0 and self._is_worth(part, inner)]
-        return len(worth) > 1 and (not rivals or heads)
 
     def _stacks(self, level: Sequence[_Node]) -> list[list[_Node]]:
         """Groups the layers of each stack; every other module is a group of its own."""
@@ -277,8 +232,8 @@ class Candidates:
     """Modules of a model that may be placed; an obstacle takes a module away.
 
     Where the obstacle is one of a part alone (a layer norm that is called from outside, too; a tied table of
-    embeddings), another part that does most of the module's work is a candidate in its stead. Layers of a stack are
-    only where there is nothing else. Without ``include``, names or patterns, ``Choice`` chooses.
+    embeddings), another part that does most of the module's work is a candidate in its stead. Without ``include``,
+    names or patterns, ``Choice`` chooses.
 
     Raises:
         UnsupportedModelError: ``include`` names no module.
@@ -288,7 +243,6 @@ class Candidates:
         self, model: nn.Module, course: Course, *, exclude: Sequence[str], include: Sequence[str] | None
     ) -> None:
         self.modules: dict[str, nn.Module] = {}  # that may be placed
-        self._model = model
         self._all = dict(model.named_modules())
         scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
         self._left_out: dict[str, Obstacle] = dict.fromkeys(scripted, _SCRIPTED)
@@ -306,12 +260,10 @@ class Candidates:
         """Takes modules away, and adds parts of theirs in their stead."""
         self._left_out |= obstacles
         self.modules = {name: module for name, module in self.modules.items() if name not in obstacles}
-        self._add_parts([name for name, obstacle in obstacles.items() if obstacle.is_of_a_part], layers=False)
-
-    def add_layers(self) -> bool:
-        """Adds layers of stacks where there is nothing else to place; returns False if there are none."""
-        self._add_parts([name for name, why in self._left_out.items() if why.is_of_a_part], layers=True)
-        return bool(self.modules)
+        if self._choice is not None:
+            of_parts = [name for name, obstacle in obstacles.items() if obstacle.is_of_a_part]
+            parts = [part for name in of_parts for part in self._choice.in_stead_of(name, self._all[name])]
+            self._add([part for part in parts if part not in self._left_out])
 
     def left_out(self) -> dict[str, Obstacle]:
         """Returns the obstacles of modules without a placed part, except those of parts of other such modules."""
@@ -331,11 +283,6 @@ class Candidates:
         if obstacles:
             self.drop(obstacles)
 
-    def _add_parts(self, names: Sequence[str], *, layers: bool) -> None:
-        if self._choice is not None:
-            parts = [part for name in names for part in self._choice.in_stead_of(name, self._all[name], layers=layers)]
-            self._add([part for part in parts if part not in self._left_out])
-
     def _obstacle(self, name: str) -> Obstacle | None:
         whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
         if matches(name, self._exclude):
@@ -345,13 +292,7 @@ class Candidates:
         if whole is not None:
             todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
             return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
-        if name in self._obstacles:
-            return self._obstacles[name]
-        others = {id(b) for part in outside(self._model, self._all[name]) for b in part.buffers(recurse=False)}
-        shared = next((path for path, buffer in self._all[name].named_buffers() if id(buffer) in others), None)
-        if shared is not None:
-            return Obstacle(f"shares {shared} with the rest of the model", todo=UNTIE, is_of_a_part=True)
-        return None
+        return self._obstacles.get(name)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

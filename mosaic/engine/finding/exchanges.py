@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,32 +20,12 @@ from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.find.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
-from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
+from mosaic.find.trace import Operation, Tracer, caller
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 
-UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
+_UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
 _PASS = "pass it as an argument, and return what others read"
-_VALUE_READS = NUMBER_READS | {"nonzero", "is_nonzero"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """An observation about a module that is placed nevertheless."""
-
-    module: str
-    what: str
-    where: str
-    """File, line and function of the user's code; empty where ``what`` has it."""
-    todo: str
-    """The remedy."""
-
-    @property
-    def seen(self) -> str:
-        return f"{self.module}: {self.what}" + (f" ({self.where})" if self.where else "")
-
-    def __str__(self) -> str:
-        return f"{self.seen}; {self.todo}"
 
 
 @dataclass(slots=True)
@@ -75,32 +55,27 @@ class Exchanges(Tracer[frozenset[str]]):
         super().__init__(frozenset())
         self.calls: dict[str, Subject] = {}
         self.edges: dict[tuple[str, str], Edge] = {}
-        self.places: dict[str, str] = {}
         self.obstacles: dict[str, Obstacle] = {}
         self.exchanging: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
         self.hidden: dict[str, Obstacle] = {}
-        self.remarks: list[Remark] = []
         self._candidates = candidates
         self._surroundings: dict[str, Surroundings] = {}
         self._arguments: dict[str, list[tuple[torch.Tensor, int | None]]] = {}  # with their versions at the call
-        self._before: dict[str, frozenset[str]] = {}  # all candidates that each one waits for
-        self._value_reads: dict[str, Remark] = {}  # these cost nothing unless another module is called afterwards
         # By memory.
         self._weights: dict[int, _Weight] = {}
         self._passed: dict[int, str] = {}
-        self._viewed: set[int] = set()  # passed by the loop, and returned as a view
         self._aliases: dict[int, set[int]] = {}  # ids of results of candidates and of functions between them
         self._maker: dict[int, str | None] = {}  # the candidate that made it; None for the code between
         self._read: dict[int, str] = {}  # by a module that neither holds it nor takes it
         self._uncounted: set[int] = set()  # reached through ``.data``, whose writes torch does not count
-        self._inside: dict[tuple[Any, ...], str] = {}  # by region of memory: made in a candidate and not returned
         for is_buffer, tensors in ((False, model.parameters()), (True, model.buffers())):
             for tensor in tensors:
                 self._weights.setdefault(self.memory(tensor), _Weight(is_buffer)).ids.add(id(tensor))
         self._shared: dict[str, set[int]] = {}  # ids of parameters that belong to a module outside, too
         for name, module in candidates.items():
-            others = {id(p) for part in outside(model, module) for p in part.parameters(recurse=False)}
+            inside = set(module.modules())
+            others = {id(p) for part in model.modules() if part not in inside for p in part.parameters(recurse=False)}
             self._shared[name] = others & set(map(id, module.parameters()))
             for path, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._weights[self.memory(tensor)].paths[name] = path
@@ -116,12 +91,17 @@ class Exchanges(Tracer[frozenset[str]]):
             for name in self.calls:
                 self._compare_surroundings(name)
         self._surroundings.clear()
-        self.calls = _without_graph(self.calls)
 
     def _compare_surroundings(self, name: str) -> None:
+        if name in self.hidden:
+            return
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            changed = self._surroundings[name].changed() if name not in self.hidden else None
-        if changed is not None:
+            keeps_graph, changed = self._surroundings[name].keeps_graph(), self._surroundings[name].changed()
+        if keeps_graph:  # a loss that uses it goes backward through the branch's graph from outside
+            what = "a tensor made inside of it is kept after its call, by a hook, a list or an attribute"
+            todo = "return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])"
+            self.hidden[name] = self.local[name] = Obstacle(what, todo=todo)
+        elif changed is not None:
             self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -133,7 +113,7 @@ class Exchanges(Tracer[frozenset[str]]):
                 num_bytes[source] += tensor.numel() * tensor.element_size()
         for source, count in sorted(num_bytes.items()):
             self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=count))
-        self.places[name] = caller()
+        args, kwargs = _without_graph((args, kwargs))
         self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
         self._note_opaque(name, "takes", (args, kwargs))
         self._arguments[name] = [(tensor, version_of(tensor)) for tensor in tensors]
@@ -141,24 +121,17 @@ class Exchanges(Tracer[frozenset[str]]):
         if memories & self._uncounted:
             self._note_exchange(name, "its arguments are reached through .data before it is called")
         self._passed |= dict.fromkeys(memories, name)
-        self._before[name] = frozenset(num_bytes).union(*(self._before[source] for source in num_bytes))
-        for source in [source for source in self._value_reads if source not in self._before[name]]:
-            self.remarks.append(self._value_reads.pop(source))
 
     def leave(self, name: str, result: Any) -> None:
         self._note_opaque(name, "returns", result)
         self._compare_surroundings(name)
         arguments = self._arguments.pop(name)
-        passed = {self.memory(tensor) for tensor, _ in arguments if not self.labels([tensor])}
         if any(version_of(tensor) != version for tensor, version in arguments):
             self._note_exchange(name, "it writes into its arguments", todo="let it write to a copy", is_local=True)
         for tensor in tensors_in(result):
-            self._inside.pop(self._region(tensor), None)
             if self.memory(tensor) in self._weights:
                 self._weights[self.memory(tensor)].is_returned = True
             self._note_alias(tensor)
-            if self.memory(tensor) in passed:
-                self._viewed.add(self.memory(tensor))
             self.mark(tensor, frozenset({name}), anew=True)
 
     def _note_opaque(self, name: str, verb: str, value: Any) -> None:
@@ -177,13 +150,7 @@ class Exchanges(Tracer[frozenset[str]]):
             if weight is not None:
                 self._weights[self.memory(args[1])] = weight
         result = func(*args, **kwargs)
-        if name in _VALUE_READS and here is None:
-            what = f"the code between modules looks at a value of its result ({name}), and waits for its lane there"
-            todo = "move that behind the last module's call, or stay on tensors (torch.where)"
-            for source in self.labels(tensors_in(args)):
-                remark = Remark(module=source, what=what, where=caller(), todo=todo)
-                self._value_reads.setdefault(source, remark)
-        elif name == "__get__:data":
+        if name == "__get__:data":
             self._uncounted.add(self.memory(result))
         elif here is None and isinstance(result, (torch.Tensor, tuple, list)):
             for tensor in tensors_in(result):
@@ -205,13 +172,8 @@ class Exchanges(Tracer[frozenset[str]]):
         else:
             self._note_foreign_reads(here, operation.inputs)
             self._maker |= dict.fromkeys(map(self.memory, operation.created), here)
-        for tensor in operation.results:
-            self._inside.pop(self._region(tensor), None)
-            if here is not None and self._maker.get(self.memory(tensor)) == here:
-                self._inside[self._region(tensor)] = here
         if operation.written:
-            of_lane = self.labels([each for each in operation.inputs if self.memory(each) not in self._viewed])
-            self._note_write(here, operation.written, operation.name, is_of_lane=bool(of_lane))
+            self._note_write(here, operation.written, operation.name)
         return labels
 
     def _note_uses(self, here: str | None, operation: Operation) -> None:
@@ -220,8 +182,8 @@ class Exchanges(Tracer[frozenset[str]]):
         has_gradient &= any(tensor.requires_grad for tensor in operation.inputs)
         has_gradient &= any(tensor.is_floating_point() or tensor.is_complex() for tensor in operation.results)
         for tensor in operation.inputs:
-            name = self._inside.get(self._region(tensor), here)
-            if name is not None and name != here:
+            name = self._maker.get(self.memory(tensor))
+            if name is not None and name != here and name not in self.labels([tensor]):
                 self.obstacles[name] = Obstacle(
                     f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it",
                     todo="let the module return it",
@@ -246,13 +208,8 @@ class Exchanges(Tracer[frozenset[str]]):
         if foreign & self._maker.keys():
             self._note_read_between(here)
 
-    def _note_write(
-        self, here: str | None, tensors: Sequence[torch.Tensor], function: str, *, is_of_lane: bool = False
-    ) -> None:
-        """Notes a write into parameters or arguments of other modules, or into what they read.
-
-        Writes of values from a lane (``is_of_lane``) into arguments are ordered behind all lanes.
-        """
+    def _note_write(self, here: str | None, tensors: Sequence[torch.Tensor], function: str) -> None:
+        """Notes a write into parameters or arguments of other modules, or into what they read."""
         for memory in map(self.memory, tensors):
             weight = self._weights.get(memory)
             if weight is not None and not weight.is_buffer:
@@ -261,7 +218,7 @@ class Exchanges(Tracer[frozenset[str]]):
             if here is None and memory in self._read:
                 self._note_read_between(self._read[memory])
             owner = self._passed.get(memory, here) or ""
-            if owner != (here or "") and not is_of_lane:
+            if owner != (here or ""):
                 self.obstacles[owner] = Obstacle(
                     f"its input is written to in place ({function}, {caller()}) after it was called; write to a copy",
                     todo="write to a copy: x = x + 1 instead of x += 1",
@@ -280,12 +237,6 @@ class Exchanges(Tracer[frozenset[str]]):
         self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
         self._alive.append(tensor)
 
-    def _region(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        memory = self.memory(tensor)
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return (memory,)
-        return memory, tensor.storage_offset(), tensor.shape, tensor.stride()
-
     # After the run.
 
     @property
@@ -303,42 +254,24 @@ class Exchanges(Tracer[frozenset[str]]):
         ids = {name: set(keys) for name, keys in self._shared.items()}
         for weight in self._weights.values():
             for name, path in weight.paths.items() if not weight.is_buffer else ():
-                place = f" ({weight.used_outside[name]})" if name in weight.used_outside else ""
-                if place:
+                if name in weight.used_outside:
                     ids[name] |= weight.ids
-                if may_share or weight.is_returned or name not in weight.users:
-                    continue
-                if weight.ids & self._shared[name]:
-                    what, todo = f"shares {path} with the rest of the model{place}", UNTIE
-                elif place:
-                    what = f"its parameter {path} is used outside of it too{place}"
-                    todo = "move that use into the module, or leave it where it is"
-                else:
-                    continue
-                self.obstacles[name] = Obstacle(what, todo=todo, is_of_a_part=True)
+                if not may_share and not weight.is_returned and name in weight.users and weight.ids & ids[name]:
+                    place = f" ({weight.used_outside[name]})" if name in weight.used_outside else ""
+                    what = f"shares {path} with the rest of the model{place}"
+                    self.obstacles[name] = Obstacle(what, todo=_UNTIE, is_of_a_part=True)
         return {name: frozenset(keys) for name, keys in ids.items()}
 
 
-def _without_graph(calls: Mapping[str, Subject]) -> dict[str, Subject]:
-    """Returns the calls with arguments that hold nothing of the run's autograd graph, such as activations.
+def _without_graph(arguments: tuple[Any, Any]) -> Any:
+    """Returns arguments that hold nothing of the run's autograd graph, such as activations.
 
     A leaf's ``AccumulateGrad`` node adds gradients on the stream that made it, as long as any graph holds it.
     """
     cuts: dict[int, torch.Tensor] = {}
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_leaf:
-            return tensor
-        if id(tensor) not in cuts:
-            cuts[id(tensor)] = tensor.detach().requires_grad_()
-        return cuts[id(tensor)]
+        return tensor if tensor.is_leaf else cuts.setdefault(id(tensor), tensor.detach().requires_grad_())
 
-    return {
-        name: replace(call, args=map_tensors(cut, call.args), kwargs=map_tensors(cut, call.kwargs))
-        for name, call in calls.items()
-    }
-
-
-def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
-    inside = {id(part) for part in module.modules()}
-    return [part for part in model.modules() if id(part) not in inside]
+    with torch._C._DisableTorchDispatch():
+        return map_tensors(cut, arguments)

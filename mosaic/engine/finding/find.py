@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.finding.choose import Candidates, Course, matches
-from mosaic.engine.finding.exchanges import Exchanges, Remark
+from mosaic.engine.finding.choose import Candidates, Course
+from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved
 from mosaic.find.structure import tensors_in
@@ -27,9 +27,6 @@ _WRAPPERS = {
     "DataParallel": "colocate the plain model",
     "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
 }
-_LARGE = 0.1
-"""Share of the work from which a module is missed when it is not placed."""
-
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 """One batch, given to the model as keywords, positions or its only argument; or a function that runs the model."""
 
@@ -55,18 +52,12 @@ class Finding:
     it calls its language model."""
     users: dict[int, frozenset[str | None]] = field(default_factory=dict)
     """By the id of a parameter or buffer, the modules that use it; None for operations between modules."""
-    remarks: tuple[Remark, ...] = ()
-    """Remarks for the user about modules that can be placed."""
-    places: dict[str, str] = field(default_factory=dict)
-    """For each module the line that calls it."""
-    warnings: tuple[str, ...] = ()
-    """Sentences that are logged where the model is colocated."""
 
     def forget_run(self) -> None:
         """Releases what the run left in the model, once no module runs alone any more."""
         for subject in self.subjects:
-            if subject.changes is not None:
-                subject.changes.contents = ()  # they may be large
+            if subject.left is not None:
+                subject.left.clear()  # it may be large
 
 
 def find_modules(
@@ -90,11 +81,10 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as changes, uncompiled():
+    with preserved(model, sample) as left, uncompiled():
         course = _watch(model, run)
-        escaped = course.escapes()
         candidates = Candidates(model, course, exclude=exclude, include=include)
-        while candidates.modules or candidates.add_layers():
+        while candidates.modules:
             exchanges = Exchanges(model, candidates.modules)
             with exchanges.watching():
                 run()
@@ -109,26 +99,15 @@ def find_modules(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
     calls = exchanges.calls
-    escaped = {name: reason for name, reason in escaped.items() if name in calls}
-    large = (
-        f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
-        for name, reason in left_out.items()
-        if course.work(name) >= _LARGE
-        and not matches(name, exclude)
-        and not any(name.startswith(f"{placed}.") for placed in calls)
-    )
     return Finding(
         graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
-        subjects=tuple(replace(call, changes=changes) for call in calls.values()),
+        subjects=tuple(replace(call, left=left) for call in calls.values()),
         left_out=left_out,
         exchanging=exchanges.exchanging,
-        local=exchanges.local | escaped,
-        in_place=exchanges.hidden | exchanges.exchanging | escaped,
+        local=exchanges.local,
+        in_place=exchanges.hidden | exchanges.exchanging,
         parted=parted,
         users=exchanges.users,
-        remarks=tuple(exchanges.remarks),
-        places=exchanges.places,
-        warnings=(*large, *map(str, exchanges.remarks)),
     )
 
 

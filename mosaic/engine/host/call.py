@@ -21,7 +21,7 @@ from mosaic.engine.calls.signature import Arguments, Signature, layout_of
 from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
-from mosaic.find.random_numbers import drawing_from
+from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
 from mosaic.find.structure import flatten, versions_of
 
@@ -101,7 +101,7 @@ class Call:
             args, kwargs = arguments.nesting.unflatten(inputs)
             if self.generator is None:
                 return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
-            with drawing_from(self.generator[0], everywhere=self.signature.drawing is None):
+            with LaneRandomness(self.generator[0]):
                 return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:

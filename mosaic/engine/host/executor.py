@@ -39,7 +39,7 @@ from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.errors import UnforeseenError
-from mosaic.find.random_numbers import advance, draw_here
+from mosaic.find.random_numbers import advance
 from mosaic.find.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.find.trace import caller
 
@@ -154,7 +154,7 @@ class HostExecutor(Executor):
         state: ModuleState,
     ) -> Any:
         awaits, randomness = self.awaits(site, state), None
-        if signature.draws > 0 or signature.drawing != ():
+        if signature.may_draw:
             generator = torch.Generator()
             generator.set_state(torch.get_rng_state())
             advance(torch.default_generator, signature.draws)  # as the call would, while its lane draws the numbers
@@ -244,9 +244,6 @@ class HostExecutor(Executor):
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(arguments, site.state())
         site.learned(kind, signature, None if before is None else before.changed())
-        for part in signature.drawing or ():
-            if not is_attached(part):
-                attach(part, draw_here)
         self.backwards.follow_in_place(site, results)
         return result
 
@@ -465,5 +462,5 @@ def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def detach_parts(model: nn.Module) -> None:
     """Restores the plain classes of the parts that executors have attached; they do not, since all attach the same."""
     for part in model.modules():
-        if getattr(type(part), "_mosaic_intercept", None) in (draw_here, _call_plainly):
+        if getattr(type(part), "_mosaic_intercept", None) is _call_plainly:
             detach(part)

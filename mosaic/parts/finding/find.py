@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ Owner = tuple[str, int]
 _Owned = tuple[Owner, TracedCall]
 
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
-_NUMBERS = (int, float, np.ndarray)
+_NUMBERS = (int, float, np.number)
 _ZIPPED = (
     "where a loop takes elements of several lists in turn, as zip() does, make one list whose layers hold and call an "
     "element of each; otherwise name other lists by modules="
@@ -173,74 +172,30 @@ def find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, 
     all lists of at least two modules.
 
     Raises:
-        UnsplittableError: A list chosen by hand does not exist, is not a list, or holds another.
+        UnsplittableError: A list chosen by hand does not exist, or is not a list.
     """
     modules = dict(model.named_modules())
     lists = {path: module for path, module in modules.items() if isinstance(module, LayerList) and len(module)}
-    if chosen is None:
-        several = {path: layers for path, layers in lists.items() if len(layers) > 1}
-        return _outermost({path: layers for path, layers in several.items() if _is_uniform(layers)} or several)
-    for name, path in chosen.items():
+    for name, path in (chosen or {}).items():
         if path not in lists:
             raise UnsplittableError(
                 f"modules[{name!r}]={path!r} is no list of layers of this model; name a ModuleList or a Sequential as "
                 "named_modules() does"
             )
-    named = {path: lists[path] for path in chosen.values()}
-    for path in named.keys() - _outermost(named).keys():
-        outer = next(other for other in named if path != other and is_inside(path, other))
-        raise UnsplittableError(
-            f"the list {path!r} is inside of the list {outer!r}; a layer runs as a whole: name one of them"
-        )
-    return named
+    if chosen is not None:
+        return {path: lists[path] for path in chosen.values()}
+    several = {path: layers for path, layers in lists.items() if len(layers) > 1}
+    candidates = {path: layers for path, layers in several.items() if _is_uniform(layers)} or several
+    return {p: layers for p, layers in candidates.items() if not any(is_inside(p, o) for o in candidates if o != p)}
 
 
 def is_inside(path: str, outer: str) -> bool:
     return outer == "" or path.startswith(f"{outer}.")
 
 
-def _outermost(lists: Mapping[str, LayerList]) -> dict[str, LayerList]:
-    return {
-        path: layers
-        for path, layers in lists.items()
-        if not any(is_inside(path, other) for other in lists if other != path)
-    }
-
-
 def _is_uniform(layers: LayerList) -> bool:
     have_weights = all(next(layer.parameters(), None) is not None for layer in layers)
     return have_weights and len({type(layer) for layer in layers}) == 1
-
-
-def is_chain(calls: Sequence[tuple[int, TracedCall]]) -> bool:
-    """Returns True if most calls of a list's elements read the result of the previous call."""
-    pairs = list(itertools.pairwise(calls))
-    linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
-    return len(pairs) > 0 and 2 * linked >= len(pairs)
-
-
-def disorder(path: str, count: int, calls: Sequence[TracedCall]) -> str | None:
-    """Returns why a list is no list of layers: they are not called once each, in their order."""
-    order = [int(call.path.rpartition(".")[2]) for call in calls]
-    owner = path or "the model"
-    for place, layer in enumerate(order):
-        line = calls[place].line
-        if layer in order[:place]:
-            return (
-                f"layer {layer} of {owner!r} is called a second time at {line}; each layer may run once a microbatch: "
-                "give each call layers of its own, or name other lists by modules="
-            )
-        if place and layer < order[place - 1]:
-            return (
-                f"layer {layer} of {owner!r} is called behind layer {order[place - 1]} at {line}; layers have to run "
-                "in the order of their list: sort the list"
-            )
-    if missing := sorted(set(range(count)) - set(order)):
-        return (
-            f"layer {missing[0]} of {owner!r} was not called with the sample, others were (at {calls[0].line}); every "
-            "layer has to run with every microbatch: take it out of the list"
-        )
-    return None
 
 
 def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -249,13 +204,12 @@ def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str
     sites: dict[str, nn.Module] = {}
     scopes: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
+        acts = next(module.parameters(), None) is not None or isinstance(module, _DropoutNd)
         if path in layers:
             sites[path] = module
-        elif any(is_inside(layer, path) for layer in layers) or path == "":
+        elif path == "" or any(is_inside(layer, path) for layer in layers):
             scopes[path] = module
-        elif not any(is_inside(path, layer) for layer in layers) and (
-            next(module.parameters(), None) is not None or isinstance(module, _DropoutNd)
-        ):
+        elif acts and not any(is_inside(path, layer) for layer in layers):
             sites[path] = module
     return sites, scopes
 
@@ -269,22 +223,39 @@ def _chains(lists: Mapping[str, LayerList], calls: Sequence[TracedCall], *, by_h
     chains: dict[str, tuple[int, int]] = {}
     sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
     for path, layers in lists.items():
-        own = {layer_name(path, index) for index in range(len(layers))}
-        of_list = [(index, call) for index, call in enumerate(calls) if call.path in own]
-        if by_hand and not of_list:
-            raise UnsplittableError(f"no layer of {path!r} was called with the sample; give one that calls them")
-        if by_hand or is_chain(of_list):
-            problem = disorder(path, len(layers), [call for _, call in of_list])
-            if problem is None:
-                chains[path] = of_list[0][0], len(layers)
-            elif by_hand or 2 * sizes[path] >= sum(sizes.values()):
-                raise UnsplittableError(problem)
+        index_of = {layer_name(path, index): index for index in range(len(layers))}
+        own = [(site, call) for site, call in enumerate(calls) if call.path in index_of]
+        if by_hand and not own:
+            raise UnsplittableError(
+                f"no layer of {path!r} was called with the sample, other than inside of another layer; give a sample "
+                "that calls them, or name the outer list alone"
+            )
+        order = [index_of[call.path] for _, call in own]
+        if not by_hand and not _is_chain(own):
+            continue
+        if order == list(range(len(layers))):
+            chains[path] = own[0][0], len(layers)
+        elif by_hand or 2 * sizes[path] >= sum(sizes.values()):
+            wrong = next((place for place, layer in enumerate(order) if layer != place), len(order) - 1)
+            raise UnsplittableError(
+                f"the {len(layers)} layers of {path or 'the model'!r} run in the order {', '.join(map(str, order))} "
+                f"(see {own[wrong][1].line}); each has to run once with every microbatch, in the order of the list: "
+                "give each call a layer of its own, sort the list, take out what does not run, or name other lists by "
+                "modules="
+            )
     if not chains:
         raise UnsplittableError(
             "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
             "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
     return {path: count for path, (_, count) in sorted(chains.items(), key=lambda item: item[1])}
+
+
+def _is_chain(calls: Sequence[tuple[int, TracedCall]]) -> bool:
+    """Returns True if most calls of a list's elements read the result of the previous call."""
+    pairs = list(itertools.pairwise(calls))
+    linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
+    return len(pairs) > 0 and 2 * linked >= len(pairs)
 
 
 def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str]:
@@ -294,15 +265,14 @@ def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str
     words = [path.split(".") for path in paths]
     if len(paths) == 1:
         return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
-    common = min(_count_common_words(paths[0], path) for path in paths[1:])
+    common = _count_common_words(*paths)
     short = [w[min(common, len(w) - 1)] for w in words]
     return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
 
 
-def _count_common_words(path: str, other: str) -> int:
-    """Returns the number of words in the common prefix of two names."""
-    pairs = zip(path.split("."), other.split("."), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+def _count_common_words(*paths: str) -> int:
+    words = zip(*(path.split(".") for path in paths), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda each: len(set(each)) == 1, words))
 
 
 def _nearest(path: str, lists: Sequence[str]) -> list[str]:
@@ -369,32 +339,27 @@ def order_modules(sites: Sequence[_Owned], paths: Sequence[str]) -> list[str]:
 
     The list of the last site is last, if it feeds no other.
     """
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(paths, ()))
-    feeding: set[str] = set()
+    sources_of: dict[str, set[str]] = {path: set() for path in paths}
     for (path, layer), call in sites:
         for value in call.values:
             (source, at), maker = sites[value.site]
             if source != path:
-                sorter.add(path, source)
-                feeding.add(source)
+                sources_of[path].add(source)
             elif at > layer:
                 raise UnsplittableError(
                     f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs {maker.path} of layer "
                     f"{at} ({call.line}): {_ZIPPED}"
                 )
-    try:
-        sorter.prepare()
-    except CycleError as problem:
-        raise UnsplittableError(
-            f"modules feed each other in a circle: {' -> '.join(reversed(problem.args[1]))}; {_ZIPPED}"
-        ) from None
     order: list[str] = []
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=paths.index)
-        order += ready
-        sorter.done(*ready)
+    while rest := [path for path in paths if path not in order]:
+        ready = [path for path in rest if sources_of[path] <= {*order}]
+        if not ready:
+            raise UnsplittableError(f"modules feed each other in a circle: {', '.join(rest)}; {_ZIPPED}")
+        order.append(ready[0])
     last = sites[-1][0][0]
-    return order if last in feeding else [*(path for path in order if path != last), last]
+    if not any(last in needed for needed in sources_of.values()):
+        order.append(order.pop(order.index(last)))
+    return order
 
 
 def check_values_between(sites: Sequence[_Owned]) -> None:
@@ -466,30 +431,28 @@ def _check_state(model: nn.Module, before: Objects) -> None:
 
     Such state is a number, an array, a queue, another tensor in a buffer's place, and a container with tensors.
     """
-    homes: dict[int, tuple[str, str, nn.Module]] = {}
+    homes: dict[int, tuple[str, nn.Module, str | None]] = {}
     for path, module in model.named_modules():
-        homes |= {id(vars(module)): (path, "attribute", module), id(module._buffers): (path, "buffer", module)}
-        for name, value in vars(module).items():
-            homes.setdefault(id(value), (path, f"attribute {name}", module))
+        homes |= {id(value): (path, module, name) for name, value in vars(module).items() if _holds_state(value)}
+        homes |= {id(vars(module)): (path, module, None), id(module._buffers): (path, module, None)}
     for container, key, old, new in before.differences():
-        path, name, module = homes.get(id(container), ("", "", model))
-        if name == "buffer":
+        path, module, attribute = homes.get(id(container), ("", model, None))
+        if container is module._buffers:
             changed = new is not None and not new.is_meta and (old is None or not torch.equal(new, old))
-        elif name == "attribute":
-            number: Any = getattr(type(module), key, None) if old is None else old
-            are_numbers = isinstance(new, _NUMBERS) and isinstance(number, _NUMBERS) and not isinstance(new, bool)
-            changed = not np.array_equal(number, new, equal_nan=True) if are_numbers else _is_state(new)
+        elif container is vars(module):
+            old = getattr(type(module), key, None) if old is None else old
+            are_numbers = isinstance(new, _NUMBERS) and isinstance(old, _NUMBERS) and not isinstance(new, bool)
+            changed = are_numbers or _holds_state(new)
         else:
-            changed = name != "" and _is_state(container)
+            changed = attribute is not None
         if changed:
             raise UnsplittableError(
-                f"{path or 'the model'} changes its {name if key is None or ' ' in name else f'{name} {key}'} when it "
-                "is called; chunks call it more often than the plain loop does, and in another order: let the loop "
-                "change it"
+                f"{path or 'the model'} changes its {attribute or key} when it is called; chunks call it more often "
+                "than the plain loop does, and in another order: let the loop change it"
             )
 
 
-def _is_state(value: Any) -> bool:
+def _holds_state(value: Any) -> bool:
     if isinstance(value, deque | np.ndarray):
         return True
     return isinstance(value, dict | list | set) and bool(

@@ -164,15 +164,11 @@ class Dataflow(Tracer[Labels]):
         A module may write into its own buffers, because it runs on one rank.
         """
         kind, name = self._owned.get(self.memory(tensor), ("", ""))
-        if kind == "parameter":
+        is_own = self._here is not None and name.startswith(f"{self._here.path}.")
+        if kind == "parameter" or (kind == "buffer" and not is_own):
             raise UnsplittableError(
-                f"parameter {name} is written into at {caller()}; ranks without its layer have no memory for "
-                "it: let the loop change it, behind the optimizer's step"
-            )
-        if kind == "buffer" and (self._here is None or not name.startswith(f"{self._here.path}.")):
-            raise UnsplittableError(
-                f"buffer {name} is written into at {caller()}, outside of the layer or module that holds it; other "
-                "ranks would not see it: let that module write it, or the loop behind the step"
+                f"{kind} {name} is written into at {caller()}; other ranks would not see it: let the loop write it, "
+                "behind the optimizer's step, or a buffer the module that holds it"
             )
         if kind == "input":
             self.written_inputs.add(name)
@@ -310,9 +306,6 @@ def _is_checkpointed() -> bool:
 
 def _line_of(error: BaseException) -> str:
     """Returns file and line of the user's code that raised an error."""
-    lines = [
-        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
-        for frame, line in walk_tb(error.__traceback__)
-    ]
-    own = [f"{file}:{line}" for name, file, line in lines if not name.startswith(("mosaic.", "torch."))]
+    frames = [(frame.f_globals.get("__name__", ""), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [f"{f.f_code.co_filename}:{line}" for name, f, line in frames if not name.startswith(("mosaic.", "torch."))]
     return own[-1] if own else "in torch"

@@ -27,13 +27,12 @@ def report_of(name: str) -> Diagnosis:
 
 SEEN = {
     "Twice": ("warning", "left: called 2 times in a step"),
-    "Reading": ("note", "left: the code between modules looks at a value of its result (__bool__)"),
     "Writing": ("warning", "left: its input is written to in place (add_"),
     "Tied": ("warning", "left: shares 0.weight with the rest of the model"),
 }
 
 
-QUIET = ("Inside", "Compiled")
+QUIET = ("Inside", "Compiled", "Reading")
 """In which there is nothing for their user to do."""
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from mosaic.engine.calls.signature import Arguments, CallWatch, learn
+from mosaic.engine.calls.signature import CallWatch
 from mosaic.find.random_numbers import (
     CPU,
     LaneRandomness,
     advance,
     count_draws,
-    draw_here,
-    drawing_from,
+    may_draw,
     torch_state,
 )
 
@@ -113,24 +110,8 @@ class Drawing(Recurrent):
         return super().forward(x) * torch.rand(5)
 
 
-def test_a_lane_watches_only_the_parts_of_a_module_that_draw():
-    """A mode that sees each operator of a recurrent layer takes longer than the layer."""
-    for module, parts in (
-        (Recurrent(), lambda module: (module.dropout,)),
-        (Recurrent().eval(), lambda module: ()),
-        (Drawing(), lambda module: None),
-    ):
-        _, _, signature = learn(partial(module, X), Arguments.take((X,), {}), module)
-        assert signature.drawing == parts(module)
-    generator, operators = torch.Generator().manual_seed(1), []
-
-    class Noting(LaneRandomness):
-        def __torch_dispatch__(self, func: Any, *rest: Any) -> Any:
-            operators.append(str(func))
-            return super().__torch_dispatch__(func, *rest)
-
-    with mock.patch("mosaic.find.random_numbers.LaneRandomness", Noting), drawing_from(generator, everywhere=False):
-        draw_here(nn.Dropout(0.3), (X,), {})
-        nn.GRU(5, 5)(X)
-    assert not any("mm" in name for name in operators)
-    assert any("bernoulli" in name for name in operators)
+@pytest.mark.parametrize(
+    ("module", "draws"), [(Recurrent(), True), (Recurrent().eval(), False), (Drawing(), True), (nn.GRU(5, 5), False)]
+)
+def test_a_module_may_draw_that_has_a_dropout_or_names_a_random_function(module: nn.Module, draws: bool):
+    assert may_draw(module) is draws

@@ -32,12 +32,11 @@ FAMILIES = {
     "llava": "a tower in front of a language model",
     "paligemma": "a tied head",
     "blip_2": "a module between tower and language model",
-    "mllama": "a tower that feeds deeper layers",
+    "mllama": "a tower that feeds deeper layers of one language model",
     "florence2": "tables that encoder and decoder share",
     "qwen2_5_omni_thinker": "towers that pack their inputs",
     "wav2vec2_ctc": "speech",
     "seamless_m4t": "text beside speech",
-    "t5": "layers of a model whose parts share a table",
     "detr": "a backbone and heads",
     "perceiver": "latents",
 }
