@@ -128,10 +128,4 @@ def solve_instance(instance: Instance, *, method: str = "exact", time_limit: flo
         return Solved(status="infeasible", reasons=error.reasons)
     objective_ms, bound_ms = checked_ms(instance, plan), plan.search.bound_ms
     assert bound_ms <= objective_ms + ROUNDING * max(objective_ms, len(plan.stages))
-    is_known = bound_ms > 0 or plan.search.status == "optimal"
-    return Solved(
-        status=plan.search.status,
-        objective_ms=objective_ms,
-        bound_ms=min(bound_ms, objective_ms) if is_known else None,
-        plan=plan,
-    )
+    return Solved(status=plan.search.status, objective_ms=objective_ms, bound_ms=min(bound_ms, objective_ms), plan=plan)

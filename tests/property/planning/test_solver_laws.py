@@ -6,28 +6,22 @@ from collections import defaultdict
 from functools import partial
 
 import pytest
-from brute_force import best_stage, plan_by_brute_force
+from brute_force import best_stage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_cases import DrawnProfile, drawn_profiles
 
 from mosaic.cost import BandwidthInterference, CostModel
 from mosaic.errors import InfeasibleError
-from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
-from mosaic.solver import SearchOptions, StageEvaluator
+from mosaic.solver import StageEvaluator
 from mosaic.solver.exact import search_exactly
 from mosaic.solver.options import DeploymentOption, all_options
 from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
-
-
-def plan_exactly(drawn: DrawnProfile) -> Plan:
-    cost, profile, search = CostModel.from_profile(drawn.profile), drawn.profile, SearchOptions(hold_memory=False)
-    return plan_by_brute_force(profile.graph, cost, profile.device, num_devices=drawn.num_devices, search=search)
 
 
 def search_space(drawn: DrawnProfile, cost: CostModel) -> tuple[dict[str, tuple[DeploymentOption, ...]], Machine]:
@@ -66,13 +60,9 @@ def test_the_time_of_a_stage_is_the_least_of_all_allocations_under_every_form(
 
 @given(drawn_profiles())
 @BOUNDED
-def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots_never_cost(
-    instance: DrawnProfile,
-) -> None:
-    exact, greedy, in_turn = plan_exactly(instance), instance.plan(), instance.plan("sequential")
-    assert exact.predicted_ms <= greedy.predicted_ms * ROUNDING
-    assert greedy.predicted_ms <= in_turn.predicted_ms
-    assert greedy.sequential_ms == in_turn.predicted_ms
+def test_spare_slots_never_cost_and_no_plan_is_slower_than_the_sequential_one(instance: DrawnProfile) -> None:
+    greedy, in_turn = instance.plan(), instance.plan("sequential")
+    assert greedy.predicted_ms <= in_turn.predicted_ms == greedy.sequential_ms
     assert greedy.predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
 
 
