@@ -70,7 +70,15 @@ class StreamExecutor(Executor):
         if site.is_alone and self.graphs is None:
             return self.run_alone(site, run, args, kwargs)
         launched = run if self.graphs is None else partial(self.graphs.call, site, run)
-        return self._launch(site, launched, args, kwargs, self.log)
+        try:
+            return self._launch(site, launched, args, kwargs, self.log)
+        except torch.OutOfMemoryError:
+            pass  # with the error go the tensors of what failed, before it is tried again with nothing beside it
+        self.settle()
+        self.lanes.api.synchronize()
+        self.lanes.api.release_workspaces()
+        self.lanes.api.empty_cache()
+        return self.run_here(site.name, run, args, kwargs, "it ran out of memory on its lane, and was run again")
 
     def launch(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Runs ``run`` on a module's lane, and times nothing: it may talk to other ranks."""
