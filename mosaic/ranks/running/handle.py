@@ -72,7 +72,11 @@ class RankHandle(Handle):
             MosaicError: The folder cannot be written.
         """
         world, path = self.world, Path(folder) / f"trace-rank{self.world.rank}.json"
-        spans = [wait for wait in world.progress.waits if wait.phase != "agreement"]  # that is of no step
+        spans = [
+            RankSpan(kind="wait", module=module, phase=phase, step=step, start_us=start / 1e3, end_us=end / 1e3)
+            for module, phase, step, start, end in [*world.progress.waits]
+            if phase != "agreement"  # that is of no step
+        ]
         for work in () if self._executor is None else self._executor.log.spans():
             times_us = {"start_us": work.start_ms * 1e3, "end_us": work.end_ms * 1e3}
             spans.append(RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, **times_us))

@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
-from mosaic.rank_trace import RankSpan
-
 SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
 WaitedPhase = SentPhase | Literal["agreement"]
@@ -43,7 +41,7 @@ class RankProgress:
     Attributes:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
-        waits: The last 20,000 waits for other ranks, in the order in which they ended.
+        waits: The last 20,000 waits for other ranks, as they ended: module, phase, step, start and end in ns.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
         fail: Called with an error after which this rank sends no more messages in some communicators.
     """
@@ -51,7 +49,7 @@ class RankProgress:
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
-        self.waits: deque[RankSpan] = deque(maxlen=_MAX_WAITS)
+        self.waits: deque[tuple[str, WaitedPhase, int, int, int]] = deque(maxlen=_MAX_WAITS)
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.fail: Callable[[BaseException, Sequence[dist.ProcessGroup]], None] = lambda error, groups: None
         self._waiting: dict[int, _Entry] = {}
@@ -71,8 +69,7 @@ class RankProgress:
                     raise
                 raise explained from error
             finally:
-                times_us = {"start_us": start / 1e3, "end_us": time.perf_counter_ns() / 1e3}
-                self.waits.append(RankSpan(kind="wait", module=module, phase=phase, step=self.step, **times_us))
+                self.waits.append((module, phase, self.step, start, time.perf_counter_ns()))
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""

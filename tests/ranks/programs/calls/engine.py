@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import MosaicError
+from mosaic.rank_trace import RankTrace
 from mosaic.ranks.calls import routed
 from ranks.begun import SHORT_S, WATCH
 from ranks.graphs import colocated
@@ -111,6 +113,9 @@ def own_rows(rank: int, size: int) -> None:
     held = [(own, other) for own, other in zip(model.parameters(), plain.parameters(), strict=True) if not own.is_meta]
     assert all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
     assert len(sent) == 6  # of the third module: rows, results and gradients
+    with TemporaryDirectory() as folder:
+        spans = RankTrace.read(handle.write_trace(folder)).spans
+    assert {span.kind for span in spans if span.module == "third"} == ({"wait"} if rank else {"wait", "compute"})
     handle.remove()
 
 
