@@ -53,11 +53,7 @@ class DigitTriples:
 
 
 def load_scans() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns scans of handwriting (num_scans, 8, 8), 0 (paper) to 1 (ink), in order of collection, and their digits.
-
-    Raises:
-        MosaicError: The extra ``demo`` is not installed.
-    """
+    """Returns scans (num_scans, 8, 8), 0 (paper) to 1 (ink), in order of collection, and their digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -87,7 +83,7 @@ def speak(digit: int, voice: int) -> Levels:
 
 
 def load(seed: int = 0) -> DigitTriples:
-    """Makes the set in a second; the seed selects the held-out strings and voices."""
+    """Makes the set; the seed selects the held-out strings and voices."""
     scans, scan_digits = load_scans()
     scans = (scans - scans.mean()) / scans.std()
     random = np.random.default_rng(seed)
@@ -109,11 +105,7 @@ def load(seed: int = 0) -> DigitTriples:
 
 
 def batches(split: Split, batch_size: int, seed: int, steps: int) -> Iterator[Batch]:
-    """Returns batches of one shape; in each, all digit strings differ, and scans, voices and captions are random.
-
-    Raises:
-        ValueError: The split has fewer strings than a batch has rows.
-    """
+    """Returns batches of one shape; in each, all digit strings differ, and scans, voices and captions are random."""
     if not 1 <= batch_size <= len(split.strings):
         raise ValueError(f"batch_size={batch_size} needs as many different strings; use 1 to {len(split.strings)}")
     random = np.random.default_rng(seed)

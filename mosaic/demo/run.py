@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 import mosaic
-from mosaic.artifact import parse, save, to_json
+from mosaic.artifact import save, to_json
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.child import plain_loops
@@ -41,13 +41,10 @@ from mosaic.take_turns import take_turns
 from mosaic.timeline import Timeline
 
 TOLERANCES = {"host": 0.0, "cuda": 1e-4}
-"""Largest difference of values that count as equal, by the kind of the device; relative for values above 1.
-
-On the host the bits are equal. On a GPU a library may choose another kernel on fewer SMs, and some kernels add up in an
-order that varies."""
+"""Largest difference of values that count as equal, relative for values above 1: on fewer SMs of a GPU a library may
+choose another kernel, and some kernels add up in an order that varies."""
 _FEWEST_ROUNDS = 2
-_MAX_ROUNDS_S = 90.0
-"""Seconds after which no further round of timed training begins."""
+_MAX_ROUNDS_S = 90.0  # after which no further round of timed training begins
 
 
 def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: Progress, console: Console) -> RunRecord:
@@ -75,8 +72,9 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     console.print(handle.describe(), highlight=False)
 
     progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
-    equality = compare(settings, data, handle, backend, progress.advance)
-    measured, timelines = _train_in_turn(model, handle, data, settings, backend, progress)
+    equality, compared = compare(settings, data, handle, backend, progress.advance)
+    measured = _train_in_turn(model, handle, data, settings, backend, progress)
+    timeline = handle.timeline() if handle.active else compared
     record = RunRecord(
         **asdict(provenance),
         mosaic_version=mosaic.__version__,
@@ -93,20 +91,19 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     )
     save(record, output / "run.json")
     subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes[:1]))
-    draw_timelines(timelines, output / "timeline.png", plan=handle.plan, subtitle=subtitle)
-    write_trace(timelines, output / "trace.json")
+    draw_timelines([timeline], output / "timeline.png", plan=handle.plan, subtitle=subtitle)
+    write_trace([timeline], output / "trace.json")
     handle.remove()
     return record
 
 
 def compare(
     settings: DemoSettings, data: DigitTriples, handle: Handle, backend: Backend, advance: Callable[[], None]
-) -> dict[str, Any]:
-    """Trains twice from the same seed, plain and colocated; returns the record's fields on equality.
+) -> tuple[dict[str, Any], Timeline]:
+    """Trains twice from the same seed, plain and colocated; returns the record's fields on equality, and a timeline.
 
-    The colocated training uses the handle's plan. If that plan runs no modules side by side, a comparison proves
-    nothing: then each module gets one slot. On the host every lane has one thread, because other thread counts add
-    the same sums in another order.
+    If the handle's plan runs no modules side by side, a comparison proves nothing: then each module gets one slot. On
+    the host every lane has one thread, because other thread counts add the same sums in another order.
     """
     plan, is_of_timed_plan = handle.plan, handle.active and handle.plan.is_colocated
     if backend.device.kind == "host":
@@ -116,25 +113,26 @@ def compare(
         plan = one_slot_plan(handle.graph, backend.device)
     device = backend.torch_device
 
-    def train(*, colocated: bool) -> tuple[list[Tensor], float]:
+    def train(*, colocated: bool) -> tuple[list[Tensor], Timeline | None]:
         model, stream = settings.make_model(device), settings.draw(data, settings.equality_steps, device)
         # Keys of attention have biases whose gradients are rounding alone; a large eps keeps AdamW from following it.
         optimizer = torch.optim.AdamW(model.parameters(), settings.size.learning_rate, eps=1e-4)
         ours = mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend) if colocated else None
         torch.manual_seed(settings.seed)
-        losses, overlap = [], 0.0
+        losses, timeline = [], None
         for batch in stream:
             losses.append(train_step(model, batch, optimizer))
             advance()
         if ours is not None:
-            overlap = ours.metrics()["overlap"]
+            timeline = ours.timeline("colocated, for the comparison of numbers")
             ours.remove()
-        return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in model.parameters())], overlap
+        return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in model.parameters())], timeline
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        (expected, _), (actual, overlap) = train(colocated=False), train(colocated=True)
+        (expected, _), (actual, timeline) = train(colocated=False), train(colocated=True)
+    assert timeline is not None
     torch.set_num_threads(num_threads)
     differences = [
         ((ours - plain).abs() / plain.abs().clamp(min=1)).max().double().cpu()
@@ -146,9 +144,9 @@ def compare(
         "max_abs_difference": difference,
         "equality_tolerance": TOLERANCES[backend.device.kind],
         "equality_steps": settings.equality_steps,
-        "equality_overlap": overlap,
+        "equality_overlap": timeline.overlap,
         "equality_of_timed_plan": is_of_timed_plan,
-    }
+    }, timeline
 
 
 def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
@@ -167,13 +165,13 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
 
 def _train_in_turn(
     model: TriModal, handle: Handle, data: DigitTriples, settings: DemoSettings, backend: Backend, progress: Progress
-) -> tuple[dict[str, Any], tuple[Timeline, Timeline]]:
-    """Trains plain and colocated, a round each in turn, on the same batches; returns measured fields and timelines.
+) -> dict[str, Any]:
+    """Trains plain and colocated, a round each in turn, on the same batches; returns the record's measured fields.
 
     On the host the plain loop runs in two processes, which differ in how threads wait, and the faster one counts. On a
     GPU one process runs both.
     """
-    num_slots, twin = backend.device.num_slots, settings.make_model(backend.torch_device)
+    twin = settings.make_model(backend.torch_device)
     model.load_state_dict(twin.state_dict())
     progress.phase("training plain and colocated in turn", total=settings.rounds)
     with ExitStack() as stack:
@@ -181,14 +179,13 @@ def _train_in_turn(
         if backend.device.kind == "host":
             plains = stack.enter_context(plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)))
         else:
-            twin_loop = Loop(twin, data, settings, num_slots)
+            twin_loop = Loop(twin, data, settings)
             plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
-        ours = Loop(model, data, settings, 0 if handle.active else num_slots)
-        ours.warm_up()
+        ours = Loop(model, data, settings)
+        ours.train(WARM_STEPS)
         for call in plains.values():
-            call("warm_up")
-        if handle.active:
-            handle.clear_timeline()
+            call("train", WARM_STEPS)
+        handle.clear_timeline()
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
         begun = itertools.count(1)
 
@@ -203,10 +200,7 @@ def _train_in_turn(
         foreign_share = load_of_others.share
         waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
         plain = plains[waiting]
-        timelines = (
-            parse(Timeline, plain("timeline_json", "plain"), source="the plain loop"),
-            handle.timeline() if handle.active else ours.timeline("left as it was"),
-        )
+        overlap = handle.timeline().overlap
         with handle.disabled():
             retrieval_plain, retrieval = plain("retrieval"), ours.retrieval()
     pairs = zip(samples[waiting], samples["colocated"], strict=True)
@@ -230,7 +224,7 @@ def _train_in_turn(
         "round_speedups": ratios,
         "step_times_ms_plain": plain_ms,
         "step_times_ms_colocated": colocated_ms,
-        "overlap": timelines[1].overlap if handle.active else 0.0,
+        "overlap": overlap,
         "foreign_cpu_share": foreign_share,
         "notes": tuple(notes),
-    }, timelines
+    }

@@ -40,21 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_leaves_every_file_whole(folder: Path):
-    assert {path.name for path in folder.glob("*.*")} == {
-        "profile.json",
-        "plan.json",
-        "run.json",
-        "timeline.png",
-        "trace.json",
-    }
-    assert (
-        artifact.load(Plan, folder / "plan.json").profile == artifact.load(Profile, folder / "profile.json").fingerprint
-    )
+    profile, plan = artifact.load(Profile, folder / "profile.json"), artifact.load(Plan, folder / "plan.json")
+    assert plan.profile == profile.fingerprint
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    names = {
-        event.get("args", {}).get("module") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
-    }
-    assert {"image", "audio", "text"} <= names
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event.get("args", {}).get("module") for event in events} >= {"image", "audio", "text"}
 
 
 def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side():
@@ -62,7 +52,8 @@ def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_s
     triples, settings = load(), DemoSettings(kind="host", equality_steps=2)
     (sample,) = settings.draw(triples, 1, torch.device("cpu"))
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
-        equality = demo.compare(settings, triples, handle, HostBackend(3), lambda: None)
+        equality, timeline = demo.compare(settings, triples, handle, HostBackend(3), lambda: None)
+    assert {span.module for span in timeline.spans} >= {"image", "audio", "text"}
     assert equality["max_abs_difference"] == equality["equality_tolerance"] == 0.0
     assert not equality["equality_of_timed_plan"]
 

@@ -53,13 +53,9 @@ PLAIN = DayKind(mix={"image": 0.35, "audio": 0.35, "image+audio": 0.3})
 def write_starter(
     folder: Path, day: date | None = None, *, num_rows: int = 800, num_frozen: int = 1800
 ) -> tuple[Path, ...]:
-    """Writes recipe, model file, one ready day (by default yesterday in UTC) and the frozen set; overwrites nothing.
+    """Writes recipe, model file, one ready day (by default yesterday in UTC) and the frozen set; returns their paths.
 
-    Returns:
-        The written paths: two files and two folders.
-
-    Raises:
-        MosaicError: One of them exists already (then nothing is written), or the extra ``demo`` is missing.
+    It overwrites nothing: MosaicError if one of them exists already, or the extra ``demo`` is missing.
     """
     day = day if day is not None else datetime.now(UTC).date() - timedelta(days=1)
     files = tuple(folder / name for name in TEMPLATES)

@@ -27,7 +27,6 @@ from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 from mosaic.provenance import Provenance
-from mosaic.ranks.running.handle import RankHandle
 from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
@@ -97,16 +96,13 @@ class Training:
             self.handle.remove()
 
     def export(self, path: Path, name: str | None) -> nn.Module:
-        """Leaves, writes the model, or the EMA model of a name, as one plain file, and returns it."""
-        model = self.model if name is None else self._state.companions[name]
-        if name is not None and isinstance(self.handle, RankHandle):  # each rank averages what it holds
-            Checkpointer(model, self.handle.world).export(path)
-            self.leave()
-            return model
+        """Writes the model, or the EMA model of a name, as one plain file; leaves, and returns it."""
+        if name is None:
+            self.handle.export(path)
+        else:  # each rank averages what it holds
+            Checkpointer(self._state.companions[name], getattr(self.handle, "world", None)).export(path)
         self.leave()
-        if self._group.rank == 0:
-            Checkpointer(model).export(path)
-        return model
+        return self.model if name is None else self._state.companions[name]
 
     def try_step(self) -> float:
         """Takes one step for a check and discards it; returns its loss."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import date
 from pathlib import Path
 
@@ -32,9 +31,7 @@ def digits_of(caption: torch.Tensor) -> list[int]:
 
 def test_a_batch_never_has_equal_strings(triples: DigitTriples) -> None:
     for batch in batches(triples.train, 96, 0, 30):
-        strings = {tuple(digits_of(caption)) for caption in batch["text"]}
-        assert len(strings) == 96
-        assert {len(string) for string in strings} == {3}
+        assert len({tuple(digits_of(caption)) for caption in batch["text"]}) == 96
     with pytest.raises(ValueError, match="use 1 to 800"):
         batches(triples.train, 801, 0, 1)
 
@@ -61,12 +58,6 @@ def test_image_speech_and_caption_show_the_same_digits(triples: DigitTriples) ->
         spoken = [np.concatenate([voice[digit] for digit in digits]) for voice in split.speech]
         audio = batch["audio"][row].T.numpy()
         assert any(np.array_equal(audio[: len(words)], words) for words in spoken)
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[demo\]'"):
-        load()
 
 
 def test_a_new_folder_overwrites_nothing_and_its_frozen_set_shares_no_voice_and_no_scans_with_its_day(tmp_path: Path):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
+from foreign_load import others_use
 from planning_cases import device_of, pair
 from torch import nn
 
@@ -71,6 +72,16 @@ def test_a_run_that_is_ended_goes_on_where_it_was(cache: ProfileCache):
     profile, runs = profiled(unequal(), cache, settings=dataclasses.replace(FAST, pairs=False))
     assert set(runs) == {"right"}
     assert len(profile.samples) == 8
+
+
+def test_times_that_other_processes_disturbed_are_measured_again(cache: ProfileCache, monkeypatch: pytest.MonkeyPatch):
+    busy = dataclasses.replace(FAST, pairs=False, foreign_share=0.1, retry_seconds=0.0)
+    others_use(monkeypatch, 0.75)
+    profiled(unequal(), cache, settings=busy)
+    others_use(monkeypatch, 0.0)
+    for measured in ({"left", "right"}, set()):
+        _, runs = profiled(unequal(), cache, settings=busy)
+        assert set(runs) == measured
 
 
 def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):

@@ -4,7 +4,6 @@ The example reads digits that were written by hand, spoken, or (from the day on 
 drawn in the air with a sensor on the wrist. A row may lack any of them. Nothing in here knows of Mosaic.
 """
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch.utils.data import Dataset
 MODALITIES = ("image", "audio")
 SHAPES = {"image": (1, 8, 8), "audio": (40, 32), "imu": (6, 48)}
 WIDTH = 64
-EMA_DECAY = 0.98
 
 
 class Tower(nn.Sequential):
@@ -108,15 +106,3 @@ def make_optimizer(model: nn.Module, num_steps: int) -> tuple[list[Any], list[An
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=max(num_steps, 2), pct_start=0.2)
     return [optimizer], [schedule]
-
-
-def companions(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns EMA models: here the moving average of the weights."""
-    return {"ema": copy.deepcopy(model).requires_grad_(False)}
-
-
-@torch.no_grad()
-def update_companions(model: nn.Module, companions: dict[str, nn.Module]) -> None:
-    """Updates them; called after each step."""
-    for average, weight in zip(companions["ema"].parameters(), model.parameters(), strict=True):
-        average.lerp_(weight, 1 - EMA_DECAY)
