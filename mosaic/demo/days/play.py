@@ -228,7 +228,7 @@ def other_ranks(node: Node) -> Iterator[Check]:
     if torch.cuda.device_count() == 1:
         node.say("one GPU: both ranks train on CPU cores today")
         node = replace(node, on_cpu=True)
-    node.set("budget", micro_batches="2")
+    node.set("budget", micro_batches="2", colocate="false")  # a rank that runs a module for others draws its dropout
     alone = node.copy("one-rank")
     node.set("budget", ranks="2")
     yield node.ended("promoted")
