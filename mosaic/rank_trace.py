@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
-from mosaic.artifact import load, to_json, write_text
 from mosaic.device import StrictFile
 
 
@@ -24,8 +22,6 @@ class RankSpan(StrictFile):
     start_us: float
     """Microseconds on a clock of the rank; work and waits may have different ones."""
     end_us: float
-    expected_ms: float = 0.0
-    """Planned time; 0 without a plan. In a pipeline each rank has layers of its own to compute."""
 
     def __post_init__(self) -> None:
         if not self.start_us <= self.end_us < float("inf"):
@@ -41,9 +37,9 @@ class RankSpan(StrictFile):
 class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
 
-    SCHEMA_VERSION: ClassVar[int] = 3
+    SCHEMA_VERSION: ClassVar[int] = 4
 
-    schema_version: int = 3
+    schema_version: int = 4
     run: str
     """Equal for all ranks of one start."""
     rank: int
@@ -52,20 +48,3 @@ class RankTrace(StrictFile):
     host: str
     """Name of the rank's machine."""
     spans: tuple[RankSpan, ...]
-
-    def write(self, path: Path) -> None:
-        """Writes the file, whole or not at all.
-
-        Raises:
-            MosaicError: The folder cannot be written or the disk is full.
-        """
-        write_text(to_json(self), path)
-
-    @staticmethod
-    def read(path: Path) -> RankTrace:
-        """Reads a file of ``write``.
-
-        Raises:
-            InvalidFileError: The file is missing, cut short, or not a trace of a rank; names the file and the reason.
-        """
-        return load(RankTrace, path)

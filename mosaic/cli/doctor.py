@@ -114,11 +114,12 @@ def examine_model(where: str) -> Diagnosis:
 
 def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
     """Compares the ranks of a run from their traces."""
+    from mosaic.artifact import load
     from mosaic.rank_trace import RankTrace
     from mosaic.report.slow_ranks import compare_ranks
 
     files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    comparison = compare_ranks([RankTrace.read(file) for file in files])
+    comparison = compare_ranks([load(RankTrace, file) for file in files])
     sentences = comparison.sentences()
     blocks = [comparison.table(), *map(escape, sentences[len(comparison.slow) :])]
     diagnosis = Diagnosis({**asdict(comparison), "sentences": sentences}, blocks=blocks)
@@ -131,10 +132,9 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
     """Examines devices, driver and torch; a broken driver raises no error. Does not import torch."""
     facts: dict[str, Any] = {"mosaic": mosaic.__version__, "platform": platform.platform()}
     facts |= {"python": platform.python_version(), "num_cores": len(os.sched_getaffinity(0)), "torch": _torch()}
-    facts |= {"extension_loads": False, "driver": None, "devices": [], "probe": None}
+    facts |= {"extension_loads": False, "driver": None, "devices": []}
     diagnosis = Diagnosis(facts)
     _examine_driver(diagnosis)
-    _examine_probe(diagnosis)
     _examine_settings(diagnosis, environ)
     if facts["torch"] and not facts["torch"]["cuda"] and facts["devices"]:
         text = f"torch {facts['torch']['version']} is built without CUDA, but this machine has a GPU"
@@ -187,18 +187,6 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
         diagnosis.find("error", str(error), remedy)
 
 
-def _examine_probe(diagnosis: Diagnosis) -> None:
-    """Sets the fact ``probe``, the version of the NVRTC that compiles the SM probe."""
-    from mosaic.backends.cuda.probe import nvrtc_version
-
-    try:
-        diagnosis.facts["probe"] = nvrtc_version()
-    except BackendUnavailableError as error:
-        if diagnosis.facts["devices"]:
-            text = f"partitions cannot be probed, so their SM ids stay unknown: {error.found}"
-            diagnosis.find("warning", text, f"install {error.needed}")
-
-
 def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
     """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
     from mosaic.backends.cuda.environment import ask_nvml, find_in_process, find_on_device
@@ -229,7 +217,6 @@ def _blocks(facts: Mapping[str, Any]) -> list[Any]:
         "torch": f"{torch['version']}, built {cuda}" if torch else "not installed",
         "extension": f"mosaic._C {'loads' if facts['extension_loads'] else 'does not load'}",
         "driver": f"CUDA {driver['version']}" if driver else "none",
-        "SM probe": f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled",
     }
     rows = []
     for device in facts["devices"]:

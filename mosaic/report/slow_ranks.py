@@ -1,7 +1,7 @@
 """Slow ranks: ranks whose own computing takes longer than that of the same modules on other ranks.
 
-Waiting is separate from computing: a waiting rank is not slow. The ranks of a pipeline have different layers, so there
-the comparison is of times over planned times. Times are medians of the steps, without the first one if others remain.
+Waiting is separate from computing: a waiting rank is not slow. Times are medians of the steps, without the first one if
+others remain.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MIN_RATIO = 1.25
 """Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
 MIN_LOST_SHARE = 0.03
 """Least lost share of a step's time to report."""
-_Times = Mapping[tuple[str, str], Mapping[int, tuple[float, float]]]
-"""By module and phase, then by step: milliseconds, and the planned ones (0 without a plan)."""
+_Times = Mapping[tuple[str, str], Mapping[int, float]]
+"""Milliseconds by module and phase, then by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +117,10 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
 
 
 def _times(trace: RankTrace, steps: set[int]) -> _Times:
-    times: dict[tuple[str, str], dict[int, tuple[float, float]]] = defaultdict(dict)
+    times: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in trace.spans:
         if span.kind == "compute" and span.step in steps:
-            before, planned = times[span.module, span.phase].get(span.step, (0.0, 0.0))
-            times[span.module, span.phase][span.step] = before + span.duration_ms, planned + span.expected_ms
+            times[span.module, span.phase][span.step] += span.duration_ms
     return times
 
 
@@ -134,10 +133,10 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
     slow = []
     for work, own in times[trace.rank].items():
         others = [table[work] for rank, table in times.items() if rank != trace.rank and work in table]
-        beside = {step: [_pace(*other[step]) for other in others if step in other] for step in own}
-        ratios = sorted(_pace(*own[step]) / median(paces) for step, paces in beside.items() if paces)
+        beside = {step: [max(other[step], 1e-9) for other in others if step in other] for step in own}
+        ratios = sorted(own[step] / median(times_ms) for step, times_ms in beside.items() if times_ms)
         if ratios and ratios[len(ratios) // 4] >= MIN_RATIO:  # in three of four steps: a machine may be busy at times
-            here_ms = median(time_ms for time_ms, _ in own.values())
+            here_ms = median(own.values())
             elsewhere_ms = here_ms / median(ratios)
             slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     slow.sort(key=lambda module: module.elsewhere_ms - module.here_ms)
@@ -146,7 +145,3 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
         slow, lost_ms = [], 0.0
     own_times = {"compute_ms": compute_ms, "wait_ms": wait_ms, "lost_ms": lost_ms}
     return RankSummary(rank=trace.rank, host=trace.host, slow=tuple(slow), **own_times)
-
-
-def _pace(time_ms: float, planned_ms: float) -> float:
-    return max(time_ms, 1e-9) / (planned_ms or 1.0)

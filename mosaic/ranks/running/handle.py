@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from mosaic.artifact import save
 from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request
 from mosaic.errors import ModuleContractError
@@ -81,7 +82,7 @@ class RankHandle(Handle):
             times_us = {"start_us": work.start_ms * 1e3, "end_us": work.end_ms * 1e3}
             spans.append(RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, **times_us))
         host, run = world.me.host, world.run
-        RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)).write(path)
+        save(RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)), path)
         return path
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
