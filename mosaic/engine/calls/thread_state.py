@@ -137,6 +137,11 @@ def on_lane() -> bool:
     return _HERE.on_lane
 
 
+def become_lane() -> None:
+    """Marks the calling thread for good; one of a lane runs nothing else."""
+    _HERE.on_lane = True
+
+
 @contextmanager
 def as_lane() -> Iterator[None]:
     before, _HERE.on_lane = _HERE.on_lane, True

@@ -33,7 +33,7 @@ from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
-from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, on_lane
+from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
@@ -295,9 +295,10 @@ class HostExecutor(Executor):
         slots, step, number = site.lane.slots, self.num_backwards, self._num_submitted
 
         def run() -> T:
+            become_lane()
             start = time.perf_counter_ns()
             try:
-                with as_lane(), profiler_range(site.name, phase if slots else f"{phase} routing"):
+                with profiler_range(site.name, phase if slots else f"{phase} routing"):
                     return work()
             except BaseException as error:
                 self.errors[number] = error
