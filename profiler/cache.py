@@ -143,10 +143,8 @@ class ProfileCache:
 
 
 def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
-    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``).
-
-    The user's folder is ``$XDG_CACHE_HOME/mosaic/profiles``, else under ``~/.cache``.
-    """
+    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``):
+    ``$XDG_CACHE_HOME/mosaic/profiles``, else under ``~/.cache``."""
     if isinstance(where, ProfileCache):
         return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
@@ -157,9 +155,6 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
         return ProfileCache()
-
-
-# Keys.
 
 
 def key_of(subject: Subject, backend: Backend, environment: Environment) -> ModuleKey:
