@@ -191,12 +191,17 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
                 all_run = all(marks)
                 own += part.run(1)[1:]
                 counted += all_run
-                if counted >= part.pieces or time.monotonic() > deadline:
+                if counted >= part.pieces:
                     enough[mine].set()
+                if time.monotonic() > deadline:
+                    stop()
         except BaseException:
-            for event in enough:  # or the others would go on
-                event.set()
+            stop()
             raise
+
+    def stop() -> None:
+        for event in enough:
+            event.set()
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
     with ExitStack() as stack:  # waits for all, also where one raises

@@ -25,6 +25,11 @@ from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
 from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 
+_BASELINES = arg(
+    metavar="NAME",
+    help=f"Baselines to show beside it: {', '.join(BASELINES)}, or torch's .csv; none with --baselines alone.",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCommand:
@@ -65,8 +70,7 @@ class PipelineCommand:
     """Threads of the search."""
     memory_gb: float | None = None
     """Memory of each device; by default from its description."""
-    baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
-    """Baselines to show beside it: names, or schedules as torch's .csv; none with --baselines alone."""
+    baselines: Annotated[tuple[str, ...], _BASELINES] = ("1f1b", "megatron", "zb-v")
     output: Path = Path("schedule.json")
     """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None

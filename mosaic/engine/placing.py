@@ -112,7 +112,7 @@ class PlacedPlan:
     def __init__(self, plan: Plan, finding: Finding, executor: Executor) -> None:
         self.plan = plan
         self.executor = executor
-        self.on_streams = executor.lanes.launches_inline
+        self.on_streams = executor.lanes.streams is not None
         self.sites = {
             subject.name: PlacedModule(
                 subject.name,

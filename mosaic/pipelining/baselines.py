@@ -2,7 +2,8 @@
 
 A baseline cuts a model and orders its tasks. Orders are written in torch's form: ``0F1`` is chunk 0's forward of
 microbatch 1, and stands for all of its pieces in turn. Chunk c is on rank c mod P, or in a V, down all ranks and back
-up. To add a baseline, write a function from a task graph and its partition to orders, and name it in ``BASELINES``.
+up. To add a baseline, write a function from (ranks, microbatches, chunks of each rank) to each rank's tasks in order,
+wrap it in ``chain_of``, and name it in ``BASELINES``.
 """
 
 from __future__ import annotations

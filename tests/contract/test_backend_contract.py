@@ -71,7 +71,7 @@ def finish(ticket: Ticket[Any]) -> tuple[int, int]:
 
 def test_a_backend_names_itself_and_its_device(backend: Backend):
     assert backend.name in table.BACKENDS
-    assert table.TORCH_TYPES[backend.torch_device.type] == backend.name or backend.name == "cuda"
+    assert table.TORCH_TYPES[backend.torch_device.type] in table.BACKENDS
     assert backend.device.num_slots >= 4
     assert all(isinstance(note, str) for note in backend.notes)
 
