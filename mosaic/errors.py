@@ -120,7 +120,7 @@ class ModuleContractError(MosaicError):
 class UnforeseenError(ModuleContractError):
     """A placed module did something that its first call had ruled out, such as another output shape.
 
-    A call of the whole model is made again, with the module run in place, so its caller does not see this error.
+    A call of the whole model is made again, with the module run in place. Where that cannot be, the error is raised.
     """
 
 

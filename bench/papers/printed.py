@@ -135,7 +135,8 @@ def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
             lacking.setdefault((f"`{answer.command}`", reason), []).append(answer.says)
     for (how, why), of in lacking.items():
         what = "; ".join(dict.fromkeys(filter(None, of)))
-        lines.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
+        known = "no longer" if "until 20" in why or "is over" in why else "not yet"
+        lines.append((f"{known}: {what + ': ' if what else ''}{why}", how, "", ""))
     head: Line = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
     for line in lines:
         yield (*head, *line)

@@ -254,8 +254,12 @@ class Checkpointer:
         Args:
             folder: The run's checkpoints.
             step: The checkpoint's step; the newest by default.
-            optimizer, scheduler, scaler, companions, generators: Receive the state saved from such an object, by name
-                or order if several were saved; without an object, its state is ignored.
+            optimizer: Receives the state saved from such an object, by name or order if several were saved; without
+                an object, its state is ignored. So do the four below.
+            scheduler: Of the learning rate.
+            scaler: A ``GradScaler``.
+            companions: Modules beside the model, by name.
+            generators: Random generators, by name.
             fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
                 an error, which names the intact one.
             missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mosaic.backends.base import Backend, Lane
-from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.table import open_backend
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.placed_module import PlacedModule, owner_of
 from mosaic.engine.calls.torch_functions import look_up
@@ -71,14 +71,14 @@ class ParallelBlock(ABC):
         return site
 
 
-def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend | None = None) -> ParallelBlock:
+def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend | str | None = None) -> ParallelBlock:
     """Opens a block in which named pieces of work run side by side on lanes that exist beforehand.
 
-    .. code-block:: python
-
-        with mosaic.parallel() as p:
-            image = p.run("vision", self.encode_image, images)
-            text = p.run("text", self.encode_text, texts)
+    ```python
+    with mosaic.parallel() as p:
+        image = p.run("vision", self.encode_image, images)
+        text = p.run("text", self.encode_text, texts)
+    ```
 
     Results can be used inside the block (what follows one branch runs on its lane) and are plain values for every
     purpose after it.
@@ -86,12 +86,12 @@ def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend |
     Args:
         plan: A plan with these names, or a quota in slots for each name; by default, on the host, every new name gets
             the next core, round and round.
-        backend: Whose lanes to use; the host's by default. Lanes stay open as long as the process.
+        backend: Whose lanes to use, also by name; the host's by default. Lanes stay open as long as the process.
 
     Raises:
         InvalidPlanError: The quotas do not fit on the device, or there are none for a GPU.
     """
-    where = backend if backend is not None else _host()
+    where = _named(backend or "host") if backend is None or isinstance(backend, str) else backend
     slots = _slots_of(plan) if plan is not None else None
     return _block(where, slots)  # type: ignore[arg-type]  # a protocol promises no hash
 
@@ -109,8 +109,8 @@ def _slots_of(plan: Plan | Mapping[str, int]) -> tuple[tuple[str, tuple[int, ...
 
 
 @cache
-def _host() -> HostBackend:
-    return HostBackend()
+def _named(name: str) -> Backend:
+    return open_backend(name)
 
 
 @cache
@@ -121,7 +121,7 @@ def _block(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | No
         return _HostBlock(backend, slots)
     if slots is None:
         raise InvalidPlanError(
-            f"a block on {backend.device.name} needs a plan or quotas, such as parallel({{'vision': 10, 'text': 6}})"
+            f"a block on {backend.device.name} needs a plan or quotas, such as parallel({{'vision': 9, 'text': 6}})"
         )
     return _StreamBlock(backend, dict(slots))
 

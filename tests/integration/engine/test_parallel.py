@@ -146,3 +146,11 @@ def test_what_a_piece_uses_may_be_used_by_others(backend: FakeBackend, between: 
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert use or torch.equal(ours.grad, theirs.grad)
     assert all(map(torch.equal, model.buffers(), twin.buffers()))
+
+
+def test_a_backend_may_be_named():
+    with mosaic.parallel(backend="host") as p:
+        doubled = p.run("left", torch.add, torch.ones(3), 1)
+    assert doubled.tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="bakend"):
+        mosaic.parallel(backend="bakend")
