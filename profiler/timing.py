@@ -194,14 +194,11 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
                 if counted >= part.pieces:
                     enough[mine].set()
                 if time.monotonic() > deadline:
-                    stop()
-        except BaseException:
-            stop()
-            raise
-
-    def stop() -> None:
-        for event in enough:
-            event.set()
+                    break
+        finally:
+            if counted < part.pieces:  # out of time, or of an error: the others stop, too
+                for event in enough:
+                    event.set()
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
     with ExitStack() as stack:  # waits for all, also where one raises

@@ -69,8 +69,7 @@ class Lane(Protocol):
         It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
         that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
 
-        Where lanes are no streams, ``submit`` returns before the work has ended. Each lane has a thread of its own, on
-        which nothing else runs, and disjoint lanes run at the same time.
+        Lanes that are no streams have a thread each, on which nothing else runs: ``submit`` returns before the end.
 
         On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; the calling
         thread launches it before ``submit`` returns, behind what the caller's own stream was given so far. Work on

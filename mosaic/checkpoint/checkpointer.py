@@ -254,20 +254,17 @@ class Checkpointer:
         Args:
             folder: The run's checkpoints.
             step: The checkpoint's step; the newest by default.
-            optimizer: Receives the state saved from such an object, by name or order if several were saved; without
-                an object, its state is ignored. So do the four below.
-            scheduler: Of the learning rate.
+            optimizer: Receives its saved state, by name or order if several were saved, as do the next four.
+            scheduler: Of the learning rate; what is left out is not restored.
             scaler: A ``GradScaler``.
             companions: Modules beside the model, by name.
             generators: Random generators, by name.
-            fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
-                an error, which names the intact one.
+            fall_back: Load the newest intact checkpoint, with a warning, where the newest is damaged.
             missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.
             new_run: Keep the optimizers' settings, such as learning rates, and the state of random generators.
 
         Raises:
-            InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer;
-                lists the differences. A model with other parameters loads exported weights (``load_weights``).
+            InvalidCheckpointError: None exists, it is damaged, or it differs from the model or optimizer, as listed.
         """
         self._settle()
         self.finish_saving()

@@ -152,5 +152,5 @@ def test_a_backend_may_be_named():
     with mosaic.parallel(backend="host") as p:
         doubled = p.run("left", torch.add, torch.ones(3), 1)
     assert doubled.tolist() == [2, 2, 2]
-    with pytest.raises(ValueError, match="bakend"):
-        mosaic.parallel(backend="bakend")
+    with pytest.raises(ValueError, match="toaster"):
+        mosaic.parallel(backend="toaster")
