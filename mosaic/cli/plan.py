@@ -22,7 +22,8 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.report.plan_view import draw_plan, plan_table
+from mosaic.report.figure import save_figure
+from mosaic.report.plan_view import plan_figure, plan_table
 from mosaic.report.table import comparison_table
 from mosaic.solver.methods import method_of
 
@@ -101,7 +102,7 @@ class PlanCommand:
             rows = compare(graph, cost, device, num_devices=count, search=search)
             console.print(comparison_table(rows))
         if self.picture is not None:
-            draw_plan(plan, self.picture)
+            save_figure(plan_figure(plan), self.picture)
         console.print(f"wrote {self.output}")
         return 0
 

@@ -6,13 +6,12 @@ In the picture a module is as tall as its share of the device and as long as its
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan
 from mosaic.profile import note_of_others
-from mosaic.report.figure import SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
+from mosaic.report.figure import SHADES, Bar, Panel, colors_of, lane_figure, lighter
 from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
@@ -92,16 +91,6 @@ def _caption(plan: Plan) -> str:
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         lines.append(f"while its modules were measured, {note}")
     return "\n".join(lines)
-
-
-def draw_plan(plan: Plan, path: Path) -> None:
-    """Writes ``plan_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
-
-    Raises:
-        MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: The suffix is neither.
-    """
-    save_figure(plan_figure(plan), path)
 
 
 def plan_figure(plan: Plan) -> Any:

@@ -124,8 +124,8 @@ def _length_ms(spans: Sequence[Span]) -> float:
     return max((span.end_ms for span in spans), default=0.0) - min((span.start_ms for span in spans), default=0.0)
 
 
-def chrome_trace(timelines: Sequence[Timeline]) -> str:
-    """Returns a process per timeline, each from 0 on: a thread with its steps, and a thread per lane.
+def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes a process per timeline, each from 0 on: a thread with its steps, and a thread per lane.
 
     "Trace Event Format" (Google, 2016): complete events ``X`` and metadata events ``M``. Viewers need events of one
     thread not to overlap, so the later of two overlapping ones is on a thread of its own.
@@ -138,12 +138,7 @@ def chrome_trace(timelines: Sequence[Timeline]) -> str:
             where = {"pid": process, "tid": thread}
             events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": lane}})
             events += [{"ph": "X", **where, **event} for event in row]
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=1, allow_nan=False) + "\n"
-
-
-def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes ``chrome_trace(timelines)`` whole or not at all."""
-    write_text(chrome_trace(timelines), path)
+    write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=1, allow_nan=False) + "\n", path)
 
 
 def _lanes(timeline: Timeline) -> dict[str, list[dict[str, Any]]]:

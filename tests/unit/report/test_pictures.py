@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
-from mosaic.report.timeline import choose_steps, chrome_trace, draw_timelines, timeline_figure
+from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure, write_trace
 from mosaic.timeline import Span, Timeline
 
 
@@ -117,7 +118,9 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
 
 
 def complete(*timelines: Timeline) -> list[dict[str, Any]]:
-    return [event for event in json.loads(chrome_trace(timelines))["traceEvents"] if event["ph"] == "X"]
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(timelines, path := Path(folder) / "trace.json")
+        return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
 
 
 def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -> None:
