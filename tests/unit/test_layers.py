@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,6 +84,17 @@ def test_imports_point_down(place: str, path: Path):
     together = next((line for line in (CORE, LAYERS[0]) if own in line), set())
     upward = {other for other in others - together if height(other) >= height(own)}
     assert not upward, f"{place} imports {sorted(upward)} from its own line or above"
+
+
+def test_the_page_on_the_code_shows_layers_and_tree_as_they_are():
+    _, layers, _, tree, *_ = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("```")
+    lines = [set(re.findall(r"\w+", line)) for line in reversed(layers.strip().splitlines())]
+    shown = lines[1:-1]  # without the core, and without commands and tests
+    assert all(packages <= line for packages, line in zip(LAYERS[:-1], shown, strict=True))
+    below = [line for line in tree.splitlines() if line.startswith("  ")]
+    named = {name for line in below for name in re.findall(r"(?:^ +|(?<=/ ))(\w+)/", line)}
+    assert named == {path.name for path in (ROOT / "mosaic").iterdir() if (path / "__init__.py").is_file()}
+    assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
 
 
 def test_every_package_has_a_place_in_the_layers():
