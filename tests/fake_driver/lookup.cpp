@@ -37,8 +37,8 @@ void* look_up(const char* name, int version, int* found) {
     constexpr int kNextForms = 14000;
     const Function* newest = nullptr;
     *found = 1;  // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
-    for (const auto* functions : {&device_functions(), &split_functions(), &green_functions(),
-                                  &context_functions(), &launch_functions(), &earlier_forms()}) {
+    for (const auto* functions : {&device_functions(), &split_functions(), &green_functions(), &context_functions(),
+                                  &launch_functions(), &earlier_forms()}) {
         for (const Function& function : *functions) {
             if (std::strcmp(function.name, name) != 0) continue;
             if (*found == 1) *found = 2;  // CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
