@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mosaic.artifact import load
 from mosaic.errors import MosaicError
 from mosaic.rank_trace import RankTrace
 from mosaic.ranks.calls import routed
@@ -114,7 +115,7 @@ def own_rows(rank: int, size: int) -> None:
     assert all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
     assert len(sent) == 6  # of the third module: rows, results and gradients
     with TemporaryDirectory() as folder:
-        spans = RankTrace.read(handle.write_trace(folder)).spans
+        spans = load(RankTrace, handle.write_trace(folder)).spans
     assert {span.kind for span in spans if span.module == "third"} == ({"wait"} if rank else {"wait", "compute"})
     handle.remove()
 
