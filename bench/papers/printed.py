@@ -63,12 +63,12 @@ class PaperRow(StrictFile):
     theirs: Mapping[str, str]
     """Values as printed in the text, by what they are of."""
     ours: tuple[Answer, ...] = ()
-    not_yet: str = ""
-    """Why nothing does."""
+    why_not: str = ""
+    """Why nothing does, after ``not yet: `` or ``no longer: ``."""
 
     def __post_init__(self) -> None:
-        if bool(self.ours) == bool(self.not_yet):
-            raise ValueError(f"{self.at}: give [[rows.ours]] or not_yet, one of both")
+        if bool(self.ours) == bool(self.why_not):
+            raise ValueError(f"{self.at}: give [[rows.ours]] or why_not, one of both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +126,8 @@ def paper_table(paper: Paper, newest: Newest) -> str:
 
 def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
     """Yields the lines of a figure: what there is, then what there is not, one line for each reason."""
-    lines: list[Line] = []
-    lacking: dict[tuple[str, str], list[str]] = {("", row.not_yet): []} if row.not_yet else {}
+    lines: list[Line] = [(row.why_not, "", "", "")] if row.why_not else []
+    lacking: dict[tuple[str, str], list[str]] = {}
     for answer in row.ours:
         answered, reason = _answers(answer, newest.get(answer.study, ()))
         lines += answered
@@ -135,8 +135,7 @@ def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
             lacking.setdefault((f"`{answer.command}`", reason), []).append(answer.says)
     for (how, why), of in lacking.items():
         what = "; ".join(dict.fromkeys(filter(None, of)))
-        known = "no longer" if "until 20" in why or "is over" in why else "not yet"
-        lines.append((f"{known}: {what + ': ' if what else ''}{why}", how, "", ""))
+        lines.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
     head: Line = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
     for line in lines:
         yield (*head, *line)
