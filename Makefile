@@ -26,11 +26,13 @@ lint: $(STAMP)
 	$(BIN)/python -m bench.prose
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
-# mypy knows packages by their folders, so it reads a tree in which profiler/ stands where it is installed.
+# mypy knows packages by their folders, so it reads a tree in which profiler/ stands where it is installed, beside the
+# types that the extensions' own signatures show.
 types: $(STAMP)
 	rm -rf build/types && mkdir -p build/types/mosaic
 	ln -s $(CURDIR)/mosaic/* build/types/mosaic/
 	ln -s $(CURDIR)/profiler build/types/mosaic/profiler
+	$(BIN)/stubgen --quiet --module mosaic._C --module mosaic._search --output build/types
 	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir ../mypy --config-file $(CURDIR)/pyproject.toml
 
 # Whole files to each of three workers, since many tests wait for processes, in the order of their names: the long

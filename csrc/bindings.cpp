@@ -65,16 +65,17 @@ void bind_driver(py::module_& module) {
 }
 
 void bind_device(py::module_& module) {
-    py::class_<Device>(module, "Device", "One CUDA device, as the driver describes it.")
+    py::class_<Device>(module, "Device",
+                       "One CUDA device, as the driver describes it; ValueError for an ordinal that it does not have.")
         .def(py::init<int>(), py::arg("ordinal"), ReleaseGil())
         .def_property_readonly("ordinal", &Device::ordinal)
         .def_property_readonly("name", &Device::name)
-        .def_property_readonly("uuid", &Device::uuid)
+        .def_property_readonly("uuid", &Device::uuid, "As nvidia-smi prints it, \"GPU-\" included.")
         .def_property_readonly("compute_capability", &Device::compute_capability)
         .def_property_readonly("num_sms", &Device::num_sms)
         .def_property_readonly("total_memory_bytes", &Device::total_memory_bytes);
     py::class_<PrimaryContext>(module, "PrimaryContext", py::release_gil_before_calling_cpp_dtor(),
-                               "Keeps a device's primary context alive.")
+                               "Keeps a device's primary context alive, until close().")
         .def(py::init([](const Device& device) { return PrimaryContext(device.handle()); }), py::arg("device"),
              ReleaseGil())
         .def_property_readonly("held", &PrimaryContext::held)
@@ -82,7 +83,8 @@ void bind_device(py::module_& module) {
 }
 
 void bind_slots(py::module_& module) {
-    py::class_<SlotSplit>(module, "SlotSplit", "One split of a device into equal slots and a remainder.")
+    py::class_<SlotSplit>(module, "SlotSplit",
+                          "One split of a device into equal slots and a remainder, which no partition gets.")
         .def(py::init<const Device&>(), py::arg("device"), ReleaseGil())
         .def_property_readonly("num_slots", &SlotSplit::num_slots)
         .def_property_readonly("sms_per_slot", &SlotSplit::sms_per_slot)
@@ -110,7 +112,8 @@ void bind_pool_values(py::module_& module) {
     py::class_<LayoutCost>(module, "LayoutCost", "What adding a layout made; zeros if every partition existed.")
         .def_readonly("num_contexts", &LayoutCost::num_contexts)
         .def_readonly("creation_ms", &LayoutCost::creation_ms)
-        .def_readonly("driver_bytes", &LayoutCost::driver_bytes);
+        .def_readonly("driver_bytes", &LayoutCost::driver_bytes,
+                      "Growth of the memory in use on the device, other processes' included.");
     py::class_<PoolStats>(module, "PoolStats", "What a pool holds, and what making it took.")
         .def_readonly("num_contexts", &PoolStats::num_contexts)
         .def_readonly("num_lent", &PoolStats::num_lent)
@@ -120,21 +123,28 @@ void bind_pool_values(py::module_& module) {
 }
 
 void bind_pool(py::module_& module) {
-    py::class_<StreamPool>(module, "StreamPool", py::release_gil_before_calling_cpp_dtor(),
-                           "Streams made beforehand for the partitions of layouts, and lent by table look-up.")
+    py::class_<StreamPool>(
+        module, "StreamPool", py::release_gil_before_calling_cpp_dtor(),
+        "Streams made beforehand for the partitions of layouts (slots of the one split), and lent by "
+        "table look-up. Safe from any thread. In a forked child every method raises "
+        "BackendUnavailableError; after close() those that lend, add or verify raise ValueError.")
         .def(py::init<const Device&, const std::vector<LayoutSlots>&>(), py::arg("device"),
              py::arg_v("layouts", std::vector<LayoutSlots>{}, "()"), ReleaseGil())
-        .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil())
+        .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil(),
+             "Makes the partitions that the pool lacks; the layout's index is the number of those added before. "
+             "ValueError for a slot in two partitions. A failure leaves the pool as it was.")
         .def(
             "lend",
             [](StreamPool& pool, int layout, int partition) {
                 return number(pool.lend(lock_for(pool), layout, partition));
             },
-            py::arg("layout"), py::arg("partition"))
+            py::arg("layout"), py::arg("partition"),
+            "Returns the partition's CUstream, the same for each caller; no driver call.")
         .def(
             "give_back",
             [](StreamPool& pool, std::uintptr_t stream) { pool.give_back(lock_for(pool), stream_of(stream)); },
-            py::arg("stream"))
+            py::arg("stream"),
+            "Ends one loan, without waiting for the stream; ValueError for a stream that is not lent.")
         .def(
             "partitions", [](const StreamPool& pool, int layout) { return pool.partitions(lock_for(pool), layout); },
             py::arg("layout"))
@@ -145,12 +155,14 @@ void bind_pool(py::module_& module) {
                 const py::gil_scoped_release released;
                 pool.verify(code);
             },
-            py::arg("image"))
+            py::arg("image"),
+            "Runs the probe (a cubin or PTX of PROBE_SOURCE) on every partition and keeps the SM ids seen.")
         .def("stats", [](const StreamPool& pool) { return pool.stats(lock_for(pool)); })
         .def_property_readonly("device", [](const StreamPool& pool) { return pool.split().device(); })
         .def_property_readonly("split", [](const StreamPool& pool) { return pool.split(); })
         .def_property_readonly("closed", &StreamPool::closed)
-        .def("close", &StreamPool::close, ReleaseGil());
+        .def("close", &StreamPool::close, ReleaseGil(),
+             "Waits for the streams and releases everything, even after a failure; raises the first one.");
 }
 
 void bind_probe(py::module_& module) {
@@ -163,13 +175,16 @@ void bind_probe(py::module_& module) {
             return probe_stream(device, stream_of(stream), code);
         },
         py::arg("device"), py::arg("stream"), py::arg("image"),
-        "Sorted ids of the SMs that a stream's kernels run on.");
+        "Sorted ids of the SMs that a stream's kernels run on; 0 is the default stream.");
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
-    module.doc() = "The green-context runtime: CUDA's driver, its devices, their slots, and streams on them.";
+    module.doc() =
+        "The green-context runtime: CUDA's driver, its devices, their slots, and streams on them. Every call may raise "
+        "CudaError (a driver call failed) or BackendUnavailableError (no driver, no device, or a driver without the "
+        "function needed). The first call looks for the driver, not the import.";
     py::register_local_exception_translator(&translate);
     bind_driver(module);
     bind_device(module);

@@ -40,7 +40,8 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
 }
 
 void bind_problem(py::module_& module) {
-    py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
+    py::class_<Module>(module, "Module",
+                       "Options (degree, quota, forward_ns, backward_ns, memory_bytes), and modules of earlier stages.")
         .def(py::init(&make_module), py::arg("rows"), py::arg("before"));
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory) {
@@ -55,7 +56,8 @@ void bind_problem(py::module_& module) {
             [](Problem& problem, const std::vector<ShareRows>& forward, const std::vector<ShareRows>& backward) {
                 disturb_by_shares(problem, {shares_of(forward), shares_of(backward)});
             },
-            py::arg("forward"), py::arg("backward"));
+            py::arg("forward"), py::arg("backward"),
+            "Adds, for (module, neighbour), the share of its time alone that the neighbour costs, by both quotas.");
 }
 
 py::tuple tuple_of(const std::vector<int>& values) {
@@ -79,7 +81,7 @@ void bind_plan(py::module_& module) {
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",
                                [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
-        .def_readonly("cost_ns", &Plan::cost)
+        .def_readonly("cost_ns", &Plan::cost, "INT64_MAX // 4 without a plan.")
         .def_readonly("bound_ns", &Plan::bound)
         .def_readonly("stages", &Plan::stages);
 }
@@ -87,7 +89,10 @@ void bind_plan(py::module_& module) {
 }  // namespace
 
 PYBIND11_MODULE(_search, module) {
-    module.doc() = "Planning's hot loops.";
+    module.doc() =
+        "Planning's hot loops. The same input and seed give the same answer unless the clock ends the search. Times "
+        "are "
+        "nanoseconds, sets of modules are bitmasks; ValueError for input that no search accepts.";
     bind_problem(module);
     bind_plan(module);
     bind_orders(module);
@@ -101,7 +106,8 @@ PYBIND11_MODULE(_search, module) {
         },
         py::arg("problem"), py::kw_only(), py::arg("effort") = Limits{}.effort, py::arg("seconds") = Limits{}.seconds,
         py::arg("max_nodes") = Limits{}.max_nodes, py::arg("forbidden") = std::vector<Mask>{},
-        py::arg("should_stop") = py::none(), py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("should_stop") = py::none(), py::call_guard<py::gil_scoped_release>(),
+        "Searches until its effort (in about seconds of a core), the clock or should_stop ends it.");
     module.def(
         "spend",
         [](double effort) {

@@ -76,7 +76,9 @@ std::tuple<Orders, Replayed> roll_out(const Tasks& tasks) {
 }  // namespace
 
 void bind_orders(py::module_& module) {
-    py::class_<Tasks, std::shared_ptr<Tasks>>(module, "Tasks", "Tasks of a step, compiled.")
+    py::class_<Tasks, std::shared_ptr<Tasks>>(
+        module, "Tasks",
+        "A step's tasks in columns: row, kind, microbatch, group, time, takes, frees; waits: source, target, lag.")
         .def(py::init([](const std::vector<py::buffer>& tasks, const std::vector<py::buffer>& waits,
                          const Column& rank_of, const Column& base, const Column& limit) {
                  Columns columns = columns_of(tasks, waits, rank_of, base, limit);
@@ -92,7 +94,7 @@ void bind_orders(py::module_& module) {
         .def_readonly("makespan_ns", &Replayed::makespan)
         .def_readonly("start_ns", &Replayed::starts)
         .def_readonly("peak_bytes", &Replayed::peak)
-        .def_readonly("deadlock", &Replayed::deadlock);
+        .def_readonly("deadlock", &Replayed::deadlock, "With a deadlock nothing else counts.");
     py::class_<FoundOrders>(module, "FoundOrders", "The best orders that a search found.")
         .def_readonly("has_any", &FoundOrders::has_any)
         .def_readonly("orders", &FoundOrders::orders)
@@ -101,7 +103,7 @@ void bind_orders(py::module_& module) {
         .def_readonly("peak_bytes", &FoundOrders::peak)
         .def_readonly("num_rollouts", &FoundOrders::num_rollouts)
         .def_readonly("progress", &FoundOrders::progress)
-        .def_readonly("deadlock", &FoundOrders::deadlock);
+        .def_readonly("deadlock", &FoundOrders::deadlock, "The first one.");
     module.def("replay", &replay, py::arg("tasks"), py::arg("orders"), py::call_guard<py::gil_scoped_release>(),
                "Plays orders.");
     module.def("roll_out", &roll_out, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
