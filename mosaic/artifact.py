@@ -48,17 +48,17 @@ def _plain(value: object) -> Any:
 
 
 def save(value: object, path: Path) -> None:
-    """Writes a frozen dataclass to ``path`` as JSON, whole or not at all; see ``write_bytes``."""
+    """Writes a frozen dataclass to ``path`` as JSON; see ``write_bytes``."""
     write_text(to_json(value), path)
 
 
 def write_text(text: str, path: Path) -> None:
-    """Writes text to ``path``, whole or not at all; see ``write_bytes``."""
+    """Writes text to ``path``; see ``write_bytes``."""
     write_bytes(text.encode(), path)
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Writes ``content`` aside, flushes it to the disk, then renames it to ``path``.
+    """Writes ``content`` to ``path``, whole or not at all: aside, then to the disk, then renamed.
 
     A link stays a link, to a new file; a device or a pipe is written to, and stays what it is.
 

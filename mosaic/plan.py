@@ -1,6 +1,6 @@
 """Plans: the stages of a model's parts, and for each part its ranks and its slots.
 
-A placement in a file needs at least ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on rank 0.
+The shortest placement in a file is ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on rank 0.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ class Placement(StrictFile):
     part: Part
     """The module or its layers."""
     slots: tuple[int, ...]
-    """Slot indices, rising; their number is the quota. Those of its first device, if devices differ."""
+    """Slot indices on its first device, rising; their number is the quota."""
     grid: Grid = Grid()
     slots_by_device: tuple[tuple[int, ...], ...] = ()
     """Slot indices on each of ``devices`` if these differ; empty if all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted forward time beside its stage's other modules, in milliseconds."""
+    """Predicted beside its stage's other modules, in milliseconds; so is ``backward_ms``."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted backward time beside its stage's other modules, in milliseconds."""
     route_forward_ms: Annotated[float, Ge(0)] = 0.0
-    """The part of ``forward_ms`` in which rows travel between ranks."""
+    """The part of ``forward_ms`` in which rows travel between ranks; in backward, their gradients."""
     route_backward_ms: Annotated[float, Ge(0)] = 0.0
-    """The part of ``backward_ms`` in which their gradients do."""
     reduce_ms: Annotated[float, Ge(0)] = 0.0
     """The part of ``backward_ms`` in which its parameters' gradients are summed and nothing else is done."""
 
     @property
     def module(self) -> str:
-        """Name of its module in the graph."""
+        """Name of its module."""
         return self.part.module
 
     @property
@@ -159,8 +157,14 @@ class Plan(StrictFile):
                             f"device {device}; partitions of a stage are disjoint: move one of them"
                         )
                     owner[device, slot] = placement.module
-        for module_parts in parts.values():
-            _check_parts(module_parts)
+        for module, module_parts in parts.items():
+            layers = [(layer, part.total) for _, part in module_parts for layer in range(part.first, part.end)]
+            total = module_parts[0][1].total
+            one_a_stage = len(dict(module_parts)) == len(module_parts)
+            if layers != [(layer, total) for layer in range(total)] or not one_a_stage:
+                places = ", ".join(f"as {part} in stage {index}" for index, part in module_parts)
+                rule = "place each layer once, in order, and one part a stage"
+                raise InvalidPlanError(f"{module!r} is placed {places}; {rule}")
 
     def _check_placement(self, placement: Placement) -> None:
         of, devices, by_device = f"module {placement.module!r}", placement.devices, placement.slots_by_device
@@ -171,17 +175,14 @@ class Plan(StrictFile):
             )
         if by_device and (len(by_device) != len(devices) or by_device[0] != placement.slots):
             raise InvalidPlanError(
-                f"{of} has slots_by_device {by_device} on devices {devices}; give one entry for each device, the first "
-                "of them equal to slots"
+                f"{of} has slots_by_device {by_device}; give one entry for each of devices {devices}, first ``slots``"
             )
         for slots in (placement.slots, *by_device):
-            if len(slots) != placement.quota or list(slots) != sorted(set(slots)):
+            is_rising = list(slots) == sorted(set(slots)) and len(slots) == placement.quota
+            if not is_rising or slots[0] < 0 or slots[-1] >= self.device.num_slots:
                 raise InvalidPlanError(
-                    f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
-                )
-            if slots[0] < 0 or slots[-1] >= self.device.num_slots:
-                raise InvalidPlanError(
-                    f"{of} has slots {slots}; use slots 0 to {self.device.num_slots - 1} of {self.device.name}"
+                    f"{of} has slots {slots}; list slots 0 to {self.device.num_slots - 1} of {self.device.name} once, "
+                    "rising, and as many on every device"
                 )
 
     @property
@@ -234,10 +235,10 @@ class Plan(StrictFile):
         """Returns the placement of a module, or of the first of its parts; raises KeyError if the plan has none."""
         return {placement.module: placement for placement in reversed(self.placements)}[module]
 
-    def is_alone(self, module: str, *, num_slots: int) -> bool:
-        """Returns True if a module has a stage and all ``num_slots`` slots of a device to itself."""
+    def is_alone(self, module: str) -> bool:
+        """Returns True if a module has a stage and all slots of its devices to itself."""
         alone = (stage.placements[0] for stage in self.stages if len(stage.placements) == 1)
-        return any(placement.module == module and placement.quota == num_slots for placement in alone)
+        return any(placed.module == module and placed.quota == self.device.num_slots for placed in alone)
 
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
         """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``, in whole modules."""
@@ -248,8 +249,8 @@ class Plan(StrictFile):
             )
         if self.graph != graph.fingerprint:
             raise InvalidPlanError(
-                f"the plan was made for graph {self.graph}, but this model is graph {graph.fingerprint} "
-                f"({', '.join(graph.names)}); plan again for this model and these input shapes"
+                f"the plan is for graph {self.graph}, this model is {graph.fingerprint} ({', '.join(graph.names)}); "
+                "plan again for this model and these input shapes"
             )
         self.check_covers(graph)
         if self.sliced:
@@ -269,36 +270,17 @@ class Plan(StrictFile):
                 stages.setdefault(name, []).append(index)
         missing = [name for name in graph.names if name not in stages]
         unknown = [name for name in stages if name not in graph.names]
-        problems = [f"leaves out {missing}"] * bool(missing)
-        problems += [f"places {unknown}, which the graph lacks: mosaic doctor --model names the reason"] * bool(unknown)
-        if problems:
-            raise InvalidPlanError(f"the plan {' and '.join(problems)}")
+        if missing or unknown:
+            raise InvalidPlanError(
+                f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks; "
+                "mosaic doctor --model names the reason"
+            )
         for edge in graph.edges:
             source, target = stages[edge.source][-1], stages[edge.target][0]
             if source >= target:
                 raise InvalidPlanError(
-                    f"{edge.target!r} (stage {target}) depends on {edge.source!r} (stage {source}); put it in a later "
-                    "stage"
+                    f"{edge.target!r} (stage {target}) depends on {edge.source!r} (stage {source}); place it later"
                 )
-
-
-def _check_parts(parts: Sequence[tuple[int, Part]]) -> None:
-    """Raises InvalidPlanError unless a module's parts, each with its stage, follow each other and make it whole."""
-    module, total = parts[0][1].module, parts[0][1].total
-    done, before = 0, -1
-    for index, part in parts:
-        if part.is_whole and len(parts) > 1:
-            raise InvalidPlanError(f"module {module!r} is placed twice; place it once")
-        if part.first != done or part.total != total:
-            raise InvalidPlanError(
-                f"{module!r} goes on at layer {part.first} of {part.total} after {done} of {total}; place each layer "
-                "once, in order"
-            )
-        if index == before:
-            raise InvalidPlanError(f"two parts of {module!r} are in stage {index}; put one into a later stage")
-        done, before = part.end, index
-    if done != total:
-        raise InvalidPlanError(f"{module!r} is placed up to layer {done} of {total}; place all layers")
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:

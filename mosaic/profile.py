@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from mosaic.artifact import Ge, Le, fingerprint, save
@@ -57,9 +58,6 @@ class Sample(StrictFile):
             raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
         if self.infeasible is None:
             _check_times(self.times_ms, where)
-        for share in (self.bandwidth_utilisation, self.sm_occupancy):
-            if share is not None and not 0 <= share <= 1:
-                raise InvalidProfileError(f"{where} has a utilisation of {share}; it is a share between 0 and 1")
 
     @property
     def median_ms(self) -> float:
@@ -86,7 +84,6 @@ class PairSample(StrictFile):
     beside: str
     """The module that kept running next to it."""
     phase: Phase
-    """Forward or backward, of both."""
     quota: Annotated[int, Ge(1)]
     """Slots of the timed module."""
     beside_quota: Annotated[int, Ge(1)]
@@ -133,9 +130,8 @@ class Environment(StrictFile):
     driver: str = ""
     """Release of the kernel driver, such as ``580.95.05``; empty on the host."""
     sm_clock_mhz: Annotated[int, Ge(0)] = 0
-    """SM clock while measuring, in MHz; 0 where unknown."""
+    """Clock while measuring; 0 where unknown, as is the memory's."""
     memory_clock_mhz: Annotated[int, Ge(0)] = 0
-    """Memory clock while measuring, in MHz; 0 where unknown."""
     created: str
     began: str = ""
     """Beginning of the measurements, ISO 8601, UTC: older samples were reused; empty if unknown."""
@@ -163,15 +159,6 @@ def note_of_others(share: float | None, device: Device, *, strict: bool = False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleStructure(StrictFile):
-    """A module's make, beyond the sizes and input shapes that the graph holds."""
-
-    module: str
-    digest: str
-    """Hash of its classes, settings, and parameters' shapes and dtypes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(StrictFile):
     """Everything measured about the modules of one graph on one device.
 
@@ -180,9 +167,9 @@ class Profile(StrictFile):
             two samples describe the same module, phase, degree and quota.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 5
+    SCHEMA_VERSION: ClassVar[int] = 6
 
-    schema_version: int = 5
+    schema_version: int = 6
     device: Device
     graph: ModuleGraph
     samples: tuple[Sample, ...]
@@ -191,8 +178,8 @@ class Profile(StrictFile):
     """Two modules side by side, one of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
     """Bytes that modules keep."""
-    structures: tuple[ModuleStructure, ...] = ()
-    """Makes of modules; empty if unknown."""
+    structures: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each module's classes, settings, and parameters' shapes and dtypes; empty if unknown."""
     left_out: tuple[str, ...] = ()
     """Measurements beyond the time limit, in words."""
     environment: Environment
@@ -211,7 +198,7 @@ class Profile(StrictFile):
             seen.add(key)
         for pair in self.pairs:
             self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
-        self._check_fits("structure", [entry.module for entry in self.structures])
+        self._check_fits("structure", list(self.structures))
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
@@ -249,7 +236,7 @@ class Profile(StrictFile):
         graph: ModuleGraph,
         device: Device,
         environment: Environment | None = None,
-        structures: Iterable[ModuleStructure] = (),
+        structures: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Checks that this profile is of this model and was measured here; None and unknown structures fit any.
 
@@ -260,8 +247,8 @@ class Profile(StrictFile):
         """
         if self.device != device:
             raise InvalidProfileError(
-                f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, but this "
-                f"is {device.name} with {device.num_slots}; profile again on this device"
+                f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, and this is "
+                f"{device.name} with {device.num_slots}; profile again on this device"
             )
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(
@@ -269,23 +256,18 @@ class Profile(StrictFile):
                 f"not of {', '.join(graph.names)} (graph {graph.fingerprint}) with these input shapes; "
                 "profile this model again"
             )
-        own = {entry.module: entry.digest for entry in self.structures}
-        if changed := [entry.module for entry in structures if own.get(entry.module, entry.digest) != entry.digest]:
+        if changed := [name for name, now in structures.items() if self.structures.get(name, now) != now]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
-        for field in ("driver_version", "driver", "torch_version") if environment is not None else ():
-            then, now = getattr(self.environment, field), getattr(environment, field)
+        for name in ("driver_version", "driver", "torch_version") if environment is not None else ():
+            then, now = getattr(self.environment, name), getattr(environment, name)
             if then and now and then != now:
-                warnings.warn(
-                    f"the profile was measured with {field}={then}, this is {now}: times may have shifted; profile "
-                    "again to be sure",
-                    stacklevel=2,
-                )
+                text = f"the profile was measured with {name}={then}, this is {now}: times may have shifted"
+                warnings.warn(f"{text}; profile again to be sure", stacklevel=2)
 
 
 def _check_times(times_ms: tuple[float, ...], where: str) -> None:
     if not times_ms:
         raise InvalidProfileError(f"{where} has no measurements; at least one is needed")
     # `not x >= 0` also catches NaN.
-    wrong = [time for time in times_ms if not 0 <= time < float("inf")]
-    if wrong:
+    if wrong := [time for time in times_ms if not 0 <= time < float("inf")]:
         raise InvalidProfileError(f"{where} holds {wrong[0]} ms; a time is finite and not negative")

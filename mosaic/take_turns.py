@@ -15,12 +15,10 @@ from typing import Any, Protocol, TypeVar
 PLAIN = "the plain loop"
 _Sample = TypeVar("_Sample")
 
-_SURELY_SLOWER = 1.5
-"""A candidate whose steps take so many times the baseline's slowest, twice in a row, is dropped within its turn."""
-_SLOW_IN_A_ROW = 2
-_MIN_BASELINE = 2
 _CONFIDENCE = 0.9
 """Of the intervals that must lie apart."""
+_SURELY_SLOWER = 1.5
+"""A candidate is eliminated by its first turn if each step took so many times the fastest candidate's median."""
 
 
 class StepClock(Protocol):
@@ -68,17 +66,11 @@ class TrialSettings:
     """Times the steps; None: the processor's clock on the host, events on a GPU."""
 
     def __post_init__(self) -> None:
-        least = 2 * (self.warm_steps + self.steps_per_visit)
-        counts = ("steps_per_visit", "rounds_to_win", "max_plans")
-        rules = [
-            *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
-            ("warm_steps", self.warm_steps >= 0, "0 or more"),
-            ("max_lost_steps", 0 <= self.max_lost_steps < math.inf, "a finite number of 0 or more"),
-            ("smallest_gain", 1 <= self.smallest_gain < math.inf, "a finite number of 1 or more"),
-            ("max_steps", self.max_steps >= least, f"{least} or more, for one turn of the plain loop and of one plan"),
-        ]
-        if broken := [f"{name}={getattr(self, name)}; use {rule}" for name, holds, rule in rules if not holds]:
-            raise ValueError("; ".join(broken))
+        one_turn_each = 2 * (self.warm_steps + self.steps_per_visit)
+        least = {"max_steps": one_turn_each, "max_lost_steps": 0, "steps_per_visit": 1, "warm_steps": 0}
+        for name, bound in (least | {"rounds_to_win": 1, "max_plans": 1, "smallest_gain": 1}).items():
+            if not bound <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}={value}; use {bound} or more, and a finite number")
 
 
 def take_turns(
@@ -118,26 +110,22 @@ class Candidate:
     """One way to run the loop, with its measurements."""
 
     name: str
-    rounds: dict[int, list[float]] = field(default_factory=dict)
-    """Milliseconds of its timed steps, by round."""
+    samples: list[float] = field(default_factory=list)
+    """Milliseconds of its timed steps."""
     num_visits: int = 0
-    dropped: str | None = None
-    """The reason why it is not tried any more."""
-    is_excluded: bool = False
-    """The reason is another than its times, so it cannot win."""
+    elimination: str | None = None
+    """The reason why its times cannot win."""
+    exclusion: str | None = None
+    """Another reason not to run it, such as an error."""
 
     @property
-    def excluded_because(self) -> str | None:
-        return self.dropped if self.is_excluded else None
-
-    @property
-    def samples(self) -> list[float]:
-        return [step_ms for steps in self.rounds.values() for step_ms in steps]
+    def is_out(self) -> bool:
+        return self.elimination is not None or self.exclusion is not None
 
     @property
     def median_ms(self) -> float:
         """Median step; infinite before the first."""
-        return statistics.median(samples) if (samples := self.samples) else math.inf
+        return statistics.median(self.samples) if self.samples else math.inf
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -177,10 +165,9 @@ class TrialReport:
 class Turns:
     """Candidates that take turns, the baseline (the plain loop, or data-parallel training) first in every round.
 
-    After each turn those candidates are dropped that are surely slower than the best, or cannot gain the smallest gain
-    over it any more (successive elimination). A candidate wins only if its median's interval lies wholly below the
-    baseline's, and if it gains round by round, too: steps that follow each other share the state of the machine.
-    Otherwise the baseline stays. A baseline that cannot run gives its place to the next candidate.
+    A candidate wins if its median is below the baseline's by the smallest gain and their intervals lie apart; otherwise
+    the baseline stays. Several rounds are needed, since steps that follow each other share the state of the machine.
+    Before each turn those are eliminated that surely cannot gain the smallest gain over the best any more.
 
     Args:
         settings: Bounds.
@@ -195,18 +182,14 @@ class Turns:
     ) -> None:
         self.settings = settings
         self.candidates = [Candidate(name) for name in names]
+        self.baseline = self.candidates[0]
         self.num_steps = self.num_rounds = 0
         self.lost_ms = self.took_ms = 0.0
         self._trains = trains
         self._late = late
-        self._baseline = 0
         self._queue: list[int] = []
         self._visit: Visit | None = None
-        self._noted = self._slow = 0
-
-    @property
-    def baseline(self) -> Candidate:
-        return self.candidates[self._baseline]
+        self._num_noted = 0
 
     @property
     def is_over_budget(self) -> bool:
@@ -216,92 +199,70 @@ class Turns:
     @property
     def is_cut(self) -> bool:
         """True if the present turn ends before its last step."""
-        if self._visit is None or self._visit.candidate == self._baseline:
-            return False
-        return self.is_over_budget or self.candidates[self._visit.candidate].dropped is not None
-
-    def exclude(self, number: int, reason: str) -> None:
-        """Drops a candidate for another reason than its times.
-
-        The others were only compared with the baseline: if that is excluded, all begin anew, the slower ones too.
-        """
-        self.candidates[number].dropped, self.candidates[number].is_excluded = reason, True
-        if number != self._baseline:
-            return
-        left = [index for index, candidate in enumerate(self.candidates) if not candidate.is_excluded]
-        for index in left:
-            self.candidates[index] = Candidate(self.candidates[index].name)
-        self._baseline, self.num_rounds, self._queue = left[0], 0, []
+        return self._visit is not None and self._visit.candidate > 0 and self.is_over_budget
 
     def next_visit(self) -> Visit | Decision:
         """Returns the next turn, or the decision."""
         self._visit = None
-        if self._baseline and not self._rivals(self._baseline):
-            return Decision(winner=self._baseline, reason=f"{self.baseline.name} is the only plan that is left")
-        if self.num_rounds and len(self.baseline.samples) < _MIN_BASELINE:
-            return self._visit_of(self._baseline, best=self._baseline)
+        if self.baseline.exclusion is not None:
+            winner = next(number for number, entry in enumerate(self.candidates) if entry.exclusion is None)
+            return Decision(winner=winner, reason=f"{self.baseline.name} {self.baseline.exclusion}")
+        if self.num_rounds and not self.baseline.samples:
+            return self._visit_of(0, best=0)
         best = self._eliminate()
         if self.num_rounds and not self._rivals(best):
             return self._decision(best)
         if self.is_over_budget:
-            return self._decision(best, f"{self.lost_ms:.1f} ms were lost by then, which is all that a trial may take")
-        self._queue = [number for number in self._queue if self.candidates[number].dropped is None]
+            return self._decision(
+                best, f"; {self.lost_ms:.1f} ms were lost by then, which is all that a trial may take"
+            )
+        self._queue = [number for number in self._queue if not self.candidates[number].is_out]
         if not self._queue:
             self.num_rounds += 1
             waiting = self._late if self.num_rounds <= self.settings.rounds_to_win else ()
-            taking_part = (number for number, entry in enumerate(self.candidates) if entry.dropped is None)
-            self._queue = [number for number in taking_part if number not in waiting]
+            self._queue = [number for number in (0, *self._rivals(0)) if number not in waiting]
         return self._visit_of(self._queue.pop(0), best)
 
     def note(self, step_ms: float | None) -> None:
         """Records the next step of the present turn; None for a step that cannot be compared with others."""
         assert self._visit is not None, "no candidate has its turn"
-        candidate, baseline = self.candidates[self._visit.candidate], self.baseline
-        is_warm = self._noted < self._visit.num_warm
-        self._noted += 1
+        is_warm = self._num_noted < self._visit.num_warm
+        self._num_noted += 1
         self.num_steps += 1
         if step_ms is None:
             return
         self.took_ms += step_ms
         if not self._trains:
             self.lost_ms += 0.0 if is_warm else step_ms
-        elif candidate is not baseline:
-            self.lost_ms += max(0.0, step_ms - baseline.median_ms)
-        if is_warm:
-            return
-        candidate.rounds.setdefault(self.num_rounds, []).append(step_ms)
-        if candidate is not baseline:
-            is_slow = step_ms > _SURELY_SLOWER * max(baseline.samples, default=math.inf)
-            self._slow = self._slow + 1 if is_slow else 0
-            if self._slow == _SLOW_IN_A_ROW and candidate.dropped is None:
-                limit = f"{_SURELY_SLOWER} times {baseline.name}'s"
-                candidate.dropped = f"{self._slow} steps in a row took more than {limit}"
+        elif self._visit.candidate:
+            self.lost_ms += max(0.0, step_ms - self.baseline.median_ms)
+        if not is_warm:
+            self.candidates[self._visit.candidate].samples.append(step_ms)
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
         metrics = {"trials": float(num_trials), "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
         for entry in self.candidates:
-            if entry.rounds:
+            if entry.samples:
                 metrics[f"trial_ms/{'plain' if entry.name == PLAIN else entry.name}"] = entry.median_ms
         sentences = (self._sentence(number, decision) for number in range(len(self.candidates)))
         return TrialReport(sentences=(head, *sentences), metrics=metrics)
 
     def _sentence(self, number: int, decision: Decision | None) -> str:
         candidate = self.candidates[number]
+        outcome = candidate.exclusion or candidate.elimination
         if decision is not None and decision.winner == number:
             outcome = "runs from now on"
-        elif candidate.dropped is not None:
-            outcome = candidate.dropped
-        elif number == self._baseline:
-            outcome = "what others are compared with"
+        elif number == 0:
+            outcome = outcome or "what others are compared with"
         else:
-            outcome = "not faster beyond the noise" if decision is not None else "being tried"
-        if not (samples := candidate.samples):
+            outcome = outcome or ("being tried" if decision is None else "not faster beyond the noise")
+        if not candidate.samples:
             return f"tried {candidate.name}: no step timed; {outcome}"
         low, high = candidate.interval
         within = f" ({low:.2f} to {high:.2f})" if high < math.inf else ""
-        steps = f"{len(samples)} step{'s' if len(samples) > 1 else ''}"
-        return f"tried {candidate.name}: measured {candidate.median_ms:.2f} ms a step{within}, {steps}; {outcome}"
+        measured = f"measured {candidate.median_ms:.2f} ms a step{within}, steps: {len(candidate.samples)}"
+        return f"tried {candidate.name}: {measured}; {outcome}"
 
     def _visit_of(self, number: int, best: int) -> Visit | Decision:
         candidate, settings = self.candidates[number], self.settings
@@ -309,48 +270,43 @@ class Turns:
         visit = Visit(candidate=number, num_warm=warm, num_steps=warm + settings.steps_per_visit)
         if self.num_steps + visit.num_steps > settings.max_steps:
             if not self.baseline.samples:
-                reason = "no two steps in a row were alike (other shapes, other calls, errors)"
-                return Decision(winner=self._baseline, reason=reason)
-            return self._decision(best, f"a trial takes no more than {settings.max_steps} steps")
-        self._visit, self._noted, self._slow = visit, 0, 0
+                return Decision(winner=0, reason="no two steps in a row were alike (other shapes, other calls, errors)")
+            return self._decision(best, f"; a trial takes no more than {settings.max_steps} steps")
+        self._visit, self._num_noted = visit, 0
         candidate.num_visits += 1
         return visit
 
     def _eliminate(self) -> int:
-        """Drops candidates that cannot win any more; returns the best that surely beats the baseline, or that."""
-        winners = [number for number, candidate in enumerate(self.candidates) if self._beats_baseline(candidate)]
-        best = min(winners, key=lambda number: self.candidates[number].median_ms, default=self._baseline)
-        for number in self._rivals(best):
-            candidate, target = self.candidates[number], self.candidates[best]
-            if candidate.interval[0] * self.settings.smallest_gain >= target.median_ms:
-                candidate.dropped = f"surely not {self.settings.smallest_gain - 1:.0%} faster than {target.name}"
+        """Eliminates candidates that cannot win any more; returns the best that surely beats the baseline, or that."""
+        winners = [number for number in self._rivals(0) if self._beats_baseline(self.candidates[number])]
+        best = min(winners, key=lambda number: self.candidates[number].median_ms, default=0)
+        target, gain = self.candidates[best], self.settings.smallest_gain
+        for candidate in (self.candidates[number] for number in self._rivals(best)):
+            is_slow = min(candidate.samples, default=0.0) >= _SURELY_SLOWER * target.median_ms
+            if is_slow or candidate.interval[0] * gain >= target.median_ms:
+                candidate.elimination = f"surely not {gain - 1:.0%} faster than {target.name}"
         return best
 
-    def _beats_baseline(self, candidate: Candidate) -> bool:
-        gains = self._gains(candidate)
-        if candidate is self.baseline or candidate.is_excluded or len(gains) < self.settings.rounds_to_win:
-            return False
-        low = median_interval(gains, _CONFIDENCE)[0] or min(gains)
-        is_apart = candidate.interval[1] < self.baseline.interval[0]
-        return is_apart and low >= self.settings.smallest_gain
-
-    def _gains(self, candidate: Candidate) -> list[float]:
-        """Returns the ratio of the baseline's time to the candidate's in each round that both took part in."""
-        baseline = self.baseline.rounds
-        shared = [number for number in candidate.rounds if number in baseline]
-        return [statistics.median(baseline[at]) / statistics.median(candidate.rounds[at]) for at in shared]
-
     def _rivals(self, best: int) -> list[int]:
-        out = (self._baseline, best)
-        return [at for at, entry in enumerate(self.candidates) if at not in out and entry.dropped is None]
+        return [at for at, entry in enumerate(self.candidates) if at not in (0, best) and not entry.is_out]
+
+    def _beats_baseline(self, candidate: Candidate) -> bool:
+        is_apart = candidate.interval[1] < self.baseline.interval[0]
+        return (
+            is_apart
+            and candidate.num_visits >= self.settings.rounds_to_win
+            and self._gain(candidate) >= self.settings.smallest_gain
+        )
+
+    def _gain(self, candidate: Candidate) -> float:
+        return self.baseline.median_ms / candidate.median_ms
 
     def _decision(self, best: int, end: str = "") -> Decision:
         candidate, baseline = self.candidates[best], self.baseline
-        why = f"; {end}" if end else ""
-        if candidate is not baseline:
-            gain = statistics.median(self._gains(candidate))
-            reason = f"{candidate.name} is measured {gain:.2f} times as fast as {baseline.name}{why}"
-            return Decision(winner=best, reason=reason)
-        tried = any(other.num_visits for other in self.candidates if other is not baseline)
-        none = "of the plans that were tried none is" if tried else "no plan was tried that is"
-        return Decision(winner=best, reason=f"{none} faster than {baseline.name} beyond the noise{why}")
+        if best == 0:
+            none = f"of the plans that were tried none is faster than {baseline.name} beyond the noise"
+            return Decision(winner=0, reason=none + end)
+        return Decision(
+            winner=best,
+            reason=f"{candidate.name} is measured {self._gain(candidate):.2f} times as fast as {baseline.name}{end}",
+        )

@@ -28,7 +28,7 @@ from mosaic.device import Device, StrictFile
 from mosaic.errors import MosaicError
 from mosaic.find.structure import tensors_in
 from mosaic.hardware.find import available_cores
-from mosaic.profile import Environment, ModuleMemory, ModuleStructure, PairSample, Sample
+from mosaic.profile import Environment, ModuleMemory, PairSample, Sample
 from mosaic.profiler.subject import Subject
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -173,9 +173,9 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
     )
 
 
-def structures_of(subjects: Iterable[Subject]) -> tuple[ModuleStructure, ...]:
+def structures_of(subjects: Iterable[Subject]) -> dict[str, str]:
     """Returns digests of modules, for a profile and to compare one with."""
-    return tuple(ModuleStructure(module=subject.name, digest=digest_of(subject.module)) for subject in subjects)
+    return {subject.name: digest_of(subject.module) for subject in subjects}
 
 
 def digest_of(module: nn.Module) -> str:

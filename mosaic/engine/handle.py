@@ -100,7 +100,7 @@ class Handle(Checkpointer):
                 lane = None if executor is None or executor.closed else executor.lanes.lane(placed.slots)
                 num_sms = getattr(lane, "num_sms", None)
                 of = f"{self.plan.device.num_slots}" + ("" if num_sms is None else f" ({num_sms} SMs)")
-                is_alone = self.plan.is_alone(placed.module, num_slots=self.plan.device.num_slots)
+                is_alone = self.plan.is_alone(placed.module)
                 where = ", in the loop's own thread" if is_alone and self._executor is not None else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
         if self.profile is not None and not runs_plain:

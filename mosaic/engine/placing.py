@@ -119,7 +119,7 @@ class PlacedPlan:
                 subject.module,
                 executor.lanes.lane(plan.placement(subject.name).slots),
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
-                is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
+                is_alone=plan.is_alone(subject.name),
                 parted=finding.parted.get(subject.name, frozenset()),
             )
             for subject in finding.subjects

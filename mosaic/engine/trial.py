@@ -110,7 +110,7 @@ class Trial:
             finally:
                 self._attachment.switch_to(None)
             if reason is not None:
-                self._turns.exclude(number, reason)
+                self._turns.candidates[number].exclusion = reason
                 candidate.close()
                 _LOG.warning("the trial goes on without %s: %s", candidate.name, reason)
 
@@ -124,7 +124,7 @@ class Trial:
         if self._phase == "waiting" and self._number == 1:
             when = "once another model's trial has ended" if _trying() else "in the next steps of an optimizer"
             head = f"trial: not begun; {len(self._candidates)} plans will be tried {when}"
-            excluded = (f"not tried {each.name}: {each.dropped}" for each in turns.candidates if each.dropped)
+            excluded = (f"not tried {each.name}: {each.exclusion}" for each in turns.candidates if each.exclusion)
             return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
         which = f"trial {self._number} ({self._why})" if self._number > 1 else "trial"
         if decision is None:
@@ -242,7 +242,7 @@ class Trial:
         while len(self._marks) > 1 and (wait or self._clock.is_past(self._marks[1][0])):
             earlier, _ = self._marks.popleft()
             later, key = self._marks[0]
-            if not self._turns.candidates[0].rounds:  # the usual step of this loop is the first kind seen twice
+            if not self._turns.candidates[0].samples:  # the usual step of this loop is the first kind seen twice
                 self._reference, self._last_key = self._last_key, key
             took = self._clock.ms_between(earlier, later)
             self._turns.note(took if key is not None and key == self._reference else None)
@@ -297,12 +297,12 @@ class Trial:
         self._reference = self._last_key = None
         for number, candidate in enumerate(self._candidates, 1):
             try:
-                if (reason := before.candidates[number].excluded_because) is None:
+                if (reason := before.candidates[number].exclusion) is None:
                     candidate.placed = self._session.open_lanes(candidate)
             except MosaicError as error:
                 reason = f"its lanes could not be opened: {error}"
             if reason is not None:
-                self._turns.exclude(number, reason)
+                self._turns.candidates[number].exclusion = reason
         self._phase = "waiting"
 
     def _present(self) -> PlanCandidate | None:
@@ -318,7 +318,7 @@ class Trial:
 
     def _give_up(self, reason: str) -> None:
         assert self._visit is not None
-        self._turns.exclude(self._visit.candidate, reason)
+        self._turns.candidates[self._visit.candidate].exclusion = reason
         self._is_leaving = True
         _LOG.warning("the trial goes on without %s: %s", self._turns.candidates[self._visit.candidate].name, reason)
 

@@ -118,7 +118,7 @@ def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettin
         while isinstance(visit := turns.next_visit(), Visit):
             failed = _visit(session, plans[visit.candidate], visit.num_steps, turns, clock, next(numbers))
             if failed is not None:
-                turns.exclude(visit.candidate, f"could not run: {failed}")
+                turns.candidates[visit.candidate].exclusion = f"could not run: {failed}"
     world.progress.calls = world.progress.step = 0
     world.progress.waits.clear()
     steps = f"{turns.num_steps} steps of the sample before the loop, {turns.took_ms:.1f} ms"

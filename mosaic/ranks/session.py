@@ -176,10 +176,7 @@ def place(session: RankSession, plan: Plan, executor: RankExecutor, *, gives_up:
 
 def is_data_parallel(plan: Plan) -> bool:
     """Returns whether all modules run on all devices, each with these to itself: then no rows have to move."""
-    return all(
-        len(placed.devices) == plan.num_devices and plan.is_alone(placed.module, num_slots=plan.device.num_slots)
-        for placed in plan.placements
-    )
+    return all(len(placed.devices) == plan.num_devices and plan.is_alone(placed.module) for placed in plan.placements)
 
 
 def _slots_here(placed: Placement, rank: int) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def test_quotas_become_disjoint_slots():
         (lambda: by_hand({"image": 3, "text": 3}), "asks for 6 slots; four cores has 4"),
         (lambda: plan({"image": (3, 4)}), "slots 0 to 3"),
         (lambda: plan({"image": (0, 1), "text": (1, 2)}), "'image' and 'text' of one stage both hold slot 1"),
-        (lambda: plan({"image": (0,)}, {"image": (1,)}), "'image' is placed twice"),
+        (lambda: plan({"image": (0,)}, {"image": (1,)}), "'image' is placed as image in stage 0, as image in"),
         (lambda: plan({"image": (0,), "text": (1,)}).check_covers(GRAPH), r"leaves out \['head'\]"),
         (lambda: plan({"audio": (2,)}).check_covers(GRAPH), r"places \['audio'\]"),
         (

@@ -179,7 +179,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def assert_on_lanes(handle: Handle) -> None:
     """Holds that calls went to lanes, unless the plan gives each module the whole device."""
     plan = handle.plan
-    placed = {name for name in handle.graph.names if not plan.is_alone(name, num_slots=plan.device.num_slots)}
+    placed = {name for name in handle.graph.names if not plan.is_alone(name)}
     ran = {span.module for span in handle.timeline().spans if span.phase == "forward"}
     assert not placed or placed & ran, handle.describe()
 

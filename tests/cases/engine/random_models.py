@@ -217,7 +217,7 @@ def stages_of(recipe: Recipe) -> list[dict[str, int]]:
 
 
 def is_alone(plan: Plan, name: str) -> bool:
-    return plan.is_alone(name, num_slots=plan.device.num_slots)
+    return plan.is_alone(name)
 
 
 def pair_of(plan: Plan) -> tuple[str, str] | None:
