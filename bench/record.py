@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mosaic.device import Device, StrictFile
 
@@ -61,8 +61,6 @@ class Part(StrictFile):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(StrictFile):
     """All figures of one run of one study."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     study: str

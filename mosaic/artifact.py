@@ -127,12 +127,12 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     except ValueError as error:
         cause = "; the file may have been cut short" if "EOF while parsing" in str(error) else ""
         raise InvalidFileError(f"{source}: not valid JSON: {error}{cause}") from error
-    schema = getattr(kind, "SCHEMA_VERSION", None)
+    schema = getattr(kind, "__dataclass_fields__", {}).get("schema_version")
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if schema is not None and version != schema:
+    if schema is not None and version != schema.default:
         raise InvalidFileError(
-            f"{source}: schema_version={version!r}, and this Mosaic reads {schema}; make the file again, or upgrade "
-            "mosaic-colocate if the file is newer"
+            f"{source}: schema_version={version!r}, and this Mosaic reads {schema.default}; make the file again, or "
+            "upgrade mosaic-colocate if the file is newer"
         )
     return _validate(kind, text, source)
 

@@ -47,10 +47,9 @@ def colocate(
     In the first steps of the loop's optimizer (at most 120, ``TrialSettings``) the plain loop and at most three plans
     take turns; a plan whose losses or gradients on the sample differ from the plain loop's is left out. The fastest
     runs from then on, and the plain loop if none beats it beyond the noise. ``handle.replan`` plans again for a loop
-    that has changed. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is.
-
-    On the host, steps of a trial run at the thread counts of the plans that are tried, so two runs agree bit for bit
-    only with ``trial=None`` and one plan, or at one thread.
+    that has changed. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is. On the
+    host a trial's steps run at the thread counts of the plans that it tries, so two runs agree bit for bit only with
+    ``trial=None`` and one plan, or at one thread.
 
     Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
 
@@ -62,22 +61,19 @@ def colocate(
         plan: A plan, or the path of its file, to run instead of solving for one; its device i is rank i.
         modules: Names or patterns of the modules to place, such as ``"trunks.*"``; found by default.
         exclude: Names or patterns of modules to leave in place.
-        backend: A backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``). By default the GPU that holds the model's
+        backend: A backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``); by default the GPU of the model's
             parameters, or the host (of several ranks, this rank's share of its cores).
         options: Settings of planning, measuring and running.
 
     Raises:
         UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated;
             on several ranks, a module cannot be split over them.
-        InvalidPlanError, InvalidProfileError: It is for another model, device or number of ranks, or differs between
-            ranks.
+        InvalidPlanError, InvalidProfileError: It is for another model, device or number of ranks, or ranks differ.
         UnstableMeasurementError: Other processes used the CPU while modules were profiled, and ``options.profiling`` is
             strict; on other ranks than the first a MosaicError that names it.
-        BackendUnavailableError: The backend cannot run the model's device, or ranks differ in device, versions or
-            model.
+        BackendUnavailableError: The backend cannot run the model's device, or ranks differ in device or versions.
         RankFailedError: Another rank has failed; names it.
-        ValueError, TypeError: An argument contradicts another, or has a wrong type or value; or the model is colocated
-            already.
+        ValueError, TypeError: An argument is wrong or contradicts another, or the model is colocated already.
     """
     arguments: dict[str, Any] = {
         "sample": sample,

@@ -29,9 +29,7 @@ def load(path: str | Path) -> Plan | Profile:
         if isinstance(content, dict) and "samples" in content:
             return artifact.load(Profile, path)
         if not isinstance(content, dict) or "stages" not in content:
-            raise InvalidFileError(
-                f"{path} is neither a plan nor a profile; make one with mosaic plan or mosaic profile"
-            )
+            raise InvalidFileError(f"{path} is neither a plan nor a profile; see mosaic plan and mosaic profile")
     return artifact.load(Plan, path)
 
 
@@ -47,10 +45,9 @@ def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Art
     name = kind.__name__
     if not isinstance(value, str | Path):
         raise TypeError(
-            f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or the path of its file"
+            f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or its file's path"
         )
-    loaded = load(value)
-    if isinstance(loaded, kind):
+    if isinstance(loaded := load(value), kind):
         return loaded
     if kind is Plan:
         raise InvalidPlanError(f"{value} holds a profile; pass it as Options(profile=...), or plan from it first")

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from mosaic.artifact import Ge, fingerprint
 from mosaic.device import StrictFile
-from mosaic.errors import InvalidGraphError
+from mosaic.errors import InvalidGraphError, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class ModuleGraph(StrictFile):
 
     Raises:
         InvalidGraphError: No module, a duplicated module, a name with control characters, an edge to a missing module,
-            or a cycle (all of its modules are named).
+            or a cycle.
     """
 
     modules: tuple[ModuleNode, ...]
@@ -112,15 +112,13 @@ class ModuleGraph(StrictFile):
             raise InvalidGraphError(f"modules named twice: {', '.join(twice)}; give each module one name")
         if unseen := [name for name in self.names if not name.isprintable()]:
             raise InvalidGraphError(
-                f"the module name {unseen[0]!r} has characters that a terminal does not show as they are; leave out "
-                "control characters, tabs and line ends"
+                f"the module name {unseen[0]!r} has control characters, tabs or line ends; omit them"
             )
         for edge in self.edges:
             for end in (edge.source, edge.target):
                 if end not in self.names:
                     raise InvalidGraphError(
-                        f"edge {edge.source} -> {edge.target} names {end!r}, which is not a module of this "
-                        f"graph; the modules are {', '.join(self.names)}"
+                        f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}"
                     )
         self.topological_order()
 
@@ -143,20 +141,18 @@ class ModuleGraph(StrictFile):
         """Returns the names so that producers come first; call order if several can be next."""
         return self._order
 
-    def ancestors(self, name: str) -> frozenset[str]:
-        """Returns every module that ``name`` depends on, directly or not."""
-        ancestors: set[str] = set()
-        pending = list(self.predecessors(name))
-        while pending:
-            current = pending.pop()
-            if current not in ancestors:
-                ancestors.add(current)
-                pending.extend(self.predecessors(current))
-        return frozenset(ancestors)
+    @cached_property
+    def ancestors(self) -> dict[str, frozenset[str]]:
+        """By module, every module that it depends on, directly or not."""
+        ancestors: dict[str, frozenset[str]] = {}
+        for name in self._order:
+            sources = self.predecessors(name)
+            ancestors[name] = frozenset(sources).union(*(ancestors[source] for source in sources))
+        return ancestors
 
     def independent(self, first: str, second: str) -> bool:
         """Returns True if neither module depends on the other, so they may run at the same time."""
-        return first != second and first not in self.ancestors(second) and second not in self.ancestors(first)
+        return first != second and first not in self.ancestors[second] and second not in self.ancestors[first]
 
     @cached_property
     def _order(self) -> tuple[str, ...]:
@@ -165,9 +161,7 @@ class ModuleGraph(StrictFile):
             sorter.prepare()
         except CycleError as error:
             cycle = " -> ".join(error.args[1])
-            raise InvalidGraphError(
-                f"the module graph has a cycle: {cycle}; a module cannot depend on its own output"
-            ) from None
+            raise InvalidGraphError(f"modules depend on their own output in a cycle: {cycle}") from None
         order: list[str] = []
         while sorter.is_active():
             ready = sorted(sorter.get_ready(), key=self.names.index)

@@ -50,10 +50,10 @@ def pipeline(
         sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
-        plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
-            Or a function that makes a partition for a request, as ``mosaic.glue.parallelize`` returns one. Planned by
-            default. Steps are planned as they come in any case. Or what ``Pipeline.plan`` gave in an
-            earlier start: then steps are run as in that one, if ``options`` have counted limits.
+        plan: Where layers are, planned by default: a partition, a schedule, or the file of one, as
+            ``mosaic plan --pipeline`` writes it; or a function that makes a partition for a request, as
+            ``mosaic.glue.parallelize`` returns one. Steps are planned as they come in any case. With ``Pipeline.plan``
+            of an earlier start, steps run as in that one if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
         tensor: Ranks that share each layer; or a number for each list of layers, by name, with 1 for the others. Lists
@@ -67,8 +67,7 @@ def pipeline(
         memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
             1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
-        backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
-            machine's cores.
+        backend: What a rank shares out to its lanes; by default its GPU, or its share of the machine's cores.
         ranks: How long ranks wait for each other, and how often they look after each other.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from mosaic.artifact import Ge, fingerprint, save
 from mosaic.device import Device, StrictFile
@@ -123,8 +123,6 @@ class Plan(StrictFile):
         InvalidPlanError: A module is placed twice, in part only, or not on a slot of the device, or two parts of one
             stage share a slot of one device.
     """
-
-    SCHEMA_VERSION: ClassVar[int] = 4
 
     schema_version: int = 4
     device: Device

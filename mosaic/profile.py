@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from mosaic.artifact import Ge, Le, fingerprint, save
 from mosaic.device import Device, StrictFile
@@ -166,8 +166,6 @@ class Profile(StrictFile):
         InvalidProfileError: A sample or pair names an unknown module or asks for more slots than there are, or
             two samples describe the same module, phase, degree and quota.
     """
-
-    SCHEMA_VERSION: ClassVar[int] = 6
 
     schema_version: int = 6
     device: Device

@@ -16,19 +16,17 @@ class Provenance:
     """Origin of a result."""
 
     command: str
-    """The command line as it may be published: of an absolute path, its last part."""
+    """Without folders of absolute paths, so that it may be published."""
     created: str
     commit: str
-    """Commit of the code with ``+`` behind it if files had been changed; empty outside of a clone."""
+    """Followed by ``+`` if files had been changed; empty outside of a clone."""
     python_version: str
 
     @staticmethod
     def here() -> Provenance:
-        """Reads it off this process."""
-        program = Path(sys.argv[0]).name
-        arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+        words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
         return Provenance(
-            command=shlex.join([program, *arguments]),
+            command=shlex.join([Path(sys.argv[0]).name, *words]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=_commit(),
             python_version=platform.python_version(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mosaic.device import StrictFile
 
@@ -36,8 +36,6 @@ class RankSpan(StrictFile):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
-
-    SCHEMA_VERSION: ClassVar[int] = 4
 
     schema_version: int = 4
     run: str

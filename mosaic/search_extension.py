@@ -8,11 +8,7 @@ from mosaic.errors import BackendUnavailableError
 
 
 def load_search() -> Any:  # a module, which is no type
-    """Returns the extension.
-
-    Raises:
-        BackendUnavailableError: It is not built.
-    """
+    """Returns the extension; raises BackendUnavailableError if it is not built."""
     try:
         from mosaic import _search
     except ImportError as error:

@@ -23,7 +23,6 @@ class Span(StrictFile):
     start_ms: float
     """Milliseconds since the timeline's origin."""
     end_ms: float
-    """Milliseconds since the timeline's origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

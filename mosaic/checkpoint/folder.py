@@ -22,7 +22,7 @@ import shutil
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from mosaic.artifact import fingerprint, load, to_json
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, NoRoomError
@@ -62,9 +62,7 @@ class TensorEntry:
 class Manifest:
     """The table of contents of a complete checkpoint."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     step: int
     created: str
     """ISO 8601, UTC."""

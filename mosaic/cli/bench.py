@@ -42,11 +42,10 @@ class Bench:
         question = QUESTIONS[self.question]
         budget = Budget(self.seconds)
         backend = open_named_backend(self.backend or "cuda")
-        is_tiny, is_quick = self.size == "tiny", self.size == "quick"
-        settings = BenchSettings.tiny() if is_tiny else BenchSettings.fit(backend, quick=is_quick)
+        fit = BenchSettings.tiny() if self.size == "tiny" else BenchSettings.fit(backend, quick=self.size == "quick")
         console = console_beside(self.json)
         console.print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
-        result = question.answer(Setup(backend=backend, settings=settings, budget=budget))
+        result = question.answer(Setup(backend=backend, settings=fit, budget=budget))
         console.print(question.table(result))
         files = question.write(result, self.output)
         console.print(f"wrote {' and '.join(map(str, files))}", highlight=False)

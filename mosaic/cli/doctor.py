@@ -144,9 +144,8 @@ def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         commands = "`mosaic demo`, `mosaic profile`, `mosaic run`"
         facts["works"].append(f"the host backend: modules side by side on CPU cores ({commands})")
         if facts["torch"]["cuda"] and facts["devices"] and not diagnosis.has_errors:
-            facts["works"].append(
-                "the cuda backend: modules side by side on SM partitions (`mosaic bench` measures it)"
-            )
+            text = "the cuda backend: modules side by side on SM partitions (`mosaic bench` measures it)"
+            facts["works"].append(text)
     diagnosis.blocks.extend(_blocks(facts))
     return diagnosis
 
@@ -179,8 +178,10 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
                 diagnosis.find("error", f"device {device.ordinal} cannot be split into slots: {error}", remedy)
     except BackendUnavailableError as error:
-        remedy = "nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start "
-        remedy += "the container with its GPUs, and look at CUDA_VISIBLE_DEVICES"
+        remedy = (
+            "nothing without an NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start the container with "
+        )
+        remedy += "its GPUs, and look at CUDA_VISIBLE_DEVICES"
         diagnosis.find("note", str(error), remedy)
     except CudaError as error:
         remedy = "see whether `nvidia-smi` works, then `dmesg`; reboot, above all after an update of the driver"

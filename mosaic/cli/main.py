@@ -22,7 +22,7 @@ from mosaic.cli.bench import Bench
 from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.demo import Demo
 from mosaic.cli.doctor import Doctor
-from mosaic.cli.options import check_files
+from mosaic.cli.options import check
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
 from mosaic.cli.retrain import ACTIONS
@@ -90,10 +90,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["retrain"]:
             return parse(ACTIONS, prog="mosaic retrain", description=retrain.__doc__, args=words[1:]) or 0
-        purpose = "Run the unequal modules of a multimodal model side by side."
-        description = f"{purpose}\n\n{EVERYWHERE}\n\n{EXIT_CODES}"
+        description = f"Run the unequal modules of a multimodal model side by side.\n\n{EVERYWHERE}\n\n{EXIT_CODES}"
         command: Any = parse(_commands(words), prog="mosaic", description=description, args=words)
-        check_files(command)
+        check(command)
         return command.execute() or 0
     except BrokenPipeError:  # the reader of standard output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

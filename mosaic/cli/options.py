@@ -49,8 +49,6 @@ DtypeName = Annotated[
         "the host."
     ),
 ]
-WIDE = 160
-"""Columns of output to a pipe or a file."""
 
 
 def takes_stdout(target: Path | None) -> bool:
@@ -65,16 +63,19 @@ def console_beside(target: Path | None) -> Console:
     """
     console = Console(stderr=takes_stdout(target), quiet=logging.getLogger("mosaic").level >= logging.ERROR)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDE
+        console.width = 160
     return console
 
 
-def check_files(command: Any) -> None:
-    """Checks the files of a command before it loads or measures anything.
+def check(command: Any) -> None:
+    """Checks a command before it loads or measures anything.
 
     Raises:
+        ValueError: Torchrun started several processes, and the command measures one.
         MosaicError: The model's file is missing, or the target of a result is not writable.
     """
+    if hasattr(command, "strict") and (size := os.environ.get("WORLD_SIZE") or "1") != "1":
+        raise ValueError(f"WORLD_SIZE is {size}, and this command measures one process; start it without torchrun")
     path, colon, _ = (getattr(command, "model", None) or "").rpartition(":")
     if colon and path.endswith(".py") and not Path(path).is_file():
         raise MosaicError(f"there is no file {path}")

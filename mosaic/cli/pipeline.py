@@ -12,9 +12,9 @@ from tyro.conf import arg
 from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.errors import InvalidFileError, unknown
+from mosaic.errors import unknown
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.baselines import BASELINES, Baseline
+from mosaic.pipelining.baselines import BASELINES
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
@@ -86,7 +86,8 @@ class PipelineCommand:
             method=self.method,
             limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
-        files = {name: _baseline_of(name) for name in self.baselines if name.endswith(".csv")}
+        tables = [name for name in self.baselines if name.endswith(".csv")]
+        files = {name: baseline_of_csv(name, Path(name).read_text(encoding="utf-8")) for name in tables}
         contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         if self.output.suffix == ".csv":
@@ -95,15 +96,16 @@ class PipelineCommand:
             save(planned.schedule(), self.output)
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
+        reasons = {name: plan for name, plan in contenders.items() if isinstance(plan, str)}
+        plans = {"planned": planned} | {name: plan for name, plan in contenders.items() if not isinstance(plan, str)}
+        times_ms = {name: plan.makespan_ns / 1e6 for name, plan in plans.items()}
         rows = [
-            {"schedule": name, "simulated_ms": None, "reason": plan}
-            if isinstance(plan, str)
-            else {"schedule": name, "simulated_ms": plan.makespan_ns / 1e6, "reason": ""}
-            for name, plan in {"planned": planned, **contenders}.items()
+            {"schedule": name, "simulated_ms": times_ms.get(name), "reason": reasons.get(name, "")}
+            for name in ("planned", *contenders)
         ]
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
-        degrees, sums = machine.degrees, ""
-        if (copies := degrees.data * degrees.context) > 1:
+        sums = ""
+        if (copies := self.data * self.context) > 1:
             sums_ms = gradient_sums_ms(machine, request.model, planned.partition)
             sums = f", behind it {sums_ms:.1f} ms for sums of gradients over {copies} ranks"
         console.print(
@@ -113,13 +115,9 @@ class PipelineCommand:
             highlight=False,
         )
         if self.picture is not None:
-            simulated = [
-                (plan.makespan_ns, name, plan) for name, plan in contenders.items() if not isinstance(plan, str)
-            ]
-            runs = [
-                PipelineRun(title=name, graph=plan.graph, start_ns=plan.timed.start_ns)
-                for _, name, plan in (*sorted(simulated)[:1], (0, "planned", planned))
-            ]
+            fastest = sorted(plans.keys() - {"planned"}, key=lambda name: (times_ms[name], name))[:1]
+            shown = ((name, plans[name]) for name in (*fastest, "planned"))
+            runs = [PipelineRun(title=name, graph=plan.graph, start_ns=plan.timed.start_ns) for name, plan in shown]
             draw_pipelines(runs, self.picture)
 
     def _job(self) -> tuple[Request, list[CountedMicrobatch], RankHardware, RankSpace]:
@@ -138,10 +136,3 @@ class PipelineCommand:
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
         return request, microbatches, machine, space
-
-
-def _baseline_of(name: str) -> Baseline:
-    try:
-        return baseline_of_csv(name, Path(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFileError(f"{name} cannot be read as a schedule in torch's CSV: {error}") from None

@@ -147,7 +147,13 @@ def find_basis(command: PlanCommand) -> Basis:
                 f"the file, or leave --{name} out"
             )
     if _is_instance(command.file):
-        return _of_instance(command.file, command.gpus)
+        from mosaic.solver.instance import Instance, TableCost
+
+        instance = load(Instance, command.file)
+        graph, device, count = instance.graph, instance.device, instance.num_devices
+        if command.gpus not in (None, count):
+            raise ValueError(f"gpus={command.gpus}; {command.file} is about {count} devices: leave --gpus out")
+        return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
     measured = load(Profile, command.file)
     return Basis(
         graph=measured.graph,
@@ -181,16 +187,6 @@ def _is_instance(path: Path) -> bool:
     return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
 
 
-def _of_instance(path: Path, gpus: int | None) -> Basis:
-    from mosaic.solver.instance import Instance, TableCost
-
-    instance = load(Instance, path)
-    if gpus not in (None, instance.num_devices):
-        raise ValueError(f"gpus={gpus}; {path} is about {instance.num_devices} devices: leave --gpus out")
-    graph, device, count = instance.graph, instance.device, instance.num_devices
-    return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
-
-
 def _counted(model: str, device: str, command: PlanCommand) -> Basis:
     """Counts a model's operators on meta tensors and predicts their times on a described device."""
     from mosaic.cli.counting import count_workload
@@ -214,9 +210,7 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         times = RankedCost(cost, counted.traffic, cost.cluster, gpus, included_ms=cost.communication_ms)
         if counted.unknown:
             names = ", ".join(counted.unknown)
-            notes.append(
-                f"no routing is predicted for {names}: their results, or the batch in their arguments, are not seen"
-            )
+            notes.append(f"no routing is predicted for {names}: their results or their arguments' batch are not seen")
     return Basis(
         graph=counted.graph,
         cost=times,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +41,6 @@ class ProfileCommand:
     json: Json = None
 
     def execute(self) -> None:
-        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-            raise ValueError(
-                f"WORLD_SIZE is {size}, and mosaic profile measures one process; start it without torchrun"
-            )
         profile, notes = measure(self)
         save(profile, self.output)
         console = console_beside(self.json)

@@ -16,8 +16,6 @@ from mosaic.cli.options import Json, Method, Model, Strict, console_beside, writ
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
-    import mosaic
-    from mosaic.cli.workload import Loop
     from mosaic.profiler import ProfileSettings
     from mosaic.report.progress import Progress
 
@@ -47,14 +45,8 @@ class Run:
 
     def execute(self) -> None:
         from mosaic.profiler import ProfileSettings
-        from mosaic.ranks.world.world import World
         from mosaic.report.progress import Progress
 
-        if World.is_there():
-            raise ValueError(
-                "mosaic run measures one process, and WORLD_SIZE says that there are several; start a loop with "
-                "mosaic.colocate by torchrun, and read its trial in handle.describe()"
-            )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
         plan = load(Plan, self.plan) if self.plan is not None else None
@@ -94,8 +86,15 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     follow = progress.follow("profiling the modules")
     options = mosaic.Options(method=command.method, profiling=settings, progress=follow)
     handle = mosaic.colocate(workload.model, sample=workload.sample, plan=plan, options=options)
-    loop = Loop(workload)
-    _decide(handle, loop, progress)
+    loop, most = Loop(workload), mosaic.TrialSettings().max_steps + _STEPS_BEFORE
+    if handle.is_trying:
+        progress.phase("trying plans on the loop", total=most)
+    for _ in range(most):
+        if not handle.is_trying:
+            break
+        loop.steps(1)
+        progress.advance()
+    handle.clear_timeline()
     retries = Retries(settings, handle.plan.device)
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
@@ -135,19 +134,3 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     }
     handle.remove()
     return row
-
-
-def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
-    """Takes the steps of the trial, untimed."""
-    import mosaic
-
-    if not handle.is_trying:
-        return
-    most = mosaic.TrialSettings().max_steps + _STEPS_BEFORE
-    progress.phase("trying plans on the loop", total=most)
-    for _ in range(most):
-        loop.steps(1)
-        progress.advance()
-        if not handle.is_trying:
-            break
-    handle.clear_timeline()

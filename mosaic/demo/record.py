@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rich.table import Table
 
@@ -16,8 +15,6 @@ MEASURED = "whole steps, with loss and optimizer"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(StrictFile):
     """A run of the demo. Times and shares are measured unless a name says predicted."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     command: str

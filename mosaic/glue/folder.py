@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
@@ -49,8 +49,6 @@ class TowerRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
     """Content of ``glue.json``."""
-
-    SCHEMA_VERSION: ClassVar[int] = 2
 
     schema_version: int = 2
     language_model: str

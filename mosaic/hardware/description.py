@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mosaic.device import Device, StrictFile
 
@@ -44,8 +44,6 @@ class Hardware(StrictFile):
     Raises:
         ValueError: A figure is zero, negative, infinite or not a number; names the field.
     """
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     """Version of this file's layout."""

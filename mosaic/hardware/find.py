@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from mosaic.artifact import Ge, load, parse
 from mosaic.device import Device, StrictFile
@@ -27,8 +27,6 @@ NOWHERE = Link(gb_per_s=1.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClusterFile(StrictFile):
     """A cluster as a user's file has it, with the device by name or described in full."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     hardware: str | Hardware

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -86,7 +86,6 @@ class Setup:
 class Result:
     """The answer to a question on a device."""
 
-    SCHEMA_VERSION: ClassVar[int] = 3
     schema_version: int = 3
     question: str
     backend: str

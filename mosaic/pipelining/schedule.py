@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from mosaic.artifact import Ge, fingerprint
 from mosaic.device import StrictFile
@@ -97,8 +97,6 @@ class PipelineSchedule(StrictFile):
         InvalidScheduleError: A cell is not an action, the schedule has too many, rows and ranks differ in number, or
             the file was changed after its hash was made.
     """
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     plan: str

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -59,9 +59,7 @@ class InputFigures:
 class DayFigures:
     """``figures.json``: figures of a day's data."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     day: str
     rows: int
     """Readable rows."""

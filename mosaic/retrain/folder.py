@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError, MosaicError
@@ -45,9 +45,7 @@ class Start:
 class DayState:
     """``state.json``: the state of a day; written last in each phase."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     day: str
     """Name of the day: the newest date of its data."""
     phase: Phase = "prepared"

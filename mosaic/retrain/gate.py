@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,9 +110,7 @@ class Scores:
 class DayScores:
     """``scores.json``: the scores that a day's gate compares."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 2
     scores: tuple[Scores, ...]
     """Scores of the challenger, the champion and the anchor, on frozen and on fresh rows."""
 
@@ -318,9 +316,7 @@ class Finding:
 class GateResult:
     """``gate.json``: the result of the gate."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     passes: bool
     reason: str
     todo: str

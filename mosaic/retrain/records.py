@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from mosaic.plan import Plan
 
@@ -52,9 +52,7 @@ class SourceRecord:
 class Sources:
     """``sources.json``: the training data and the steps of a day."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 2
     day: str
     seed: int
     """Seed of the order and of the held-out rows."""
@@ -94,9 +92,7 @@ class PlanKey:
 class StoredPlan:
     """``plan.json``: the plan of a day."""
 
-    SCHEMA_VERSION: ClassVar[int] = 2
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 2
     plan: Plan | None
     """The placement; None for the plain loop."""
     threads: int
@@ -116,9 +112,7 @@ class StoredPlan:
 class Environment:
     """``environment.json``: the environment at a day's start, which bits depend on beside data, weights and plan."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     python: str
     torch: str
     numpy: str
@@ -151,9 +145,7 @@ class DayNotes:
 class Trained:
     """``trained.json``: the end of a day's training."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     ended: str
     """``done``, ``window over``, or the name of a signal."""
     step: int

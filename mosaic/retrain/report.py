@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined, Template
@@ -54,9 +53,7 @@ class SourceRows:
 class DayReport:
     """``report.json``: the content of the page."""
 
-    SCHEMA_VERSION: ClassVar[int] = 3
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 3
     title: str
     state: DayState
     todo: str

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import flush_folder
@@ -31,9 +31,7 @@ _NAME = re.compile(r"\d{4,}")
 class Card:
     """``card.json``: the origin of a version."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     version: str
     day: str
     created: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from mosaic.artifact import Ge, fingerprint
 from mosaic.cost.interference import Interference
@@ -73,8 +73,6 @@ class Instance(StrictFile):
         ValueError: A table is empty or contradicts itself, or a pair is listed twice or unknown.
         InvalidGraphError: A name occurs twice or is unknown, or modules wait for each other in a cycle.
     """
-
-    SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     """Version of this file's layout."""

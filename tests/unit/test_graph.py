@@ -19,7 +19,7 @@ def graph(names, *edges):
 def test_a_module_named_twice_and_an_edge_to_a_missing_one_are_refused_by_name():
     with pytest.raises(InvalidGraphError, match="named twice: vision"):
         graph(["vision", "text", "vision"])
-    with pytest.raises(InvalidGraphError, match="'audio', which is not a module"):
+    with pytest.raises(InvalidGraphError, match="unknown module 'audio'"):
         graph(["vision", "text"], ("audio", "text"))
 
 
@@ -27,7 +27,7 @@ def test_a_module_named_twice_and_an_edge_to_a_missing_one_are_refused_by_name()
 def test_a_cycle_is_refused_and_all_of_it_named(cycle):
     with pytest.raises(InvalidGraphError, match="cycle") as caught:
         graph("abcd", *pairwise(cycle))
-    named = str(caught.value).partition("cycle: ")[2].partition(";")[0]
+    named = str(caught.value).partition("cycle: ")[2]
     assert set(named.split(" -> ")) == set(cycle)
 
 
@@ -38,7 +38,7 @@ def test_producers_come_first_and_call_order_decides_the_rest():
 
 def test_ancestors_are_direct_and_indirect():
     built = graph("abcde", ("a", "b"), ("b", "c"), ("d", "c"))
-    assert built.ancestors("c") == {"a", "b", "d"}
+    assert built.ancestors["c"] == {"a", "b", "d"}
     assert built.predecessors("c") == ("b", "d")
 
 

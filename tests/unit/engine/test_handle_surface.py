@@ -47,7 +47,7 @@ def test_graphs_are_refused_on_several_ranks():
         ({"sm_target": "on"}, ValueError, "sm_target='on'; use True, False or 'auto'"),
         ({"method": "best"}, ValueError, "unknown method 'best'; choose one of: auto"),
         ({"trial": 3}, TypeError, 'trial=3; use a TrialSettings, "auto" or None'),
-        ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or the path of its file"),
+        ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or its file's path"),
         ({"profile": "nowhere.json"}, InvalidFileError, "cannot read nowhere.json: No such file"),
         ({"cache": 3}, TypeError, "cache=3; use a folder"),
         ({"ranks": 2}, TypeError, "ranks=2; use a RankSettings or None"),
