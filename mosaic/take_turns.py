@@ -18,23 +18,20 @@ _Sample = TypeVar("_Sample")
 _CONFIDENCE = 0.9
 """Of the intervals that must lie apart."""
 _SURELY_SLOWER = 1.5
-"""A candidate is eliminated by its first turn if each step took so many times the fastest candidate's median."""
+"""A candidate's turn ends, and it is out, if its first two or more steps all took so many times the baseline's."""
 
 
 class StepClock(Protocol):
-    """Times steps without waiting for them while they run."""
+    """Times steps without waiting for them while they run.
 
-    def mark(self) -> Any:
-        """Marks the present end of the loop's work."""
+    A mark is the present end of the loop's work, and past once that is done. ``ms_between`` waits for two marks,
+    ``settle`` for all work.
+    """
 
-    def is_past(self, mark: Any) -> bool:
-        """Returns True if the work up to a mark is done, so times up to it are known."""
-
-    def ms_between(self, earlier: Any, later: Any) -> float:
-        """Returns the milliseconds between two marks; waits for both."""
-
-    def settle(self) -> None:
-        """Waits until all work up to now is done."""
+    def mark(self) -> Any: ...
+    def is_past(self, mark: Any) -> bool: ...
+    def ms_between(self, earlier: Any, later: Any) -> float: ...
+    def settle(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +196,9 @@ class Turns:
     @property
     def is_cut(self) -> bool:
         """True if the present turn ends before its last step."""
-        return self._visit is not None and self._visit.candidate > 0 and self.is_over_budget
+        if self._visit is None or self._visit.candidate == 0:
+            return False
+        return self.is_over_budget or self._is_slow(self.candidates[self._visit.candidate])
 
     def next_visit(self) -> Visit | Decision:
         """Returns the next turn, or the decision."""
@@ -213,9 +212,7 @@ class Turns:
         if self.num_rounds and not self._rivals(best):
             return self._decision(best)
         if self.is_over_budget:
-            return self._decision(
-                best, f"; {self.lost_ms:.1f} ms were lost by then, which is all that a trial may take"
-            )
+            return self._decision(best, f"; {self.lost_ms:.1f} ms were lost by then, all that a trial may lose")
         self._queue = [number for number in self._queue if not self.candidates[number].is_out]
         if not self._queue:
             self.num_rounds += 1
@@ -282,8 +279,7 @@ class Turns:
         best = min(winners, key=lambda number: self.candidates[number].median_ms, default=0)
         target, gain = self.candidates[best], self.settings.smallest_gain
         for candidate in (self.candidates[number] for number in self._rivals(best)):
-            is_slow = min(candidate.samples, default=0.0) >= _SURELY_SLOWER * target.median_ms
-            if is_slow or candidate.interval[0] * gain >= target.median_ms:
+            if self._is_slow(candidate) or candidate.interval[0] * gain >= target.median_ms:
                 candidate.elimination = f"surely not {gain - 1:.0%} faster than {target.name}"
         return best
 
@@ -292,21 +288,16 @@ class Turns:
 
     def _beats_baseline(self, candidate: Candidate) -> bool:
         is_apart = candidate.interval[1] < self.baseline.interval[0]
-        return (
-            is_apart
-            and candidate.num_visits >= self.settings.rounds_to_win
-            and self._gain(candidate) >= self.settings.smallest_gain
-        )
+        has_rounds = candidate.num_visits >= self.settings.rounds_to_win
+        return is_apart and has_rounds and candidate.median_ms * self.settings.smallest_gain <= self.baseline.median_ms
 
-    def _gain(self, candidate: Candidate) -> float:
-        return self.baseline.median_ms / candidate.median_ms
+    def _is_slow(self, candidate: Candidate) -> bool:
+        return len(candidate.samples) > 1 and min(candidate.samples) > _SURELY_SLOWER * self.baseline.median_ms
 
     def _decision(self, best: int, end: str = "") -> Decision:
-        candidate, baseline = self.candidates[best], self.baseline
-        if best == 0:
-            none = f"of the plans that were tried none is faster than {baseline.name} beyond the noise"
-            return Decision(winner=0, reason=none + end)
-        return Decision(
-            winner=best,
-            reason=f"{candidate.name} is measured {self._gain(candidate):.2f} times as fast as {baseline.name}{end}",
-        )
+        name, plain = self.candidates[best].name, self.baseline.name
+        reason = f"of the plans that were tried none is faster than {plain} beyond the noise"
+        if best:
+            gain = self.baseline.median_ms / self.candidates[best].median_ms
+            reason = f"{name} is measured {gain:.2f} times as fast as {plain}"
+        return Decision(winner=best, reason=reason + end)
