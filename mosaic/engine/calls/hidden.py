@@ -9,15 +9,14 @@ were written to (``ModuleState``). ``docs/limits.md`` has the contract.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -32,7 +31,6 @@ _NUM_OF_TORCH = len(vars(nn.Module()))
 _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
-_CONTAINERS = (list, dict, set, deque, np.ndarray)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
 
@@ -78,11 +76,14 @@ class Parts(HeldTensors):
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
         self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
         self._attributes = _with_contents(map(vars, parts))
-        self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        self._hook_numbers = list(map(tuple, self._hooks))  # hooks themselves may keep a whole run alive
+        backward = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
+        self.has_backward_hooks = any(backward)
+        self._hooks = [h for part in parts for h in (part._forward_hooks, part._forward_pre_hooks)] + backward
+        self._hook_numbers = list(map(tuple, filter(None, self._hooks)))  # hooks may keep a whole run alive
 
     def is_now(self) -> bool:
-        return same(*self._attributes) and list(map(tuple, self._hooks)) == self._hook_numbers and self.are_same()
+        numbers = list(map(tuple, filter(None, self._hooks)))
+        return same(*self._attributes) and numbers == self._hook_numbers and self.are_same()
 
     def difference(self) -> str | None:
         if self.is_now():
@@ -159,26 +160,31 @@ class Surroundings:
     def __init__(self, module: nn.Module) -> None:
         self._places = [(place, place.value) for place in places_of(module.modules()) if place.holds_data]
         self._objects = Objects(module)
+        self._named = Objects(tuple(value for _, value in self._places if not isinstance(value, torch.Tensor)))
         self.tensors = tuple(self._objects.tensors)  # parameters, buffers, and tensors that attributes hold, each once
-        self._objects.note(*(value for _, value in self._places if isinstance(value, _CONTAINERS)))
         own = set(map(id, (*module.parameters(), *module.buffers())))
-        self._versions = [(t, version_of(t)) for t in self._objects.tensors if id(t) not in own]
+        self._versions = [(t, version_of(t)) for t in (*self.tensors, *self._named.tensors) if id(t) not in own]
 
     def changed(self) -> str | None:
         """Names something that differs by now, or returns None."""
-        for place, value in self._places:
-            if not same(place.value, value):
-                return f"{place.name!r}, a global or a variable that its code names"
+        if (outside := self.changed_outside()) is not None:
+            return outside
         if any(version_of(tensor) != version for tensor, version in self._versions):
             return "a tensor in an attribute"
         name = self._objects.difference()
         return None if name is None else f"{name}, among its attributes"
 
+    def changed_outside(self) -> str | None:
+        names = (repr(place.name) for place, value in self._places if not same(place.value, value))
+        name = next(names, None) or self._named.difference()
+        return None if name is None else f"{name}, among globals and variables that its code names"
+
     def keeps_graph(self) -> bool:
         """Returns whether tensors with a graph have come into attributes or containers."""
-        tables = [table.values() if isinstance(table, dict) else table for table, _ in self._objects.contents]
-        tensors = tensors_in([value for table in tables for value in table])
-        return any(tensor.grad_fn is not None and not self._objects.has(tensor) for tensor in tensors)
+        contents = (*self._objects.contents, *self._named.contents)
+        tables = [table.values() if isinstance(table, dict) else table for table, _ in contents]
+        tensors = [each for each in tensors_in([v for table in tables for v in table]) if each.grad_fn is not None]
+        return any(not self._objects.has(tensor) and not self._named.has(tensor) for tensor in tensors)
 
 
 class Place(NamedTuple):
@@ -206,7 +212,7 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     """Returns the places that the code of modules names, each once.
 
     The code is that of classes that are neither torch's nor Python's own, their methods, and functions among hooks and
-    attributes, without the functions that these call.
+    attributes, with the functions that these name, but not those that such functions name.
     """
     places: dict[tuple[int, str], Place] = {}
     for place in _all_places(parts):
@@ -228,20 +234,30 @@ def _all_places(parts: Iterable[nn.Module]) -> Iterator[Place]:
             yield from _named_by(value)
 
 
-def _named_by(value: Any) -> Iterator[Place]:
+def _named_by(value: Any, home: Mapping[str, Any] | CellType | None = None) -> Iterator[Place]:
+    """Yields the places that a function names; it is in ``home`` if a function that is followed names it."""
     while isinstance(value, functools.partial):
         value = value.func
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     if not isinstance(function, FunctionType) or _is_left_alone(function.__module__ or "builtins"):
         return
-    todo: list[CodeType] = [function.__code__]
-    for code in todo:  # which grows meanwhile
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield Place(name, function.__globals__)
-        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield Place(name, cell)
+    codes: list[CodeType] = [function.__code__]
+    for code in codes:  # which grows meanwhile
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    names = dict.fromkeys(name for code in codes for name in code.co_names)
+    places = list(itertools.starmap(Place, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)))
+    for each in (function.__globals__, home):
+        places += [Place(name, each) for name in names if isinstance(each, Mapping) and name in each]
+    seen: set[int] = set()
+    for place in places:  # which grows meanwhile, by what is named of a class or of a file
+        held = place.value
+        if isinstance(held, (type, ModuleType)) and id(held) not in seen:
+            seen.add(id(held))
+            if not _is_left_alone(held.__module__ if isinstance(held, type) else held.__name__):
+                places += [Place(name, vars(held)) for name in names if name in vars(held)]
+        yield place
+        if home is None:
+            yield from _named_by(held, place.home)
 
 
 def _is_left_alone(module: str) -> bool:

@@ -92,11 +92,13 @@ class Exchanges(Tracer[frozenset[str]]):
                 self._compare_surroundings(name)
         self._surroundings.clear()
 
-    def _compare_surroundings(self, name: str) -> None:
+    def _compare_surroundings(self, name: str, *, is_called: bool = True) -> None:
         if name in self.hidden:
             return
+        around = self._surroundings[name]
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            keeps_graph, changed = self._surroundings[name].keeps_graph(), self._surroundings[name].changed()
+            keeps_graph = is_called and around.keeps_graph()
+            changed = around.changed() if is_called else around.changed_outside()
         if keeps_graph:  # a loss that uses it goes backward through the branch's graph from outside
             what = "a tensor made inside of it is kept after its call, by a hook, a list or an attribute"
             todo = "return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])"
@@ -105,7 +107,8 @@ class Exchanges(Tracer[frozenset[str]]):
             self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._compare_surroundings(name)
+        for other in {**self.calls, name: None}:  # a lane may run an earlier call by now
+            self._compare_surroundings(other, is_called=other == name)
         tensors = tensors_in((args, kwargs))
         num_bytes: Counter[str] = Counter()
         for tensor in tensors:

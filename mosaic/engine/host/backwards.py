@@ -115,11 +115,11 @@ class RunningBackward:
         self._backwards.end(self)
 
 
-def has_hooks(leaves: Sequence[torch.Tensor]) -> bool:
-    hooks: Any = None
-    for leaf in leaves:
-        hooks = hooks or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
-    return bool(hooks)
+def has_hooks(leaves: Sequence[torch.Tensor], *, own: bool = True) -> bool:
+    """Returns whether hooks follow the gradients of leaves; with ``own``, Mosaic's count, too."""
+    tables = [leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves]
+    hooks = [hook for table in filter(None, tables) for hook in table.values()]
+    return any(own or not getattr(hook, "__module__", "").startswith("mosaic.") for hook in hooks)
 
 
 class SumTicket:

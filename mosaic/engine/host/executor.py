@@ -34,7 +34,7 @@ from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
-from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
+from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket, has_hooks
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
@@ -138,7 +138,7 @@ class HostExecutor(Executor):
                 state, reason = site.state(), _unplanned(site, arguments)
                 signature = site.signatures.get(_kind(arguments, state)) if reason is None else None
                 if signature is not None:
-                    reason = self._obstacle(site, signature, arguments)
+                    reason = self._obstacle(site, signature, arguments, state)
                     if reason is None:
                         return self._send(site, run, arguments, signature, state)
         if reason is not None:
@@ -205,8 +205,12 @@ class HostExecutor(Executor):
     def note_span(self, site: PlacedModule, phase: str, step: int, start_ns: int) -> None:
         self.log.add(site.name, phase, site.lane.slots, step, start_ns / 1e6, time.perf_counter_ns() / 1e6)
 
-    def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
+    def _obstacle(
+        self, site: PlacedModule, signature: Signature, arguments: Arguments, state: ModuleState
+    ) -> str | None:
         grad = arguments.grad
+        if grad and (state.parts.has_backward_hooks or has_hooks(state.trained, own=False)):
+            return "hooks follow its gradients, which lanes would call in another order"
         if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
