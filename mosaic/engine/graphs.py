@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, stateless
+from torch.nn.utils import stateless
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -259,21 +259,15 @@ class ModuleGraph:
 
     def is_changed(self) -> bool:
         """Returns True if the module differs from the captured one, or memory that the graph uses was replaced."""
-        return _has_global_hooks() or self._places != self._places_now() or self._surroundings.changed() is not None
+        return self._places != self._places_now() or self._surroundings.changed() is not None
 
     def _check_module(self) -> None:
         for path, part in self._module.named_modules():
             if any(getattr(part, name) for name in _HOOKS):
                 raise RefusalError(f"it has a hook on {path or 'itself'!r}, which a replay would not call")
-            if parametrize._cache_enabled and parametrize.is_parametrized(part):
-                raise RefusalError(
-                    "it is called inside parametrize.cached(), and a replay would not compute its cached weights"
-                )
             if isinstance(part, nn.RNNBase):
                 name = path or "itself"
                 raise RefusalError(f"{name!r} is recurrent, whose weights and random numbers cuDNN keeps")
-        if _has_global_hooks():
-            raise RefusalError("there are hooks on all modules, which a replay would not call")
         for name, tensor in [*self._named_tensors(), *(("attribute", tensor) for tensor in self._held.values())]:
             _check_tensor(f"its {name!r} is", tensor, self._api.device)
 
@@ -534,10 +528,6 @@ def _refusing(stage: str) -> Iterator[None]:
             raise
         first_line = (str(error).splitlines() or [""])[0]
         raise RefusalError(f"{stage} it failed: {type(error).__name__}: {first_line}") from error
-
-
-def _has_global_hooks() -> bool:
-    return any(getattr(nn.modules.module, f"_global{name}", None) for name in _HOOKS)
 
 
 def _check_result(

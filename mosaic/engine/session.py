@@ -32,14 +32,7 @@ from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
 from mosaic.profile import Profile, note_of_others
-from mosaic.profiler import (
-    ProfileCache,
-    ProfileSettings,
-    Subject,
-    environment_of,
-    profile_modules,
-    structures_of,
-)
+from mosaic.profiler import ProfileCache, ProfileSettings, Subject, environment_of, profile_modules, structures_of
 from mosaic.solver import solve
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import SearchLimits

@@ -77,8 +77,8 @@ class Parts(HeldTensors):
         self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
         self._attributes = _with_contents(map(vars, parts))
         backward = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
+        self._hooks = [*backward, *(h for part in parts for h in (part._forward_hooks, part._forward_pre_hooks))]
         self.has_backward_hooks = any(backward)
-        self._hooks = [h for part in parts for h in (part._forward_hooks, part._forward_pre_hooks)] + backward
         self._hook_numbers = list(map(tuple, filter(None, self._hooks)))  # hooks may keep a whole run alive
 
     def is_now(self) -> bool:

@@ -26,15 +26,7 @@ from mosaic.find.random_numbers import (
     torch_state,
     with_generator,
 )
-from mosaic.find.structure import (
-    Nesting,
-    flatten,
-    flatten_call,
-    is_opaque,
-    leaf_key,
-    memory_of,
-    versions_of,
-)
+from mosaic.find.structure import Nesting, flatten, flatten_call, is_opaque, leaf_key, memory_of, versions_of
 
 _LEAF = flatten(None)[1]
 _DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils import parametrize
 
 from mosaic.find.torch_settings import put_back, read, settings_of
@@ -93,8 +93,6 @@ def interception() -> str | None:
     """
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0 or is_traced():
         return "another torch mode is active"
-    if nn.modules.module._has_any_global_hook():
-        return "hooks on all modules are registered"
     if torch.is_anomaly_enabled():  # two threads that record where operators were called can wait for each other
         return "autograd's anomaly detection is on"
     return surrounding()
@@ -108,6 +106,8 @@ def surrounding() -> str | None:
         return TRANSFORMED
     if forward_ad._current_level >= 0:
         return "it is called where forward-mode derivatives are taken"
+    if _has_any_global_hook():
+        return "hooks on all modules are registered"
     if parametrize._cache_enabled:
         return "parametrized weights are cached from call to call"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:

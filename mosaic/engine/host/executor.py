@@ -135,10 +135,11 @@ class HostExecutor(Executor):
         if reason is None:
             with torch._C.DisableTorchFunctionSubclass():
                 arguments = Arguments.take(args, kwargs, join_joined)
-                state, reason = site.state(), _unplanned(site, arguments)
+                state = site.state()
+                reason = _unplanned(site, arguments, state)
                 signature = site.signatures.get(_kind(arguments, state)) if reason is None else None
                 if signature is not None:
-                    reason = self._obstacle(site, signature, arguments, state)
+                    reason = self._obstacle(site, signature, arguments)
                     if reason is None:
                         return self._send(site, run, arguments, signature, state)
         if reason is not None:
@@ -205,12 +206,8 @@ class HostExecutor(Executor):
     def note_span(self, site: PlacedModule, phase: str, step: int, start_ns: int) -> None:
         self.log.add(site.name, phase, site.lane.slots, step, start_ns / 1e6, time.perf_counter_ns() / 1e6)
 
-    def _obstacle(
-        self, site: PlacedModule, signature: Signature, arguments: Arguments, state: ModuleState
-    ) -> str | None:
+    def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         grad = arguments.grad
-        if grad and (state.parts.has_backward_hooks or has_hooks(state.trained, own=False)):
-            return "hooks follow its gradients, which lanes would call in another order"
         if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
@@ -420,7 +417,9 @@ class HostExecutor(Executor):
         return self._learned.total()
 
 
-def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
+def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState) -> str | None:
+    if arguments.grad and (state.parts.has_backward_hooks or has_hooks(state.trained, own=False)):
+        return "hooks follow its gradients, which lanes would call in another order"
     if arguments.opaque is not None:
         return f"it takes a {arguments.opaque}, which may hide tensors"
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):

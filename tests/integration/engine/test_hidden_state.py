@@ -27,6 +27,7 @@ from engine_cases import (
 from hidden_state_cases import CASES, shown
 from hidden_state_cases import train as train_shown
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -107,9 +108,32 @@ class ReadsThread(nn.Module):
         return self.layers(x) * getattr(OF_THREAD, "scale", 1.0)
 
 
+class Setting:
+    """Set around the call of the right module, while a lane may still run the left one."""
+
+    scale = 1.0
+
+
+def scale_of_now() -> float:
+    return Setting.scale
+
+
+def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * scale_of_now()
+
+
+def set_around_right(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left = self.left(x)
+    Setting.scale = 3.0
+    right = self.right(y)
+    Setting.scale = 1.0
+    return left * right
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda: Glued(set_around_right, Doing(scaled), Doing(scaled)), "'scale', among globals and variables"),
         (lambda: TwoTowers(Doing(in_double)), "it changes the default dtype"),
         (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
         (lambda: TwoTowers(Doing(draws)), "it draws from Python's or numpy's random numbers"),
@@ -126,6 +150,20 @@ def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, 
 
     described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
     assert said in described
+
+
+def test_weights_that_calls_share_by_a_cache_are_computed_in_place():
+    def loop(model: nn.Module, record: Record) -> None:
+        with parametrize.cached():
+            loss = sum(model(*pair_batch(step)).square().mean() for step in range(2))
+        loss.backward()
+        record.note_model(model)
+
+    def make() -> nn.Module:
+        return TwoTowers(nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 16))))
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
+    assert "parametrized weights are cached" in described
 
 
 def test_a_plan_that_places_what_cannot_be_is_refused_by_name_before_training():
