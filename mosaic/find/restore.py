@@ -116,21 +116,21 @@ def preserved(
 
 
 class Objects:
-    """The Python objects that a model reaches, as they are when this is made.
+    """The Python objects that a model or others reach, as they are when this is made.
 
     Attributes:
         tensors: All tensors, each once.
         contents: Containers with their contents.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, *roots: Any) -> None:
         self.tensors: list[torch.Tensor] = []
         self.contents: Contents = []
         self._arrays: list[tuple[Any, Any]] = []
         self._generators: list[tuple[Generator, Any]] = []
         self._seen: set[int] = set()
         self._queue: deque[tuple[Any, int]] = deque()
-        self.note(model)
+        self.note(*roots)
 
     def has(self, value: Any) -> bool:
         return id(value) in self._seen

@@ -160,7 +160,7 @@ class Surroundings:
     def __init__(self, module: nn.Module) -> None:
         self._places = [(place, place.value) for place in places_of(module.modules()) if place.holds_data]
         self._objects = Objects(module)
-        self._named = Objects(tuple(value for _, value in self._places if not isinstance(value, torch.Tensor)))
+        self._named = Objects(*(value for _, value in self._places if not isinstance(value, torch.Tensor)))
         self.tensors = tuple(self._objects.tensors)  # parameters, buffers, and tensors that attributes hold, each once
         own = set(map(id, (*module.parameters(), *module.buffers())))
         self._versions = [(t, version_of(t)) for t in (*self.tensors, *self._named.tensors) if id(t) not in own]
