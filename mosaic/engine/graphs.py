@@ -35,7 +35,7 @@ from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import Surroundings, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding, without_cast_cache
+from mosaic.engine.calls.thread_state import AsLane, is_traced, saved_tensor_hooks, surrounding, without_cast_cache
 from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
@@ -277,7 +277,7 @@ class ModuleGraph:
         with (
             without_cast_cache(),
             stateless._reparametrize_module(self._module, self._aliases, tie_weights=True, stack_weights=True),
-            as_lane(),
+            AsLane(),
         ):
             yield
 
@@ -456,7 +456,7 @@ class ModuleGraph:
         for place, source in zip(self._sources, sources, strict=True):
             if isinstance(place, int):
                 tensors[place] = source
-        with preserved(self._module), torch.autocast(device.type, autocast, enabled=autocast is not None), as_lane():
+        with preserved(self._module), torch.autocast(device.type, autocast, enabled=autocast is not None), AsLane():
             before = torch_state(device)
             leaves = flatten(self._run_on(tensors))[0]
             if not before.is_same(torch_state(device)):

@@ -108,7 +108,8 @@ class StreamApi:
         return _CurrentStream(self._ordinal, stream)
 
     def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=timing)
+        """Returns an event without the Python calls of ``torch.cuda.Event`` around those of its base."""
+        return torch._C._CudaEventBase(enable_timing=timing)  # type: ignore[return-value]
 
     def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Tells the allocator that ``stream`` uses a tensor's memory, if it is on this device."""
@@ -122,7 +123,7 @@ class StreamApi:
     def is_capturing(self) -> bool:
         """Returns True if the current stream is being captured; torch looks at that of the current device."""
         if torch._C._cuda_getDevice() == self._ordinal:
-            return torch.cuda.is_current_stream_capturing()
+            return torch._C._cuda_isCurrentStreamCapturing()
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 

@@ -73,7 +73,7 @@ class StreamLane(Lane):
     """Ordered work on one stream.
 
     Attributes:
-        last: The latest work, or None.
+        last: The event at the end of the latest work, or None.
         origin: The mark of the lanes' opening; its clock is the one of their marks.
         libraries: Settings of libraries while its work is launched, if any.
     """
@@ -92,7 +92,7 @@ class StreamLane(Lane):
         self.slots = slots
         self.stream = stream
         self.num_sms = num_sms
-        self.last: StreamTicket[Any] | None = None
+        self.last: Any = None
         self.origin = origin
         self.libraries = libraries
         self.closed = False
@@ -163,7 +163,8 @@ class StreamLane(Lane):
         with self._turn:
             if behind_caller:
                 self.order_after_caller()
-            self._order_after(after)
+            if after or self._rivals:
+                self._order_after(after)
             start = self.mark() if timed else None
             with self.api.use_stream(self.stream), self.under_settings():
                 try:
@@ -172,7 +173,7 @@ class StreamLane(Lane):
                     error = raised
             end = self.api.new_event(timing=timed)
             end.record(self.stream)
-            self.last = StreamTicket(self, None, end)  # without the result, which lives as long as its own ticket
+            self.last = end
         ticket: StreamTicket[T] = StreamTicket(self, start, end)
         ticket._result = result
         try:
@@ -189,7 +190,7 @@ class StreamLane(Lane):
         for ref in self._rivals:
             rival = ref()
             if rival is not None and rival.last is not None:
-                rival.last.order(self.stream)
+                rival.last.wait(self.stream)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -56,7 +56,6 @@ class HeldTensors:
         self.parameters = list(named.values())
         self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
         self.tensors = [*self.parameters, *self.buffers]
-        self.ids = list(map(id, self.tensors))
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
 
     def are_same(self) -> bool:

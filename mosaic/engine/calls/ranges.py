@@ -8,8 +8,7 @@ Lanes of the host are threads, which torch's profiler shows only if asked for al
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.autograd import profiler
@@ -17,11 +16,27 @@ from torch.autograd import profiler
 _NVTX: Any = getattr(torch._C, "_nvtx", None)
 
 
-def profiler_range(module: str, phase: str) -> ExitStack:
-    """Begins a range, which ends with ``close`` or a block; ranges of one thread may overlap, as backwards do."""
-    opened = ExitStack()
-    if _NVTX is not None:
-        opened.callback(_NVTX.rangeEnd, _NVTX.rangeStartA(f"mosaic::{module}.{phase}"))
-    if profiler._is_profiler_enabled:  # in any thread of this process
-        opened.enter_context(profiler.record_function(f"mosaic::{module}.{phase}"))
-    return opened
+class ProfilerRange:
+    """A range, which ends with ``close`` or a block; ranges of one thread may overlap, as backwards do."""
+
+    __slots__ = ("_nvtx", "_record")
+
+    def __init__(self, module: str, phase: str) -> None:
+        self._nvtx = None if _NVTX is None else _NVTX.rangeStartA(f"mosaic::{module}.{phase}")
+        self._record: Any = None
+        if profiler._is_profiler_enabled:  # in any thread of this process
+            self._record = profiler.record_function(f"mosaic::{module}.{phase}").__enter__()
+
+    def close(self) -> None:
+        record, self._record = self._record, None
+        if record is not None:
+            record.__exit__(None, None, None)
+        if self._nvtx is not None:
+            _NVTX.rangeEnd(self._nvtx)
+            self._nvtx = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -148,10 +148,13 @@ def become_lane() -> None:
     _HERE.on_lane = True
 
 
-@contextmanager
-def as_lane() -> Iterator[None]:
-    before, _HERE.on_lane = _HERE.on_lane, True
-    try:
-        yield
-    finally:
-        _HERE.on_lane = before
+class AsLane:
+    """A block in which the calling thread counts as one of a lane."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before, _HERE.on_lane = _HERE.on_lane, True
+
+    def __exit__(self, *_: object) -> None:
+        _HERE.on_lane = self._before

@@ -19,7 +19,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.hidden import ModuleState, Surroundings, places_of, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import profiler_range
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket, has_hooks
@@ -68,7 +67,7 @@ class HostExecutor(Executor):
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
         self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
-        self._began: dict[str, tuple[int, ExitStack]] = {}
+        self._began: dict[str, tuple[int, ProfilerRange]] = {}
         self._settings: tuple[Any, ...] | None = None  # torch's, when the model's call or a block began
         self._process = os.getpid()
         self._compiled: str | None = None  # a function between modules that is compiled
@@ -174,7 +173,7 @@ class HostExecutor(Executor):
             args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
             self.drain()
         start = time.perf_counter_ns()
-        with profiler_range(site.name, "forward"):
+        with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
         self.note_span(site, "forward", self.num_backwards, start)
         if torch.is_grad_enabled():
@@ -196,7 +195,7 @@ class HostExecutor(Executor):
             self.backwards.current()  # counts this backward
             self.drain()  # its slots are those of the lanes
             if sees_end and site.name not in self._began:
-                self._began[site.name] = time.perf_counter_ns(), profiler_range(site.name, "backward")
+                self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
             return to_plain(grad)
 
         for tensor in tensors_in(result):
@@ -299,7 +298,7 @@ class HostExecutor(Executor):
             become_lane()
             start = time.perf_counter_ns()
             try:
-                with profiler_range(site.name, phase if slots else f"{phase} routing"):
+                with ProfilerRange(site.name, phase if slots else f"{phase} routing"):
                     return work()
             except BaseException as error:
                 self.errors[number] = error

@@ -20,8 +20,8 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import profiler_range
-from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
+from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.thread_state import TRANSFORMED, AsLane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
@@ -33,7 +33,7 @@ from mosaic.engine.streams.tensor import (
     tagged,
 )
 from mosaic.errors import ModuleContractError
-from mosaic.find.structure import map_tensors, tensors_in, version_of
+from mosaic.find.structure import map_tensors, tensors_in, version_of, versions_of
 from mosaic.timeline import Span
 
 _MAX_PENDING = 512
@@ -98,16 +98,16 @@ class StreamExecutor(Executor):
         order, held = self.orders.of(lane), self._held_by(site)
         call = _Call(order, site.name)
         args, kwargs = map_tensors(call.take, args), map_tensors(call.take, kwargs)
-        plains = call.plains
-        order.check_held(held, repr(site.name))
+        plains, who = call.plains, repr(site.name)
+        order.check_held(held, who)
         order.enter(ready=all(map(self.orders.is_ready, plains)) and held.was_there())
         order.seal()
         point = order.new_point()  # what it launches before it fails may still be running
-        before = [version_of(tensor) for tensor in call.inputs]
+        before = versions_of(call.inputs)
         results: list[Any] = []
 
         def work() -> None:
-            with as_lane(), profiler_range(site.name, "forward"):
+            with AsLane(), ProfilerRange(site.name, "forward"):
                 results.append(run(*args, **kwargs))
 
         try:
@@ -122,9 +122,10 @@ class StreamExecutor(Executor):
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
             lane.api.record_use(plain, lane.stream)
-            order.note_read(plain, point, repr(site.name))
-        order.note_held(held, point, repr(site.name))
-        call.note_writes(before)
+            order.note_read(plain, point, who)
+        order.note_held(held, point, who)
+        if before != versions_of(call.inputs):
+            call.note_writes(before)
         tagged_result = map_tensors(lambda tensor: call.tag(tensor, point), result)
         order.settle()
         return tagged_result
@@ -147,8 +148,9 @@ class StreamExecutor(Executor):
             raise
         finally:
             self.orders.call = before
-            for held in self.held.values():
-                held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
+            if before is not None:  # a model that calls itself: the outer call began earlier
+                for held in self.held.values():
+                    held.is_reached = True
         if self._num_launched:
             self.orders.join()
         return result
@@ -159,7 +161,7 @@ class StreamExecutor(Executor):
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
         start = self.log.mark()
-        with profiler_range(site.name, "forward"):
+        with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
         self._hold_lanes(self.log.mark().event)
         self.log.note(site, "forward", start, self._barrier)
@@ -398,14 +400,14 @@ class _Backward:
         self._task = -1
         self._start: StreamMark | None = None
         self._target: ExitStack | None = None
-        self._shown: ExitStack | None = None
+        self._shown: ProfilerRange | None = None
 
     def begin(self, _: torch.Tensor) -> None:
         task = torch._C._current_graph_task_id()
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()
             self._timeline.began(self)
-            self._shown = profiler_range(self.site.name, "backward")
+            self._shown = ProfilerRange(self.site.name, "backward")
             lane = self.site.lane
             if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
                 with lane.api.use_stream(lane.stream):  # whose workspace of cuBLAS there is

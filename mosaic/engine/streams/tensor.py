@@ -15,21 +15,22 @@ past them (autograd functions, operators in C++) finds a tensor with the same me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 from torch import nn
-from torch._compile import _disable_dynamo
+from torch._C._dynamo import eval_frame as dynamo
 
 from mosaic.engine.calls.thread_state import on_lane, without_cast_cache
 from mosaic.engine.calls.torch_functions import TorchFunction, look_up
 from mosaic.engine.streams.order import LaneOrder, Point
 from mosaic.errors import ModuleContractError
-from mosaic.find.structure import map_tensors, tensors_in, version_of
+from mosaic.find.structure import map_tensors, tensors_in, versions_of
 
+_SCALARS = (int, float, bool, type(None), str)
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -65,7 +66,7 @@ class StreamTensor(torch.Tensor):
     def order_before(self, stream: Any) -> None:
         """Orders a stream behind this tensor, and tells the allocator."""
         order = self._point.order
-        if stream != order.stream and not order.lane.closed:
+        if stream is not order.stream and stream != order.stream and not order.lane.closed:
             order.hold(stream, self._point)
             if stream not in self._told:
                 order.home.api.record_use(self._plain, stream)
@@ -74,24 +75,21 @@ class StreamTensor(torch.Tensor):
     def join(self) -> torch.Tensor:
         """Orders the current stream behind this tensor and returns it plain."""
         order = self._point.order
-        plain = self.plain_for(order.home.api.current_stream())
+        here = order.home.api.current_stream()
+        plain = self.plain_for(here)
         if on_user_stream():
-            order.check_reads(order.home.api.current_stream())
+            order.check_reads(here)
         return plain
 
     @classmethod
-    @_disable_dynamo  # a function that the user compiles would get these lines into its graph; so it runs as it is
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
-        kwargs = kwargs or {}
         does = look_up(func)
-        if does.name == "__hash__":
-            return id(args[0])
         if does.reads or does.sets:
-            return _on_object(func, does, args, kwargs)
+            return _on_object(func, does, args, kwargs or {})
         if does.name == "__iter__":
             return iter(args[0].unbind(0))
-        return _Operation(func, does, args, kwargs).run()
+        return _Operation(func, does, args, kwargs or {}).run()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
@@ -115,6 +113,13 @@ class StreamTensor(torch.Tensor):
         return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
 
+# A function that the user compiles would get these lines into its graph. torch.compiler.disable takes ten calls more.
+_decides: Any = StreamTensor.__torch_function__.__func__  # type: ignore[attr-defined]
+_decides._torchdynamo_disable = True
+_SKIPPED = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+dynamo.set_code_exec_strategy(_decides.__code__, _SKIPPED)
+
+
 class _Operation:
     """One torch function that has a tensor of a lane among its arguments."""
 
@@ -128,19 +133,21 @@ class _Operation:
         self.shells: list[StreamTensor] = []
         self.plains: list[torch.Tensor] = []
         self.stands_for: dict[int, StreamTensor] = {}
-        self.plain_args = [self._take(value) for value in args]
+        self.plain_args = list(map(self._take, args))
         self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
 
     def _take(self, value: Any) -> Any:
-        if type(value) is StreamTensor:
+        kind = type(value)
+        if kind is StreamTensor:
             plain = value.plain()
             self.shells.append(value)
             self.stands_for[id(plain)] = value
             return plain
-        if isinstance(value, torch.Tensor):
-            self.plains.append(value)
-        elif isinstance(value, (tuple, list, dict)):
-            return map_tensors(self._take, value)
+        if kind not in _SCALARS:
+            if isinstance(value, torch.Tensor):
+                self.plains.append(value)
+            elif isinstance(value, (tuple, list, dict)):
+                return map_tensors(self._take, value)
         return value
 
     def run(self) -> Any:
@@ -184,12 +191,15 @@ class _Operation:
         order.enter(ready=not plains or all(map(home.is_ready, plains)))
         if writes:
             order.hold_back_writer(order.stream)
-        before = [version_of(shell._plain) for shell in self.shells]
-        plains_before = [version_of(plain) for plain in plains]
+        tensors = [*(shell._plain for shell in self.shells), *plains]
+        before = versions_of(tensors)
         may_cast = plains and torch.is_autocast_enabled(home.api.device.type)
-        # A weight that was cast on one lane must not be found by another, which did not wait.
-        with home.api.use_stream(order.stream), without_cast_cache() if may_cast else nullcontext():
-            result = self.func(*self.plain_args, **self.plain_kwargs)
+        with home.api.use_stream(order.stream):
+            if may_cast:  # a weight that was cast on one lane must not be found by another, which did not wait
+                with without_cast_cache():
+                    result = self.func(*self.plain_args, **self.plain_kwargs)
+            else:
+                result = self.func(*self.plain_args, **self.plain_kwargs)
         point = order.point()
         stands_for = self.stands_for
 
@@ -200,15 +210,16 @@ class _Operation:
         for plain in plains:
             home.api.record_use(plain, order.stream)
             order.note_read(plain, point, f"{self.does.name}, which follows a placed module on its lane,")
+        after, num_shells = versions_of(tensors), len(self.shells)
         # Orders others behind what was written, be it known beforehand or not.
-        if writes or before != [version_of(shell._plain) for shell in self.shells]:
+        if writes or before[:num_shells] != after[:num_shells]:
             if not writes and order.has_readers(besides=order.stream):
                 raise ModuleContractError(
                     f"{self.does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                     "name or schema says that it writes; write to a copy"
                 )
             order.wrote()
-        if plains and (self.does.statistics or plains_before != [version_of(plain) for plain in plains]):
+        if plains and (self.does.statistics or before[num_shells:] != after[num_shells:]):
             order.hold_user(home.api.current_stream(), order.point())
         if order.is_owing:
             order.settle()
@@ -247,10 +258,12 @@ def _writing(written: Sequence[torch.Tensor], here: Any) -> Iterator[None]:
 
 def on_user_stream() -> bool:
     """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
-    return not on_lane() and torch._C._current_graph_task_id() == -1
+    return torch._C._current_graph_task_id() == -1 and not on_lane()
 
 
 def _on_object(func: Any, does: TorchFunction, args: Any, kwargs: dict[str, Any]) -> Any:
+    if does.name == "__hash__":
+        return id(args[0])
     if len(args) == 1 and not kwargs:
         result = func(_plain(args[0]))
     else:

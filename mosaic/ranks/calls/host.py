@@ -16,9 +16,9 @@ import torch
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import profiler_range
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.calls.thread_state import AsLane, interception, on_lane
 from mosaic.engine.host.call import Call, add_place
 from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
@@ -54,11 +54,11 @@ class HostRankExecutor(RankExecutor):
         def timed() -> Any:
             nonlocal start
             start = time.perf_counter_ns()
-            with self.progress.computing(name, phase), profiler_range(name, phase), marked(name):
+            with self.progress.computing(name, phase), ProfilerRange(name, phase), marked(name):
                 return work()
 
         def on_its_lane() -> Any:
-            with as_lane():
+            with AsLane():
                 return timed()
 
         try:

@@ -33,8 +33,8 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import profiler_range
-from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.thread_state import AsLane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import UnsupportedModelError
@@ -67,9 +67,9 @@ class StreamRankExecutor(RankExecutor):
         """Launches a module's own work where it is requested: the call is on its lane already."""
         name, site, timeline = routed.name, self._sites[routed.name], self.engine.log
         settings = self.lanes.lane(routed.slots).under_settings()
-        with as_lane(), settings, self.progress.computing(name, phase), marked(name):
+        with AsLane(), settings, self.progress.computing(name, phase), marked(name):
             start = timeline.mark()
-            with profiler_range(name, phase):
+            with ProfilerRange(name, phase):
                 result = work()
         timeline.note(site, phase, start, timeline.mark().event, step=self.progress.step)
         return result

@@ -425,7 +425,7 @@ def test_an_interrupt_leaves_the_loop_its_stream_and_a_model_that_can_be_saved(m
             backend.api.use_stream(handle._executor.lanes.lane((0,)).stream).__enter__()
             raise KeyboardInterrupt
 
-        for target in ("version_of", "tagged"):
+        for target in ("versions_of", "tagged"):
             monkeypatch.setattr(f"mosaic.engine.streams.executor.{target}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 model(*pair_batch())
