@@ -24,16 +24,18 @@ class SpanLog:
 
     def __init__(self) -> None:
         self.num_backwards = 0  # that have ended
-        self._spans: deque[Span] = deque(maxlen=20_000)
+        self._spans: deque[tuple[float, float, str, Any, tuple[int, ...], int]] = deque(maxlen=20_000)
 
     def add(self, module: str, phase: Any, slots: tuple[int, ...], step: int, start_ms: float, end_ms: float) -> None:
         if slots:  # routing between ranks holds none
-            span = Span(module=module, phase=phase, slots=slots, step=step, start_ms=start_ms, end_ms=end_ms)
-            self._spans.append(span)
+            self._spans.append((start_ms, end_ms, module, phase, slots, step))
 
     def spans(self) -> tuple[Span, ...]:
         """Returns what ran, by start."""
-        return tuple(sorted(self._spans, key=lambda span: span.start_ms))
+        return tuple(
+            Span(module=module, phase=phase, slots=slots, step=step, start_ms=start_ms, end_ms=end_ms)
+            for start_ms, end_ms, module, phase, slots, step in sorted(self._spans, key=lambda span: span[0])
+        )
 
     def clear(self) -> None:
         self._spans.clear()

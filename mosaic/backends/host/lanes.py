@@ -43,7 +43,8 @@ class HostTicket(Generic[T]):
     @property
     def ready(self) -> bool:
         """True once all work that it waits for has ended."""
-        self.after = tuple([ticket for ticket in self.after if not ticket.done])
+        if self.after:
+            self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
     def wait(self) -> T:
@@ -78,13 +79,15 @@ class _Arbiter:
     A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
     want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
     so the ticket with the lowest order can always run: deadlock is impossible. A lane's thread is woken only when
-    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works.
+    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works. It waits for a plain
+    lock, which is released to wake it: a condition makes twelve calls of Python's for that.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.at_rest = threading.Condition(self.lock)
-        self.wake: dict[Key, threading.Condition] = {}
+        self.is_drained = False  # a thread waits until all is at rest
+        self.asleep: dict[Key, threading.Lock] = {}  # held while a lane's thread has nothing to look at
         self.queues: dict[Key, deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
         self.num_submitted = 0
@@ -95,7 +98,8 @@ class _Arbiter:
         """Adds a lane."""
         with self.lock:
             self.queues[key] = deque()
-            self.wake[key] = threading.Condition(self.lock)
+            self.asleep[key] = threading.Lock()
+            self.asleep[key].acquire()
 
     def submit(
         self, key: Key, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]
@@ -108,48 +112,56 @@ class _Arbiter:
             queue = self.queues[key]
             queue.append(ticket)
             if queue[0] is ticket and self._may_run(ticket):  # it lets no other one run
-                self.wake[key].notify()
+                self._wake(key)
         return ticket
 
-    def next(self, key: Key) -> HostTicket[Any] | None:
-        """Blocks a lane's thread until its next ticket may run; None when the lane should end."""
-        queue = self.queues[key]
-        with self.lock:
-            while True:
+    def serve(self, key: Key) -> None:
+        """Runs a lane's tickets on the calling thread, until the lane should end."""
+        queue, asleep = self.queues[key], self.asleep[key]
+        ticket: HostTicket[Any] | None = None
+        while True:
+            with self.lock:
+                if ticket is not None:
+                    self.held.difference_update(ticket.slots)
+                    self.num_running -= 1
+                    ticket.finish()
+                    ticket = None  # or the tensors it holds live until the next one
+                    self._wake_ready(besides=key)
+                    if self.is_drained and not self.num_running:
+                        self.is_drained = False
+                        self.at_rest.notify_all()
                 if queue and self._may_run(queue[0]):
                     ticket = queue.popleft()
                     self.held.update(ticket.slots)
                     self.num_running += 1
-                    return ticket
-                if self.closing and not queue:
-                    return None
-                self.wake[key].wait(_LOOK_AGAIN_S)
-
-    def ended(self, ticket: HostTicket[Any]) -> None:
-        with self.lock:
-            self.held.difference_update(ticket.slots)
-            self.num_running -= 1
-            ticket.finish()
-            self._wake_ready()
-            if not self.num_running:
-                self.at_rest.notify_all()
+                elif self.closing and not queue:
+                    return
+            if ticket is None:
+                asleep.acquire(timeout=_LOOK_AGAIN_S)
+            else:
+                ticket.run()
 
     def drain(self) -> None:
         with self.lock:
             self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
             while self.num_running or any(self.queues.values()):
+                self.is_drained = True
                 self.at_rest.wait(_LOOK_AGAIN_S)
 
     def close(self) -> None:
         with self.lock:
             self.closing = True
-            for condition in self.wake.values():
-                condition.notify()
+            for key in self.asleep:
+                self._wake(key)
 
-    def _wake_ready(self) -> None:
+    def _wake(self, key: Key) -> None:
+        if self.asleep[key].locked():
+            self.asleep[key].release()
+
+    def _wake_ready(self, besides: Key | None = None) -> None:
         for key, queue in self.queues.items():
-            if queue and self._may_run(queue[0]):
-                self.wake[key].notify()
+            if queue and key != besides and self._may_run(queue[0]):
+                self._wake(key)
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
         if not ticket.ready or not self.held.isdisjoint(ticket.slots):
@@ -174,10 +186,7 @@ def _serve(
     torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
     torch.set_num_threads(num_threads)  # per thread: every lane sets its own
     started.release()
-    while (ticket := arbiter.next(key)) is not None:
-        ticket.run()
-        arbiter.ended(ticket)
-        del ticket  # or the tensors it holds live until the next one
+    arbiter.serve(key)
 
 
 @dataclass(frozen=True, slots=True)
