@@ -79,14 +79,12 @@ class _Arbiter:
     A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
     want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
     so the ticket with the lowest order can always run: deadlock is impossible. A lane's thread is woken only when
-    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works. It waits for a plain
-    lock, which is released to wake it: a condition makes twelve calls of Python's for that.
+    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.at_rest = threading.Condition(self.lock)
-        self.is_drained = False  # a thread waits until all is at rest
         self.asleep: dict[Key, threading.Lock] = {}  # held while a lane's thread has nothing to look at
         self.queues: dict[Key, deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
@@ -127,8 +125,7 @@ class _Arbiter:
                     ticket.finish()
                     ticket = None  # or the tensors it holds live until the next one
                     self._wake_ready(besides=key)
-                    if self.is_drained and not self.num_running:
-                        self.is_drained = False
+                    if not self.num_running:
                         self.at_rest.notify_all()
                 if queue and self._may_run(queue[0]):
                     ticket = queue.popleft()
@@ -145,7 +142,6 @@ class _Arbiter:
         with self.lock:
             self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
             while self.num_running or any(self.queues.values()):
-                self.is_drained = True
                 self.at_rest.wait(_LOOK_AGAIN_S)
 
     def close(self) -> None:
@@ -173,20 +169,14 @@ class _Arbiter:
         return True
 
 
-def _serve(
-    arbiter: _Arbiter,
-    key: Key,
-    cores: frozenset[int] | None,
-    num_threads: int,
-    started: threading.Semaphore,
-) -> None:
+def _serve(arbiter: _Arbiter, lane: HostLane, cores: frozenset[int] | None, started: threading.Semaphore) -> None:
     """Body of a lane's thread."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
     torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
-    torch.set_num_threads(num_threads)  # per thread: every lane sets its own
+    torch.set_num_threads(lane.num_threads)  # per thread: every lane sets its own
     started.release()
-    arbiter.serve(key)
+    arbiter.serve(lane.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +198,12 @@ class HostLane(Lane):
 
     def __init__(self, arbiter: _Arbiter, key: Key, slots: tuple[int, ...], num_threads: int) -> None:
         self._arbiter = arbiter
-        self._key = key
+        self.key = key
         self.slots = slots
         self.num_threads = num_threads
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
-        return self._arbiter.submit(self._key, self.slots, work, after)
+        return self._arbiter.submit(self.key, self.slots, work, after)
 
     def mark(self) -> HostMark:
         return HostMark(time.perf_counter_ns())
@@ -253,7 +243,7 @@ class HostLanes(Lanes):
             if self._cores is not None:
                 pinned = frozenset(self._cores[slot] for slot in lane.slots or self._cores)
             name = f"mosaic-lane-{key if isinstance(key, str) else '-'.join(map(str, key))}"
-            work = (self._arbiter, key, pinned, lane.num_threads, started)
+            work = (self._arbiter, lane, pinned, started)
             self._threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
             self._threads[-1].start()
         for _ in lanes:

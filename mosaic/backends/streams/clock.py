@@ -63,9 +63,7 @@ class StreamClock:
 
     def mark(self, stream: Any) -> StreamMark:
         """Marks the present end of a stream."""
-        event = self._api.new_event(timing=True)
-        event.record(stream)
-        return StreamMark(event, self, self._base)
+        return StreamMark(self._timed_event(stream), self, self._base)
 
     def read(self, base: _Base) -> float:
         """Returns the time at which a step's event was passed, in milliseconds since the clock was made."""

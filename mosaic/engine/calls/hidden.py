@@ -143,8 +143,7 @@ def modes_of(module: nn.Module | None) -> tuple[bool, ...]:
     return () if module is None else tuple([part.training for part in module.modules()])
 
 
-def read_settings() -> tuple[Any, ...]:
-    return read(_OF_PROCESS)
+read_settings = functools.partial(read, _OF_PROCESS)
 
 
 def changed_setting(before: tuple[Any, ...], after: tuple[Any, ...]) -> str | None:

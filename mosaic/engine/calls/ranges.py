@@ -27,7 +27,10 @@ class ProfilerRange:
         if profiler._is_profiler_enabled:  # in any thread of this process
             self._record = profiler.record_function(f"mosaic::{module}.{phase}").__enter__()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def close(self, *_: object) -> None:
         record, self._record = self._record, None
         if record is not None:
             record.__exit__(None, None, None)
@@ -35,8 +38,4 @@ class ProfilerRange:
             _NVTX.rangeEnd(self._nvtx)
             self._nvtx = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close

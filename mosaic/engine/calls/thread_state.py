@@ -151,8 +151,6 @@ def become_lane() -> None:
 class AsLane:
     """A block in which the calling thread counts as one of a lane."""
 
-    __slots__ = ("_before",)
-
     def __enter__(self) -> None:
         self._before, _HERE.on_lane = _HERE.on_lane, True
 

@@ -91,7 +91,7 @@ class StreamExecutor(Executor):
     ) -> Any:
         """Launches a call and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         self._num_launched += 1
-        lane = _lane_of(site)
+        lane: StreamLane = site.lane  # type: ignore[assignment]  # of this executor
         if self._barrier is not None and lane not in self._waited:
             self._barrier.wait(lane.stream)
             self._waited.add(lane)
@@ -172,7 +172,7 @@ class StreamExecutor(Executor):
         """Orders the user's stream behind a module's lane, and the module's next call behind the user's stream."""
         if self.closed or not on_user_stream() or self.lanes.api.is_capturing():
             return
-        self.orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
+        self.orders.of(site.lane).hold_all(self.lanes.api.current_stream())
         self._held_by(site).is_reached = True
 
     def _held_by(self, site: PlacedModule) -> HeldState:
@@ -277,7 +277,7 @@ class _Call:
         if type(owner) is not StreamTensor:
             self._order.is_owing = True
             return tensor
-        owner.order.wait_for_point(point)
+        self._order.hold(owner.order.stream, point)
         return tagged(tensor, owner.order.point())
 
     def note_writes(self, before: list[int | None]) -> None:
@@ -296,11 +296,6 @@ class _Call:
 def _run_joined(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Makes a call on the current stream; in the middle of a backward, such as a checkpoint's, that is autograd's."""
     return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
-
-
-def _lane_of(site: PlacedModule) -> StreamLane:
-    assert isinstance(site.lane, StreamLane), "a site of another executor"
-    return site.lane
 
 
 class StreamTimeline(SpanLog):

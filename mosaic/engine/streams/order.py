@@ -106,9 +106,6 @@ class LaneOrder:
         self.home.order(stream, before=self.stream)
         self._readers.discard(stream)
 
-    def wait_for_point(self, point: Point) -> None:
-        point.order.hold(self.stream, point)
-
     def hold_back_writer(self, stream: Any) -> None:
         """Makes a stream wait for whoever reads this lane's tensors, since it is going to write into one."""
         for reader in self._readers:
@@ -167,11 +164,6 @@ class LaneOrder:
         event = self.home.api.new_event()
         event.record(self.stream)
         point.event = event
-
-    def hold_user(self, stream: Any, point: Point) -> None:
-        """Makes the user's stream wait for a point, and checks that what the lane read until then is as it was."""
-        self.hold(stream, point)
-        self.check_reads(stream)
 
     def settle(self) -> None:
         """Makes the user's stream wait for what carries no point, if there is such."""
@@ -276,10 +268,9 @@ class HeldState:
     """Parameters and buffers of one module, compared at the moments that matter.
 
     What differs from the beginning of the model's call was written before the module's own, which then waits for the
-    user's stream. What differs from the end of the module's call was written beside its lane, an error. Its parts are
-    searched for other tensors right before and after the module's own call alone, which uses the same memory: at other
-    moments the search takes five times as long. What the module held until then lives as long, so that the memory that
-    a lane reads is used for nothing else.
+    user's stream. What differs from the end of the module's call was written beside its lane, an error. The module is
+    searched for other tensors beside its own call alone, which reads the same memory, and slow at other moments. What
+    it held before lives until then, so that nothing else gets the memory that a lane reads.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -315,7 +306,6 @@ class HeldState:
         return False
 
     def _marks(self) -> Any:
-        """Returns for each tensor its count of writes and its address, without a call of Python's."""
         return versions_of(self._held.tensors), _addresses_of(self._held.tensors)
 
     def _forget(self) -> None:

@@ -115,9 +115,8 @@ class StreamTensor(torch.Tensor):
 
 # A function that the user compiles would get these lines into its graph. torch.compiler.disable takes ten calls more.
 _decides: Any = StreamTensor.__torch_function__.__func__  # type: ignore[attr-defined]
-_decides._torchdynamo_disable = True
-_SKIPPED = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
-dynamo.set_code_exec_strategy(_decides.__code__, _SKIPPED)
+_decides._torchdynamo_disable, _SKIP = True, dynamo._FrameAction.SKIP
+dynamo.set_code_exec_strategy(_decides.__code__, dynamo._FrameExecStrategy(_SKIP, _SKIP))
 
 
 class _Operation:
@@ -220,7 +219,9 @@ class _Operation:
                 )
             order.wrote()
         if plains and (self.does.statistics or before[num_shells:] != after[num_shells:]):
-            order.hold_user(home.api.current_stream(), order.point())
+            here = home.api.current_stream()
+            order.hold(here, order.point())
+            order.check_reads(here)
         if order.is_owing:
             order.settle()
         return result
