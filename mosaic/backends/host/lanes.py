@@ -99,18 +99,16 @@ class _Arbiter:
             self.asleep[key] = threading.Lock()
             self.asleep[key].acquire()
 
-    def submit(
-        self, key: Key, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]
-    ) -> HostTicket[T]:
+    def submit(self, lane: HostLane, work: Callable[[], T], after: Sequence[Ticket[object]]) -> HostTicket[T]:
         with self.lock:
             if self.closing:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
-            ticket = HostTicket(work, slots, after, self.num_submitted)
+            ticket = HostTicket(work, lane.slots, after, self.num_submitted)
             self.num_submitted += 1
-            queue = self.queues[key]
+            queue = self.queues[lane.key]
             queue.append(ticket)
             if queue[0] is ticket and self._may_run(ticket):  # it lets no other one run
-                self._wake(key)
+                self._wake(lane.key)
         return ticket
 
     def serve(self, key: Key) -> None:
@@ -203,7 +201,7 @@ class HostLane(Lane):
         self.num_threads = num_threads
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
-        return self._arbiter.submit(self.key, self.slots, work, after)
+        return self._arbiter.submit(self, work, after)
 
     def mark(self) -> HostMark:
         return HostMark(time.perf_counter_ns())

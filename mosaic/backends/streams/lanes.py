@@ -34,7 +34,7 @@ class StreamTicket(Generic[T]):
         self.lane = lane
         self.end = end  # an event
         self.start = start
-        self._result: T | None = None
+        self.result: T | None = None
         self._error: BaseException | None = None
 
     @property
@@ -65,8 +65,8 @@ class StreamTicket(Generic[T]):
         api = self.lane.api
         here = api.current_stream()
         self.order(here)
-        _record_use(api, self._result, here)
-        return self._result  # type: ignore[return-value]  # set whenever there is no error
+        _record_use(api, self.result, here)
+        return self.result  # type: ignore[return-value]  # set whenever there is no error
 
 
 class StreamLane(Lane):
@@ -175,7 +175,7 @@ class StreamLane(Lane):
             end.record(self.stream)
             self.last = end
         ticket: StreamTicket[T] = StreamTicket(self, start, end)
-        ticket._result = result
+        ticket.result = result
         try:
             return ticket, error
         finally:

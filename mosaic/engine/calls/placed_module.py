@@ -93,7 +93,7 @@ class PlacedModule:
     def forget_calls(self) -> None:
         """Forgets calls whose results nobody got, though a traceback may keep them alive."""
         self.in_flight.clear()
-        self.in_place.clear()
+        self.in_place = PendingBackwards()
 
 
 class PendingBackwards:
@@ -122,9 +122,6 @@ class PendingBackwards:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(hook)
                 calls.add(call)  # its life is that of the hooks
-
-    def clear(self) -> None:
-        self._calls.clear()
 
 
 class _Call:

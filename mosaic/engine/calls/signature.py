@@ -116,10 +116,6 @@ class Arguments:
         return Arguments(leaves if instead is None else list(map(instead, leaves)), nesting, ThreadState.capture())
 
     @property
-    def spec(self) -> pytree.TreeSpec:
-        return self.nesting.spec
-
-    @property
     def opaque(self) -> str | None:
         """The type of a leaf that may hide tensors."""
         if len(self.tensors) == len(self.leaves):

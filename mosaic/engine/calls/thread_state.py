@@ -149,8 +149,6 @@ def become_lane() -> None:
 
 
 class AsLane:
-    """A block in which the calling thread counts as one of a lane."""
-
     def __enter__(self) -> None:
         self._before, _HERE.on_lane = _HERE.on_lane, True
 

@@ -12,7 +12,6 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.base import Ticket
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
@@ -83,14 +82,6 @@ class Call:
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         self._keep_uses_apart()
         return [tensor.detach() for tensor in self._roots]
-
-    def pending(self, ticket: Ticket[list[torch.Tensor | None]]) -> list[LaneTensor]:
-        """Returns stand-ins for the tensors that its forward, ``ticket``, will make."""
-        lane, name = self.site.lane, self.site.name
-        return [
-            LaneTensor(info.like, self.executor, lane, ticket, pick, name, is_shared=info.shares_memory)
-            for pick, info in enumerate(self.signature.new_outputs)
-        ]
 
     def _run_module(
         self, run: Callable[..., Any], arguments: Arguments

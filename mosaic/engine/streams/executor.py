@@ -104,21 +104,18 @@ class StreamExecutor(Executor):
         order.seal()
         point = order.new_point()  # what it launches before it fails may still be running
         before = versions_of(call.inputs)
-        results: list[Any] = []
 
-        def work() -> None:
+        def work() -> Any:
             with AsLane(), ProfilerRange(site.name, "forward"):
-                results.append(run(*args, **kwargs))
+                return run(*args, **kwargs)
 
         try:
             ticket = lane.launch(work, behind_caller=False)
         finally:
             held.note_call()  # what the call wrote is part of it
-        point.event = ticket.end
-        result = results.pop()
+        point.event, result = ticket.end, ticket.result
         if timeline is not None:
-            assert ticket.start is not None
-            timeline.note(site, "forward", ticket.start, ticket.end)
+            timeline.note(site, "forward", ticket.start, ticket.end)  # type: ignore[arg-type]  # it is timed
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
             lane.api.record_use(plain, lane.stream)
@@ -163,7 +160,8 @@ class StreamExecutor(Executor):
         start = self.log.mark()
         with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
-        self._hold_lanes(self.log.mark().event)
+        self._barrier = self.log.mark().event
+        self._waited.clear()
         self.log.note(site, "forward", start, self._barrier)
         self.log.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
@@ -172,7 +170,8 @@ class StreamExecutor(Executor):
         """Orders the user's stream behind a module's lane, and the module's next call behind the user's stream."""
         if self.closed or not on_user_stream() or self.lanes.api.is_capturing():
             return
-        self.orders.of(site.lane).hold_all(self.lanes.api.current_stream())
+        order = self.orders.of(site.lane)  # type: ignore[arg-type]
+        order.hold_all(self.lanes.api.current_stream())
         self._held_by(site).is_reached = True
 
     def _held_by(self, site: PlacedModule) -> HeldState:
@@ -199,13 +198,9 @@ class StreamExecutor(Executor):
             self.settle()
         result = _run_joined(run, args, kwargs)
         if has_lanes:
-            self._hold_lanes(self.log.mark().event)
+            self._barrier = self.log.mark().event
+            self._waited.clear()
         return result
-
-    def _hold_lanes(self, event: Any) -> None:
-        """Makes each lane wait for an event before its next call."""
-        self._barrier = event
-        self._waited.clear()
 
     # The rest of what a handle asks for.
 

@@ -39,10 +39,8 @@ class StreamTensor(torch.Tensor):
 
     _plain: torch.Tensor
     _point: Point
-    _loose = False
-    """Made while autograd was off: an autograd function may give it a place in the graph."""
-    _adopted = False
-    """One did: its place in the graph is the shell's own."""
+    _loose = False  # made while autograd was off: an autograd function may give it a place in the graph
+    _adopted = False  # one did: its place in the graph is the shell's own
     _told: tuple[Any, ...] = ()
 
     @property

@@ -71,7 +71,7 @@ class HostRankExecutor(RankExecutor):
 
     def _launch(self, call: RoutedCall) -> Any:
         routed, arguments = call.routed, Arguments.take(call.args, call.kwargs, join_joined)
-        call.validate(arguments.spec, arguments.leaves)
+        call.validate(arguments.nesting.spec, arguments.leaves)
         site = self._sites[routed.name]
         opaque = f"it takes a {arguments.opaque}, which may hide tensors" if arguments.opaque is not None else None
         reason = self._reason(call, interception(), site.obstacle, opaque)
