@@ -143,7 +143,7 @@ for step in range(3):
     if sys.argv[1] == "ordered":
         parts = [ticket.wait() for ticket in tickets]
     else:
-        parts = [ticket._result for ticket in tickets]
+        parts = [ticket.result for ticket in tickets]
     joined = parts[0].detach() + parts[1].detach()
 torch.cuda.synchronize()
 lanes.close()
