@@ -474,3 +474,41 @@ def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_
         with _disable_current_modes():  # under one Dynamo would not compile
             assert torch.equal(fuse(left, right), expected)
     assert len(graphs) == 1
+
+
+def add_to(table: dict[str, Any]) -> None:
+    with torch.no_grad():
+        table["weight"].add_(0.1)
+
+
+def exchange_data(table: dict[str, Any]) -> None:
+    table["weight"].data = table["weight"].data * 1.1
+
+
+def replace(table: dict[str, Any]) -> None:
+    table["weight"] = nn.Parameter(table["weight"].detach() * 1.1)
+
+
+@pytest.mark.parametrize("write", [add_to, exchange_data, replace])
+def test_a_weight_that_the_model_changes_past_its_module_is_ordered_before_a_call_and_refused_beside_one(write: Any):
+    moment = [""]
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if moment == ["before"]:
+            write(table)
+        left = model.left(x)
+        if moment == ["beside"]:
+            write(table)
+        return left * model.right(y)
+
+    model = Glued(glue)
+    table: dict[str, Any] = vars(model.left[0])["_parameters"]
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        for moment[0] in ("", "before", "before", ""):
+            model(*pair_batch())  # the fake streams raise where the lane would not wait for the write
+        moment[0] = "beside"
+        if write is replace:  # what the lane reads lives until the module's next call
+            model(*pair_batch())
+        else:
+            with pytest.raises((ModuleContractError, RaceError)):
+                model(*pair_batch())
