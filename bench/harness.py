@@ -13,10 +13,9 @@ import torch
 
 from bench.processes import Make, PartFailedError, within
 from bench.record import Figure, Study, missing_figure
-from mosaic.artifact import save
+from mosaic.artifact import Provenance, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
-from mosaic.provenance import Provenance
 
 
 def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:

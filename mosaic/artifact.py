@@ -1,4 +1,4 @@
-"""Mosaic's files: profiles, plans and run records in JSON, recipes in TOML.
+"""Mosaic's files: profiles, plans and records in JSON, rows in lines of JSON, recipes in TOML; the origin of results.
 
 pydantic checks a file once, here, against the frozen dataclass that it becomes; inside the library nothing is checked
 again. A file is written aside and renamed, so a full disk or a killed process leaves the old file or the new one whole.
@@ -9,8 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import shlex
+import subprocess
+import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,3 +170,73 @@ def _validate(kind: type[T], text: str, source: str) -> T:
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
+
+
+def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
+    """Adds a row to a new or an old file; a torn line before it stays a line of its own.
+
+    ``flush`` waits until the row is on the disk; a process that is killed loses nothing either way.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    with path.open("ab+") as file:
+        torn = b""
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            torn = b"" if file.read(1) == b"\n" else b"\n"
+        file.write(torn + json.dumps(row).encode() + b"\n")
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the whole rows; none without a file."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+def steps_in(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns the last row of each ``step``: a step that is repeated after a kill has several."""
+    return {row["step"]: row for row in lines_of(path) if isinstance(row.get("step"), int)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Origin of a result."""
+
+    command: str
+    """Without folders of absolute paths, so that it may be published."""
+    created: str
+    commit: str
+    """Followed by ``+`` if files had been changed; empty outside of a clone."""
+    python_version: str
+
+    @staticmethod
+    def here() -> Provenance:
+        """Reads it off this process."""
+        words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+        return Provenance(
+            command=shlex.join([Path(sys.argv[0]).name, *words]),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=_commit(),
+            python_version=platform.python_version(),
+        )
+
+
+def _commit() -> str:
+    top = Path(__file__).resolve().parent.parent
+    describe = ["git", "-C", str(top), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.check_output(describe, text=True).strip() if (top / ".git").exists() else ""
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_MAX_GRID = 2000
-"""Characters up to which a message shows a whole schedule."""
-
 
 def said_by(error: BaseException) -> str:
     """Returns an error's class and the first line of its message."""
@@ -82,15 +79,10 @@ class InvalidPlanError(MosaicError):
 
 
 class InvalidScheduleError(MosaicError):
-    """A schedule contradicts itself, its plan or its graph, or can never end.
+    """A schedule contradicts itself, its plan or its graph, or can never end; shows a short one's rows (``grid``)."""
 
-    The message shows ``grid``, its rows as text, if that is short; ``cell`` is the rank and the place in its row of the
-    action at fault, if one is.
-    """
-
-    def __init__(self, message: str, *, grid: str = "", cell: tuple[int, int] | None = None) -> None:
-        super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= _MAX_GRID else ""))
-        self.cell = cell
+    def __init__(self, message: str, *, grid: str = "") -> None:
+        super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= 2000 else ""))
 
 
 class InvalidProfileError(MosaicError):

@@ -154,10 +154,6 @@ class TrialReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """``trials``, ``trial_steps``, ``trial_lost_ms`` and ``trial_ms/CANDIDATE``, all measured."""
 
-    @property
-    def has_steps(self) -> bool:
-        return self.metrics.get("trial_steps", 0.0) > 0
-
 
 class Turns:
     """Candidates that take turns, the baseline (the plain loop, or data-parallel training) first in every round.

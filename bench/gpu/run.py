@@ -24,8 +24,7 @@ from bench.gpu.parts import MEASUREMENTS, Measurement
 from bench.gpu.tables import models_table, overlap_table, text_table
 from bench.processes import begin_section, last_lines
 from bench.record import Figure, Part, Status, Study, one_line
-from mosaic.artifact import save, write_text
-from mosaic.provenance import Provenance
+from mosaic.artifact import Provenance, save, write_text
 
 TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
 """Prefixes of environment variables that can change what is measured; values that are paths are left out."""

@@ -22,8 +22,7 @@ from typing import Any, Literal, get_args
 
 from bench.record import Figure
 from bench.retrain.small_folder import bits_of, write_day, write_folder
-from mosaic.artifact import load
-from mosaic.lines import lines_of
+from mosaic.artifact import lines_of, load
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.report import DayReport
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mosaic.artifact import load
-from mosaic.lines import steps_in
+from mosaic.artifact import load, steps_in
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.records import Trained
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mlflow import MlflowClient, set_experiment
 from mlflow.entities import Metric
 
-from mosaic.lines import steps_in
+from mosaic.artifact import steps_in
 
 version, day, client = os.environ["MOSAIC_VERSION"], Path(os.environ["MOSAIC_DAY_FOLDER"]), MlflowClient()
 report = json.loads((day / "report.json").read_text())

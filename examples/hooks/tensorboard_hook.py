@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from mosaic.lines import steps_in
+from mosaic.artifact import steps_in
 
 version, day = os.environ["MOSAIC_VERSION"], Path(os.environ["MOSAIC_DAY_FOLDER"])
 report = json.loads((day / "report.json").read_text())

@@ -115,8 +115,8 @@ def examine_model(where: str) -> Diagnosis:
 def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
     """Compares the ranks of a run from their traces."""
     from mosaic.artifact import load
-    from mosaic.rank_trace import RankTrace
     from mosaic.report.slow_ranks import compare_ranks
+    from mosaic.timeline import RankTrace
 
     files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     comparison = compare_ranks([load(RankTrace, file) for file in files])

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 import mosaic
-from mosaic.artifact import save, to_json
+from mosaic.artifact import Provenance, save, to_json
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.child import plain_loops
@@ -32,7 +32,6 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
-from mosaic.provenance import Provenance
 from mosaic.report.plan_view import plan_table
 from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.artifact import save
+from mosaic.artifact import Provenance, save
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_driver
 from mosaic.device import Device
@@ -20,7 +20,6 @@ from mosaic.errors import MosaicError
 from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad
-from mosaic.provenance import Provenance
 from mosaic.report.figure import INK, colors_of, new_figure, save_figure, shorten
 from mosaic.report.table import make_table
 

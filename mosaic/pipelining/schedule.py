@@ -176,7 +176,7 @@ def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -
     where = f"rank {schedule.rank_of[row]}"
     if schedule.rank_of.count(schedule.rank_of[row]) > 1:
         where += f", lane {schedule.rank_of[:row].count(schedule.rank_of[row])}"
-    return InvalidScheduleError(f"{where}, action {place} ({cell}): {problem}", grid=schedule.text, cell=(row, place))
+    return InvalidScheduleError(f"{where}, action {place} ({cell}): {problem}", grid=schedule.text)
 
 
 def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Partition:

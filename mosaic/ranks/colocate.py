@@ -78,7 +78,7 @@ def _prepare(model: nn.Module, world: World, request: Request) -> RankSession:
             plan, report = try_plans(session, candidates.plans, trial)
         session.report = replace(report, sentences=(*report.sentences, *candidates.sentences))
     with session.timed("open"):
-        executor = open_executor(session, plan, is_warm=session.report.has_steps)
+        executor = open_executor(session, plan, is_warm=session.report.metrics.get("trial_steps", 0.0) > 0)
         session.placed = place(session, plan, executor)
         world.destroy_spare()
         session.plans = (plan,)

@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from mosaic.errors import InvalidFileError
-from mosaic.rank_trace import RankTrace
 from mosaic.report.table import make_table
+from mosaic.timeline import RankTrace
 
 if TYPE_CHECKING:
     from rich.table import Table

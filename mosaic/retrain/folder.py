@@ -10,9 +10,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from mosaic.artifact import load, save
+from mosaic.artifact import append_line, load, save
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.lines import append_line
 from mosaic.retrain.recipe import RECIPE, Recipe
 
 _LOG = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ from pathlib import Path
 from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined, Template
 
-from mosaic.artifact import load, save, write_text
+from mosaic.artifact import load, save, steps_in, write_text
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.lines import steps_in
 from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_or_none

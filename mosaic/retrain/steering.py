@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mosaic.artifact import write_text
+from mosaic.artifact import lines_of, write_text
 from mosaic.errors import MosaicError
-from mosaic.lines import lines_of
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.folder import HEADLINES, Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mosaic.artifact import load, save
+from mosaic.artifact import lines_of, load, save
 from mosaic.checkpoint.folder import flush_folder
 from mosaic.errors import MosaicError
-from mosaic.lines import lines_of
 from mosaic.retrain.folder import DayState, Folder, replay_dates
 from mosaic.retrain.recipe import Recipe
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mosaic.artifact import load
+from mosaic.artifact import lines_of, load
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.lines import lines_of
 from mosaic.retrain.folder import DayFolder, Folder, Outcome, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Sources

@@ -17,8 +17,8 @@ import mosaic
 
 ROOT = Path(__file__).parents[2]
 CORE = {
-    *("artifact", "child", "device", "errors", "files", "graph", "lines", "plan"),
-    *("profile", "provenance", "rank_trace", "search_extension", "take_turns", "timeline", "user_file"),
+    *("artifact", "child", "device", "errors", "files", "graph", "plan"),
+    *("profile", "search_extension", "take_turns", "timeline", "user_file"),
 }
 """The files beside the packages."""
 

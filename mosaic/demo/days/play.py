@@ -26,12 +26,11 @@ import torch
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from mosaic.artifact import load
+from mosaic.artifact import load, steps_in
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.tensors import extract_weights
 from mosaic.demo.days.digits import PLAIN, USUAL_VOICES, DayKind, write_day, write_starter
 from mosaic.errors import MosaicError
-from mosaic.lines import steps_in
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import DayFolder, Folder, Outcome
 from mosaic.retrain.records import WINDOW_OVER, Environment, Trained

@@ -14,12 +14,12 @@ from mosaic.artifact import save
 from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request
 from mosaic.errors import ModuleContractError
-from mosaic.rank_trace import RankSpan, RankTrace
 from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back
 from mosaic.ranks.running import loops
 from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World
+from mosaic.timeline import RankSpan, RankTrace
 
 
 class RankHandle(Handle):

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.artifact import append_line
 from mosaic.checkpoint.checkpointer import Checkpointer, gather_objects
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.find.random_numbers import Generator
-from mosaic.lines import append_line
 from mosaic.ranks.world.world import init_process_group
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
 from mosaic.retrain.worker.loader import BatchLoader, Reject, StepBatch

@@ -24,11 +24,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mosaic.artifact import load, save
+from mosaic.artifact import load, save, steps_in
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.errors import MosaicError
-from mosaic.lines import steps_in
 from mosaic.retrain import versions, workers
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, Folder, load_or_none, named_remedy, new_dates, ready_dates

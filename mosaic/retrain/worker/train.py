@@ -19,14 +19,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import fingerprint, load, save
+from mosaic.artifact import Provenance, fingerprint, load, save
 from mosaic.backends.host.backend import cpu_name
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Handle, Options
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
-from mosaic.provenance import Provenance
 from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact

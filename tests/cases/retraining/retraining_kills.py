@@ -18,8 +18,7 @@ from retraining_forks import Fork, launcher, start
 
 from bench.retrain.kills import killed_days
 from bench.retrain.small_folder import write_day, write_folder
-from mosaic.artifact import to_json
-from mosaic.lines import lines_of
+from mosaic.artifact import lines_of, to_json
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.report import is_reported

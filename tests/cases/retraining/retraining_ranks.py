@@ -19,8 +19,7 @@ from retraining_forks import Fork, launcher, start
 
 from bench.retrain.kills import alive, descendants
 from bench.retrain.small_folder import bits_of, write_folder, write_recipe
-from mosaic.artifact import load
-from mosaic.lines import steps_in
+from mosaic.artifact import load, steps_in
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import Trained

@@ -130,9 +130,8 @@ def test_a_seeded_fault_is_refused_and_its_cell_named(fault: str):
     made = lowered(partition, graph)
     check_pipeline_schedule(made, graph, training=range(4))
     change, message = FAULTS[fault]
-    with pytest.raises(InvalidScheduleError, match=message) as caught:
+    with pytest.raises(InvalidScheduleError, match=rf"action \d+ .*{message}"):
         check_pipeline_schedule(mutated(made, change), graph, training=range(4))
-    assert caught.value.cell is not None
 
 
 def test_rows_that_wait_for_each_other_are_refused():

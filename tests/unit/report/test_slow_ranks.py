@@ -11,8 +11,8 @@ import pytest
 from mosaic.artifact import save
 from mosaic.cli.main import run
 from mosaic.errors import InvalidFileError
-from mosaic.rank_trace import RankSpan, RankTrace
 from mosaic.report.slow_ranks import compare_ranks
+from mosaic.timeline import RankSpan, RankTrace
 
 
 def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str = "a", waits_ms: float = 0.0):

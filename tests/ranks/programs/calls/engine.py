@@ -11,8 +11,8 @@ from torch import nn
 
 from mosaic.artifact import load
 from mosaic.errors import MosaicError
-from mosaic.rank_trace import RankTrace
 from mosaic.ranks.calls import routed
+from mosaic.timeline import RankTrace
 from ranks.begun import SHORT_S, WATCH
 from ranks.graphs import colocated
 
