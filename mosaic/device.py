@@ -26,9 +26,7 @@ class Device(StrictFile):
     name: str
     """Product name, as the driver or the operating system says it."""
     kind: Literal["host", "cuda"]
-    """Kind of its backend."""
     num_slots: Annotated[int, Ge(1)]
-    """Slots that partitions are made of."""
     sms_per_slot: Annotated[int, Ge(1)] = 1
     """SMs in a slot; on the host, cores."""
     remainder_sms: Annotated[int, Ge(0)] = 0

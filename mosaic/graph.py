@@ -27,11 +27,8 @@ class Part(StrictFile):
 
     module: str
     first: Annotated[int, Ge(0)] = 0
-    """Index of its first layer."""
     count: Annotated[int, Ge(1)] = 1
-    """Layers in this part."""
     total: Annotated[int, Ge(1)] = 1
-    """Layers of the whole module."""
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.count < 1 or self.end > self.total:
@@ -84,9 +81,7 @@ class Edge(StrictFile):
     """``source``'s output reaches an input of ``target``, directly or through glue."""
 
     source: str
-    """Module that produces."""
     target: str
-    """Module that consumes."""
     num_bytes: Annotated[int, Ge(0)] | None = field(default=None, compare=False)
     """Bytes of a whole batch that cross it, in backward as many; None where unknown. An edge is its two ends."""
 
@@ -101,9 +96,7 @@ class ModuleGraph(StrictFile):
     """
 
     modules: tuple[ModuleNode, ...]
-    """Modules in call order."""
     edges: tuple[Edge, ...] = ()
-    """Edges from producers to consumers."""
 
     def __post_init__(self) -> None:
         if not self.modules:

@@ -30,7 +30,6 @@ class Placement(StrictFile):
     """One part's place: its ranks, its slots on each of their devices, and the times predicted there."""
 
     part: Part
-    """The module or its layers."""
     slots: tuple[int, ...]
     """Slot indices on its first device, rising; their number is the quota."""
     grid: Grid = Grid()
@@ -137,7 +136,6 @@ class Plan(StrictFile):
     sequential_ms: Annotated[float, Ge(0)] = 0.0
     """Predicted time of the best plan that runs one module at a time, in milliseconds."""
     search: SearchRecord
-    """The search that found it."""
     foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
     """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
 
@@ -156,10 +154,9 @@ class Plan(StrictFile):
                         )
                     owner[device, slot] = placement.module
         for module, module_parts in parts.items():
-            layers = [(layer, part.total) for _, part in module_parts for layer in range(part.first, part.end)]
-            total = module_parts[0][1].total
-            one_a_stage = len(dict(module_parts)) == len(module_parts)
-            if layers != [(layer, total) for layer in range(total)] or not one_a_stage:
+            ends = [0, *accumulate(part.count for _, part in module_parts)]
+            is_whole = [(part.first, part.total) for _, part in module_parts] == [(end, ends[-1]) for end in ends[:-1]]
+            if not is_whole or len(dict(module_parts)) < len(module_parts):
                 places = ", ".join(f"as {part} in stage {index}" for index, part in module_parts)
                 rule = "place each layer once, in order, and one part a stage"
                 raise InvalidPlanError(f"{module!r} is placed {places}; {rule}")

@@ -45,7 +45,7 @@ class Sample(StrictFile):
     """Share of the device's memory bandwidth in use, 0 to 1 (paper section 3.3, B); None where unknown."""
     sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of its slots' warps in use, 0 to 1; None where unknown."""
-    source: Literal["measured", "analytic", "composed"] = "measured"
+    source: Literal["measured", "composed"] = "measured"
     """Source of the times; composed: put together from measurements of other samples."""
     infeasible: str | None = None
     """Why the module cannot run here (what it raised); None where it ran."""
@@ -175,13 +175,11 @@ class Profile(StrictFile):
     pairs: tuple[PairSample, ...] = ()
     """Two modules side by side, one of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
-    """Bytes that modules keep."""
     structures: Mapping[str, str] = field(default_factory=dict)
     """Hash of each module's classes, settings, and parameters' shapes and dtypes; empty if unknown."""
     left_out: tuple[str, ...] = ()
     """Measurements beyond the time limit, in words."""
     environment: Environment
-    """Software, date, and how quiet the machine was."""
 
     def __post_init__(self) -> None:
         seen: set[tuple[str, Phase, int, int]] = set()

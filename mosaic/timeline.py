@@ -17,7 +17,6 @@ class Span(StrictFile):
     phase: Literal["forward", "backward", "glue"]
     """Half of the step; ``glue`` is an operation between modules that followed its branch."""
     slots: tuple[int, ...]
-    """Slots that it held."""
     step: int
     """Index of the training step, from 0."""
     start_ms: float
@@ -32,7 +31,6 @@ class Timeline(StrictFile):
     title: str
     """Name of the run, such as ``plain`` or ``colocated``."""
     num_slots: int
-    """Slots of the device."""
     spans: tuple[Span, ...]
 
     @property
@@ -59,11 +57,9 @@ class RankSpan(StrictFile):
 
     kind: Literal["compute", "wait"]
     module: str
-    """Module of the work."""
     phase: str
     """``forward``, ``backward``, ``reduce`` or ``agreement``."""
     step: int
-    """Index of the training step, from 0."""
     start_us: float
     """Microseconds on a clock of the rank; work and waits may have different ones."""
     end_us: float
@@ -87,7 +83,5 @@ class RankTrace(StrictFile):
     """Equal for all ranks of one start."""
     rank: int
     num_ranks: int
-    """Number of ranks of the run."""
     host: str
-    """Name of the rank's machine."""
     spans: tuple[RankSpan, ...]
