@@ -44,7 +44,8 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
         for microbatch in MODELS[name].step(0, microbatches)
     ]
     cluster = find_cluster("h100-80g" if bench.on_gpu else "host", RANKS)
-    counted = count_model(model, find_split(model, step[0]), step[0], RankHardware(cluster=cluster))
+    split = find_split(model, step[0], loss=lambda output: output.loss)
+    counted = count_model(model, split, step[0], RankHardware(cluster=cluster))
     sizes = [counted.microbatch(microbatch) for microbatch in step]
     request, space = Request(model=counted.model, num_ranks=RANKS, microbatches=sizes), RankSpace(network=cluster)
     options = PlannerOptions(limits=OrderLimits(effort=0.2 if bench.dry_run else 1.0))

@@ -1,41 +1,44 @@
-"""The split of a model, from one run of a sample: its lists of layers, the owner of each call, and what crosses."""
+"""The split of a model, from one run of a sample that follows its tensors.
+
+A list of layers is a ``ModuleList`` or ``Sequential`` whose elements run once, in order, each with what the one before
+returned. Other sites are the outermost modules that hold no layers. A site that reads one list runs with the last layer
+called before, another one with the layer that needs it. The rest is refused by name.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from traceback import extract_tb, walk_stack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import forked
+from mosaic.errors import MosaicError, UnsplittableError, said_by
+from mosaic.find.random_numbers import forked, python_state
 from mosaic.find.restore import Objects, restored_objects
 from mosaic.find.structure import tensors_in
-from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.follow import Dataflow, Label, TracedCall, kept_inside, sources
+from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, hidden_of, is_kept_by_selection, replaced_forwards
 from mosaic.parts.parted_model import kind_of
-from mosaic.parts.split import ModelSplit, Site, SplitModule, copied
+from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 LayerList = nn.ModuleList | nn.Sequential
-Owner = tuple[str, int]
-"""Name of a module's list, and index of the layer."""
-_Owned = tuple[Owner, TracedCall]
-
+Modules = Mapping[str, nn.Module]
+Owner = tuple[str, int]  # name of a list, and index of a layer
+Label = tuple[str, Any]
+"""A source of a tensor: ``value`` and a ``Value``; ``parameter``, ``buffer`` or ``input`` and a name; or ``inside`` and
+the call that made the tensor and did not return it."""
+Labels = frozenset[Label]
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
-_NUMBERS = (int, float, np.number)
-_ZIPPED = (
-    "where a loop takes elements of several lists in turn, as zip() does, make one list whose layers hold and call an "
-    "element of each; otherwise name other lists by modules="
-)
-_PURE_HOOKS = "transformers.utils.output_capturing"
-"""The library whose hooks keep results that a flag of the configuration asks for."""
 
 
 def find_split(
@@ -43,54 +46,65 @@ def find_split(
     sample: Mapping[str, Any],
     *,
     modules: Mapping[str, str] | None = None,
-    loss: Callable[[Any], Any] | None = None,
+    loss: Callable[[Any], Any] = lambda output: output,
 ) -> ModelSplit:
-    """Runs a microbatch once, without gradients, and returns the split of the model.
-
-    Random numbers, the model's state and the sample stay unchanged. The sample should have every modality: a module
-    that it does not reach can neither be cut nor fed. Layers on the meta device do not run and return zeros.
+    """Runs a microbatch once, without gradients, and returns the split of the model; or raises UnsplittableError.
 
     Args:
-        model: The user's model.
-        sample: Keyword arguments of the model.
+        model: The user's model, whose state stays unchanged; layers without memory, on the meta device, do not run.
+        sample: Keyword arguments of the model, of every modality: a module that is not reached cannot be cut.
         modules: Names of lists of layers, as in ``named_modules``, instead of the detected ones.
-        loss: Loss of the model's output. Chunks then make all leaves that it reads; by default those of the last
-            module.
-
-    Raises:
-        UnsplittableError: The model cannot be cut between layers, or counts in its buffers; the message has place and
-            reason.
+        loss: Loss of the model's output, whose leaves the last chunk makes; by default all leaves.
     """
     check_model(model)
-    lists = find_lists(model, modules)
-    sites, scopes = _watched(model, lists)
+    lists = _find_lists(model, modules)
+    layers = {_layer_name(path, index): layer for path, each in lists.items() for index, layer in enumerate(each)}
+    scopes = {path: each for path, each in model.named_modules() if any(_is_inside(layer, path) for layer in layers)}
+    sites = {
+        path: module
+        for path, module in model.named_modules()
+        if path in layers
+        or (path and path not in scopes and (isinstance(module, _DropoutNd) or [*module.parameters()]))
+    }
     device = device_of(model, sample)
-    stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
-    is_on_meta = any(parameter.is_meta for parameter in model.parameters())
-    blank = BlankResults(device) if stand_ins.by_name or is_on_meta else None
+    stand_ins = StandIns(model, inside=layers.values(), device=device)
+    blank = BlankResults(device) if any(parameter.is_meta for parameter in model.parameters()) else None
     if blank is not None:
         _check_runs_without_data(model, sites)
     with restored_objects(model) as before, forked(device):
         with stand_ins.placed():
-            tensors, parameters = copied(dict(sample)), dict(model.named_parameters()) | stand_ins.by_name
-            flow = Dataflow(parameters, dict(model.named_buffers()), tensors, blank)
-            with flow.watching(sites, scopes):
-                result = model(**tensors)
-                output = flow.output_of(result)
-                read_by_loss = None if loss is None else flow.loss_of(loss, result)
+            tensors = copied(dict(sample))
+            labelled: dict[Label, Any] = {("buffer", name): buffer for name, buffer in model.named_buffers()}
+            parameters = dict(model.named_parameters()) | stand_ins.by_name
+            labelled |= {("parameter", name): parameter for name, parameter in parameters.items()}
+            labelled |= {("input", name): value for name, value in tensors.items()}
+            flow = _Dataflow(labelled, blank)
+            output = flow.follow(lambda: model(**tensors), loss, sites, scopes)
         _check_state(model, before)
 
     counts = _chains(lists, flow.calls, by_hand=modules is not None)
-    owned = list(zip(assign_owners(flow.calls, counts), flow.calls, strict=True))
-    end, output_leaves = _output(output, read_by_loss, owned, order_modules(owned, list(counts))[-1])
-    owned.append(end)
-    order = order_modules(owned, list(counts))
-    check_values_between(owned)
-    names = _names(list(counts), modules)
-    inputs = _inputs(order, owned, flow.scoped_inputs)
-    used = _parameters(model, owned)
-    reached = set().union(*used)
-    idle = [name for name, _ in model.named_parameters() if name not in reached]
+    owners, order = _assign_owners(flow.calls, counts)
+    names = {path: name for name, path in modules.items()} if modules is not None else _names(list(counts))
+    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    inputs: defaultdict[str, set[str]] = defaultdict(set)
+    for scope, read in flow.scoped_inputs.items():
+        if len(inside := [path for path in order if _is_inside(path, scope)]) == 1:
+            inputs[inside[0]] |= read
+    split_sites = []
+    for call, (path, layer) in zip(flow.calls, owners, strict=True):
+        inputs[path] |= sources(call.labels, "input")
+        own = sites[call.site.path].parameters() if call.site.path else ()
+        site = replace(
+            call.site,
+            module=names[path],
+            layer=layer,
+            is_layer=call.site.path == _layer_name(path, layer),
+            needs=frozenset(call.values),
+            parameters=frozenset(sources(call.labels, "parameter") | {first_names[id(each)] for each in own}),
+            may_select=call.site.may_select and not call.site.has_effects,
+        )
+        split_sites.append(site)
+    reached = frozenset[str]().union(*(site.parameters for site in split_sites))
     return ModelSplit(
         kind=kind_of(sample),
         modules=tuple(
@@ -103,358 +117,333 @@ def find_split(
             )
             for path in order
         ),
-        sites=tuple(
-            Site(
-                path=call.path,
-                call=call.call,
-                module=names[path],
-                layer=layer,
-                is_layer=call.path == layer_name(path, layer),
-                needs=frozenset(call.values),
-                parameters=used[index],
-                keeps_shape=call.keeps_shape,
-                has_effects=call.has_effects,
-                may_select=call.may_select and not call.has_effects,
-                form=call.form,
-            )
-            for index, ((path, layer), call) in enumerate(owned)
-        ),
-        output_leaves=output_leaves,
+        sites=tuple(split_sites),
+        output_leaves=tuple(name for name, labels in output.items() if labels <= flow.calls[-1].labels),
         written_inputs=tuple(sorted(flow.written_inputs)),
-        idle_parameters={name: names[_nearest(name, order)[-1]] for name in idle},
+        idle_parameters={name: names[order[-1]] for name in first_names.values() if name not in reached},
     )
 
 
-def layer_name(path: str, index: int) -> str:
+def _layer_name(path: str, index: int) -> str:
     return f"{path}.{index}" if path else str(index)
 
 
-def check_model(model: nn.Module) -> None:
-    """Checks properties that forbid to split a model, whatever its layers are.
-
-    Raises:
-        UnsplittableError: It normalizes over its batch, drops layers at random, or recomputes by itself.
-    """
-    for name, module in model.named_modules():
-        for reason in _obstacles(module):
-            raise UnsplittableError(f"{name or 'the model'} {reason}")
-
-
-def _obstacles(module: nn.Module) -> Iterator[str]:
-    if isinstance(module, _BatchNorm) and module.training:
-        yield (
-            f"is a {type(module).__name__}: its statistics are of a whole batch, microbatches would change them; use "
-            "GroupNorm or LayerNorm, or freeze it by eval() after each model.train()"
-        )
-    for drop in _DROPS:
-        rate = getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0))
-        if isinstance(rate, float) and rate > 0 and module.training:
-            yield (f"skips layers at random ({drop}={rate}); a schedule has to know which layers run: set {drop} to 0")
-    if isinstance(module, torch.jit.ScriptModule):
-        yield "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
-    for name in vars(module):
-        if f"{name}_orig" in module._parameters:
-            yield (
-                f"has a hook that makes its {name}, which no rank could do without it; use "
-                "torch.nn.utils.parametrizations, whose norms are part of the module"
-            )
-    if getattr(module, "gradient_checkpointing", False) is True:
-        yield (
-            "has gradient_checkpointing=True; parts choose themselves which layers are recomputed: call "
-            "gradient_checkpointing_disable() and give strategies"
-        )
-
-
-def find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
-    """Returns lists that may be lists of layers, by name in the model; the outermost of nested ones.
-
-    Without a choice these are lists of at least two modules of one class with parameters, or, where there are none,
-    all lists of at least two modules.
-
-    Raises:
-        UnsplittableError: A list chosen by hand does not exist, or is not a list.
-    """
-    modules = dict(model.named_modules())
-    lists = {path: module for path, module in modules.items() if isinstance(module, LayerList) and len(module)}
-    for name, path in (chosen or {}).items():
-        if path not in lists:
-            raise UnsplittableError(
-                f"modules[{name!r}]={path!r} is no list of layers of this model; name a ModuleList or a Sequential as "
-                "named_modules() does"
-            )
-    if chosen is not None:
-        return {path: lists[path] for path in chosen.values()}
-    several = {path: layers for path, layers in lists.items() if len(layers) > 1}
-    candidates = {path: layers for path, layers in several.items() if _is_uniform(layers)} or several
-    return {p: layers for p, layers in candidates.items() if not any(is_inside(p, o) for o in candidates if o != p)}
-
-
-def is_inside(path: str, outer: str) -> bool:
+def _is_inside(path: str, outer: str) -> bool:
     return outer == "" or path.startswith(f"{outer}.")
 
 
-def _is_uniform(layers: LayerList) -> bool:
-    have_weights = all(next(layer.parameters(), None) is not None for layer in layers)
-    return have_weights and len({type(layer) for layer in layers}) == 1
+def check_model(model: nn.Module) -> None:
+    """Raises UnsplittableError if a module normalizes over its batch, drops layers at random or hides what it runs."""
+    for name, module in model.named_modules():
+        rates = {drop: getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0)) for drop in _DROPS}
+        drops = [f"{drop}={rate}" for drop, rate in rates.items() if isinstance(rate, float) and rate > 0]
+        hooked = [weight for weight in vars(module) if f"{weight}_orig" in module._parameters]
+        if isinstance(module, _BatchNorm) and module.training:
+            reason = (
+                f"is a {type(module).__name__}, which mixes a batch; use GroupNorm or LayerNorm, or freeze it by eval()"
+            )
+        elif drops and module.training:
+            reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
+        elif isinstance(module, torch.jit.ScriptModule):
+            reason = "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
+        elif hooked:
+            reason = f"has a hook that makes its {hooked[0]}; use torch.nn.utils.parametrizations, which are modules"
+        elif getattr(module, "gradient_checkpointing", False) is True:
+            reason = "has gradient_checkpointing=True; call gradient_checkpointing_disable() and give strategies"
+        else:
+            continue
+        raise UnsplittableError(f"{name or 'the model'} {reason}")
 
 
-def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Returns the modules that may be sites, and those that hold lists."""
-    layers = {layer_name(path, index) for path, list_layers in lists.items() for index in range(len(list_layers))}
-    sites: dict[str, nn.Module] = {}
-    scopes: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        acts = next(module.parameters(), None) is not None or isinstance(module, _DropoutNd)
-        if path in layers:
-            sites[path] = module
-        elif path == "" or any(is_inside(layer, path) for layer in layers):
-            scopes[path] = module
-        elif acts and not any(is_inside(path, layer) for layer in layers):
-            sites[path] = module
-    return sites, scopes
+def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
+    """Returns the chosen lists; or the outermost of those of several modules of one class, otherwise of any class."""
+    lists = {path: each for path, each in model.named_modules() if isinstance(each, LayerList) and len(each)}
+    if chosen is not None:
+        if missing := [path for path in chosen.values() if path not in lists]:
+            raise UnsplittableError(
+                f"modules= has {missing[0]!r}, which is no list of layers; name lists as named_modules() does"
+            )
+        return {path: lists[path] for path in chosen.values()}
+    several = {path: each for path, each in lists.items() if len(each) > 1}
+    candidates = {path: each for path, each in several.items() if len({*map(type, each)}) == 1} or several
+    return {p: each for p, each in candidates.items() if not any(_is_inside(p, o) for o in candidates if o != p)}
 
 
-def _chains(lists: Mapping[str, LayerList], calls: Sequence[TracedCall], *, by_hand: bool) -> dict[str, int]:
+def _chains(lists: Mapping[str, LayerList], calls: Sequence[_Call], *, by_hand: bool) -> dict[str, int]:
     """Returns the number of layers of each list of layers, in the order of calls.
 
-    A detected list whose elements are not called in order, once each, runs as a part of others, unless it has most of
-    the weights.
+    A detected list that does not run once, in order, runs as a part of others, unless it has most of the weights.
     """
-    chains: dict[str, tuple[int, int]] = {}
+    first: dict[str, int] = {}
     sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
     for path, layers in lists.items():
-        index_of = {layer_name(path, index): index for index in range(len(layers))}
-        own = [(site, call) for site, call in enumerate(calls) if call.path in index_of]
-        if by_hand and not own:
-            raise UnsplittableError(
-                f"no layer of {path!r} was called with the sample, other than inside of another layer; give a sample "
-                "that calls them, or name the outer list alone"
-            )
-        order = [index_of[call.path] for _, call in own]
-        if not by_hand and not _is_chain(own):
+        index_of = {_layer_name(path, index): index for index in range(len(layers))}
+        own = [(site, call) for site, call in enumerate(calls) if call.site.path in index_of]
+        links = [any(v.site == before for v in call.values) for (before, _), (_, call) in itertools.pairwise(own)]
+        if not by_hand and 2 * sum(links) < max(1, len(links)):
             continue
-        if order == list(range(len(layers))):
-            chains[path] = own[0][0], len(layers)
+        indices = [index_of[call.site.path] for _, call in own]
+        if indices == list(range(len(layers))):
+            first[path] = own[0][0]
         elif by_hand or 2 * sizes[path] >= sum(sizes.values()):
-            wrong = next((place for place, layer in enumerate(order) if layer != place), len(order) - 1)
+            lines = [call.line for place, (_, call) in enumerate(own) if indices[place] != place]
             raise UnsplittableError(
-                f"the {len(layers)} layers of {path or 'the model'!r} run in the order {', '.join(map(str, order))} "
-                f"(see {own[wrong][1].line}); each has to run once with every microbatch, in the order of the list: "
-                "give each call a layer of its own, sort the list, take out what does not run, or name other lists by "
-                "modules="
+                f"the {len(layers)} layers of {path or 'the model'!r} run in the order {', '.join(map(str, indices))} "
+                f"({[*lines, 'and no more'][0]}); each has to run once, in order: give each call a layer of its own, "
+                "sort the list, take out what does not run, or name other lists by modules="
             )
-    if not chains:
+    if not first:
         raise UnsplittableError(
             "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
             "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
-    return {path: count for path, (_, count) in sorted(chains.items(), key=lambda item: item[1])}
+    return {path: len(lists[path]) for path in sorted(first, key=lambda path: first[path])}
 
 
-def _is_chain(calls: Sequence[tuple[int, TracedCall]]) -> bool:
-    """Returns True if most calls of a list's elements read the result of the previous call."""
-    pairs = list(itertools.pairwise(calls))
-    linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
-    return len(pairs) > 0 and 2 * linked >= len(pairs)
-
-
-def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str]:
+def _names(paths: list[str]) -> dict[str, str]:
     """Returns a name for each list: the first word in which paths differ, or the module that holds it."""
-    if modules is not None:
-        return {path: name for name, path in modules.items()}
     words = [path.split(".") for path in paths]
     if len(paths) == 1:
         return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
-    common = _count_common_words(*paths)
-    short = [w[min(common, len(w) - 1)] for w in words]
-    return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
+    common = sum(1 for _ in itertools.takewhile(lambda each: len({*each}) == 1, zip(*words, strict=False)))
+    short = [each[min(common, len(each) - 1)] for each in words]
+    return dict(zip(paths, short if len({*short}) == len(paths) else paths, strict=True))
 
 
-def _count_common_words(*paths: str) -> int:
-    words = zip(*(path.split(".") for path in paths), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda each: len(set(each)) == 1, words))
+def _assign_owners(calls: Sequence[_Call], counts: Mapping[str, int]) -> tuple[list[Owner], list[str]]:
+    """Returns the owner of each call, and the lists in topological order, otherwise in the order of calls.
 
-
-def _nearest(path: str, lists: Sequence[str]) -> list[str]:
-    """Returns the lists that have the longest prefix in common with a name."""
-    common = [_count_common_words(path, name) for name in lists]
-    return [name for name, count in zip(lists, common, strict=True) if count == max(common)]
-
-
-def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[Owner]:
-    """Returns each call's owner.
-
-    A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
-    only one that it depends on, and otherwise to the first that it reaches. What comes before the layers runs with the
-    first that needs it, and what follows them with the last.
+    A site that reads one list runs with the last layer called before; others wait for the call that needs them. The
+    model ends, with those that still wait, in the list that was called last and feeds no other.
     """
-    layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
-    own: list[set[Owner]] = [{layer_of[call.path]} if call.path in layer_of else set() for call in calls]
-    behind: list[set[Owner]] = []
-    ahead: list[set[Owner]] = [set() for _ in calls]
-    for call in calls:
-        behind.append(set().union(*(behind[value.site] | own[value.site] for value in call.values)))
-    for index in reversed(range(len(calls))):
-        for value in calls[index].values:
-            ahead[value.site] |= own[index] | ahead[index]
-    owners: list[Owner] = []
-    for index, call in enumerate(calls):
-        if own[index]:
-            owners += own[index]
+    layers = {_layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
+    owners: dict[int, Owner] = {}
+    reads: dict[int, set[str]] = {}
+    latest: dict[str, Owner] = {}
+    for site, call in enumerate(calls[:-1]):
+        sites_read = {value.site for value in call.values}
+        reads[site] = set().union(*({owners[each][0]} if each in owners else reads[each] for each in sites_read))
+        last_owner = latest[min(reads[site])] if len(reads[site]) == 1 else None
+        if (owner := layers.get(call.site.path, last_owner)) is None:
             continue
-        near = _nearest(call.path, list(counts))
-        before, after = ([path for path in near if path in dict(layers)] for layers in (behind[index], ahead[index]))
-        is_bound = before and len(dict(behind[index])) == 1
-        path = (before if is_bound else [*after, *reversed(before), *reversed(near)])[0]
-        needed = [layer for p, layer in behind[index] if p == path]
-        needing = [layer for p, layer in ahead[index] if p == path]
-        if needed and not needing:
-            needed = [layer for earlier in own[:index] for p, layer in earlier if p == path]
-        owners.append((path, max(needed) if needed else min(needing, default=0)))
-    return owners
-
-
-def _output(
-    output: Mapping[str, Iterable[Label]], loss: TracedCall | None, owned: Sequence[_Owned], last: str
-) -> tuple[_Owned, tuple[str, ...]]:
-    """Returns the output as a call of the last module, and the names of its leaves.
-
-    These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
-    """
-    end = last, max(layer for (path, layer), _ in owned if path == last)
-    call = loss or TracedCall(path="", call=0, line="")
-    names: list[str] = []
-    for name, labels in output.items():
-        makers = {owned[value.site][0] for value in sources(labels, "value")}
-        by_last = loss is None and any(path == last for path, _ in makers)
-        exists = not sources(labels, "inside") and (makers <= {end} or by_last)
-        if exists or name in sources(call.labels, "output"):
-            names.append(name)
-            call.labels |= set(labels)
-    return (end, call), tuple(names)
-
-
-def order_modules(sites: Sequence[_Owned], paths: Sequence[str]) -> list[str]:
-    """Returns the lists in topological order, otherwise in the order of calls (``paths``).
-
-    The list of the last site is last, if it feeds no other.
-    """
-    sources_of: dict[str, set[str]] = {path: set() for path in paths}
-    for (path, layer), call in sites:
-        for value in call.values:
-            (source, at), maker = sites[value.site]
-            if source != path:
-                sources_of[path].add(source)
-            elif at > layer:
-                raise UnsplittableError(
-                    f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs {maker.path} of layer "
-                    f"{at} ({call.line}): {_ZIPPED}"
-                )
+        latest[owner[0]] = owner
+        waiting = [site]
+        while waiting:
+            owners[waiting[-1]] = owner
+            waiting += [value.site for value in calls[waiting.pop()].values if value.site not in owners]
+    feeds = {(owners[value.site][0], owner[0]) for site, owner in owners.items() for value in calls[site].values}
     order: list[str] = []
-    while rest := [path for path in paths if path not in order]:
-        ready = [path for path in rest if sources_of[path] <= {*order}]
+    while rest := [path for path in counts if path not in order]:
+        ready = [path for path in rest if not any((other, path) in feeds for other in rest if other != path)]
         if not ready:
-            raise UnsplittableError(f"modules feed each other in a circle: {', '.join(rest)}; {_ZIPPED}")
+            raise UnsplittableError(
+                f"modules feed each other in a circle: {', '.join(rest)}; where a loop takes elements of several, as "
+                "zip() does, make one list whose layers hold and call an element of each, or name others by modules="
+            )
         order.append(ready[0])
-    last = sites[-1][0][0]
-    if not any(last in needed for needed in sources_of.values()):
-        order.append(order.pop(order.index(last)))
-    return order
+    last_calls = {path: site for site, (path, _) in sorted(owners.items())}
+    last = max(set(order) - {source for source, target in feeds if source != target}, key=lambda path: last_calls[path])
+    order.append(order.pop(order.index(last)))
+    return [owners.get(site, (last, counts[last] - 1)) for site in range(len(calls))], order
 
 
-def check_values_between(sites: Sequence[_Owned]) -> None:
-    """Raises UnsplittableError if a rank cannot make what another one has made between modules.
-
-    Several layers use one draw of random numbers, or the number of rows of a layer's input depends on values.
-    """
-    users: dict[str, set[Owner]] = {}
-    for (path, layer), call in sites:
-        for line in sources(call.labels, "random"):
-            users.setdefault(line, set()).add((path, layer))
-        rows = sources(call.labels, "rows")
-        if rows and call.path == layer_name(path, layer):
-            raise UnsplittableError(
-                f"how many rows layer {layer} of {path!r} reads follows from values of other modules "
-                f"({min(rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
-                "give those that are not chosen no weight"
-            )
-    for line, owners in users.items():
-        if len(owners) > 1:
-            raise UnsplittableError(
-                f"random numbers drawn at {line} reach {len(owners)} layers, such as {max(owners)[1]} of "
-                f"{max(owners)[0]!r}; ranks would each draw others: draw them in a module, such as "
-                "nn.Dropout, or set the rate to 0"
-            )
-
-
-def _inputs(
-    order: Sequence[str], owned: Sequence[_Owned], scoped_inputs: Mapping[str, set[str]]
-) -> dict[str, set[str]]:
-    """Returns for each list the tensors of the sample that it reads, be it between the calls of the module around."""
-    inputs: dict[str, set[str]] = {path: set() for path in order}
-    for (path, _), call in owned:
-        inputs[path] |= sources(call.labels, "input")
-    for scope, names in scoped_inputs.items():
-        inside = [path for path in order if is_inside(path, scope)]
-        if len(inside) == 1:
-            inputs[inside[0]] |= names
-    return inputs
-
-
-def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
-    """Returns the first names of the parameters of each call."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    by_call = []
-    for _, call in owned:
-        inside = model.get_submodule(call.path).parameters() if call.path else ()
-        by_call.append(frozenset(sources(call.labels, "parameter")) | {names[id(parameter)] for parameter in inside})
-    return by_call
-
-
-def _check_runs_without_data(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
+def _check_runs_without_data(model: nn.Module, sites: Modules) -> None:
     """Raises UnsplittableError if a buffer between sites is on the meta device, or a hook keeps what a site makes."""
-    inside = {id(module) for site in sites.values() for module in site.modules()}
+    inner = {id(each) for site in sites.values() for each in site.modules() if each is not site}
     for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta and id(module) not in inside:
-                raise meta_buffer(f"{path}.{name}")
         if getattr(getattr(module, "config", None), "output_router_logits", False):
-            raise kept_inside(path or "the model", "output_router_logits=True of its configuration")
-    for path, site in sites.items():
-        for inner in site.modules():
-            if inner is not site and any(hook.__module__ != _PURE_HOOKS for hook in inner._forward_hooks.values()):
-                raise kept_inside(path, "a forward hook inside of it, which does not run without weights")
+            raise _kept_inside(path or "the model", "output_router_logits=True of its configuration")
+        if id(module) in inner and module._forward_hooks:
+            raise _kept_inside(path, "a forward hook inside of a layer, which does not run without weights")
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta and id(module) not in inner and path not in sites:
+                raise meta_buffer(f"{path}.{name}")
 
 
 def _check_state(model: nn.Module, before: Objects) -> None:
-    """Raises UnsplittableError if a run left state that may change the next one.
-
-    Such state is a number, an array, a queue, another tensor in a buffer's place, and a container with tensors.
-    """
-    homes: dict[int, tuple[str, nn.Module, str | None]] = {}
+    """Raises UnsplittableError if a run changed a module's attributes, other than by a tensor, a hook or a switch."""
+    homes: dict[int, tuple[str, str]] = {}
     for path, module in model.named_modules():
-        homes |= {id(value): (path, module, name) for name, value in vars(module).items() if _holds_state(value)}
-        homes |= {id(vars(module)): (path, module, None), id(module._buffers): (path, module, None)}
-    for container, key, old, new in before.differences():
-        path, module, attribute = homes.get(id(container), ("", model, None))
-        if container is module._buffers:
-            changed = new is not None and not new.is_meta and (old is None or not torch.equal(new, old))
-        elif container is vars(module):
-            old = getattr(type(module), key, None) if old is None else old
-            are_numbers = isinstance(new, _NUMBERS) and isinstance(old, _NUMBERS) and not isinstance(new, bool)
-            changed = are_numbers or _holds_state(new)
-        else:
-            changed = attribute is not None
-        if changed:
+        homes |= {id(value): (path, name) for name, value in vars(module).items()} | {id(vars(module)): (path, "")}
+    for container, key, _, new in before.differences():
+        path, attribute = homes.get(id(container), ("", None))
+        harmless = (bool, str, torch.dtype, torch.Tensor) if attribute == "" else (bool, str, torch.dtype)
+        if attribute is not None and new is not None and not callable(new) and not isinstance(new, harmless):
             raise UnsplittableError(
-                f"{path or 'the model'} changes its {attribute or key} when it is called; chunks call it more often "
-                "than the plain loop does, and in another order: let the loop change it"
+                f"{path or 'the model'} changes its {key if attribute in ('', '_buffers') else attribute} when it is "
+                "called, and chunks call it more often and in another order: let the loop change it"
             )
 
 
-def _holds_state(value: Any) -> bool:
-    if isinstance(value, deque | np.ndarray):
-        return True
-    return isinstance(value, dict | list | set) and bool(
-        tensors_in(list(value.values()) if isinstance(value, dict) else list(value))
+def sources(labels: Iterable[Label], kind: str) -> set[Any]:
+    return {source for each, source in labels if each == kind}
+
+
+@dataclass(kw_only=True, eq=False)
+class _Call:
+    """One call of a site, whose owner is not known yet; of the output for the last one."""
+
+    site: Site
+    line: str = ""  # file and line that called it
+    labels: set[Label] = field(default_factory=set)  # sources of what it reads
+
+    @property
+    def values(self) -> set[Value]:
+        return sources(self.labels, "value")
+
+
+class _Dataflow(Tracer[Labels]):
+    """Follows tensors from site to site, from the labelled ones on; with ``blank``, sites do not run."""
+
+    def __init__(self, labelled: Mapping[Label, Any], blank: BlankResults | None) -> None:
+        super().__init__(frozenset())
+        self.calls: list[_Call] = []
+        self.scoped_inputs: defaultdict[str, set[str]] = defaultdict(set)  # by the innermost module that holds layers
+        self.written_inputs: set[str] = set()
+        self._here: _Call | None = None
+        self._decision = ""  # line where values of modules determined a number
+        self._blank = blank
+        self._kept: dict[int, _Call] = {}  # memory of results that selective recomputation keeps
+        self._homes: dict[int, Label] = {}
+        for label, value in labelled.items():
+            for tensor in tensors_in(value):
+                self._homes[self.memory(tensor)] = label
+                self.mark(tensor, frozenset([label]))
+
+    def begin(self, operation: Operation) -> None:
+        for tensor in operation.written:
+            kind, name = self._homes.get(self.memory(tensor), ("", ""))
+            is_own = self._here is not None and name.startswith(f"{self._here.site.path}.")
+            if kind == "input":
+                self.written_inputs.add(name)
+            elif kind == "parameter" or (kind == "buffer" and not is_own):
+                raise UnsplittableError(
+                    f"{kind} {name} is written into at {caller()}; other ranks would not see it: let the loop write "
+                    "it, behind the optimizer's step, or a buffer the module that holds it"
+                )
+            if (maker := self._kept.get(self.memory(tensor))) is not None:
+                maker.site = replace(maker.site, may_select=False)
+            if self._here is not None and ("inside", self._here) not in self.labels([tensor]):
+                self._here.site = replace(self._here.site, has_effects=True)
+
+    def end(self, operation: Operation, labels: Labels) -> Labels:
+        self._read(labels, decides=not operation.results)
+        if self._here is not None:
+            if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
+                self._kept |= dict.fromkeys(map(self.memory, operation.created), self._here)
+            return frozenset([("inside", self._here)])
+        if torch.Tag.dynamic_output_shape in getattr(operation.operator, "tags", ()):
+            is_mask = operation.name in ("index", "masked_select")
+            rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
+            self._read(self.labels(rows), decides=True)
+        return labels
+
+    def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is torch.autograd.grad and self._here is None:
+            raise UnsplittableError(
+                f"gradients are computed between layers at {caller()}, which other ranks have: compute them within one "
+                "layer, or in the loss"
+            )
+        if name in NUMBER_READS:
+            self._read(self.labels(tensors_in(args)), decides=True)
+        return func(*args, **kwargs)
+
+    def _read(self, labels: Labels, *, decides: bool = False) -> None:
+        """Records a read by the running call, and by the module around it."""
+        for call in sources(labels, "inside"):
+            if self._here is None or call.site.path != self._here.site.path:
+                raise _kept_inside(call.site.path, caller())
+        if self._here is not None:
+            self._here.labels |= labels
+        elif decides and {"value", "parameter"} & {kind for kind, _ in labels}:
+            self._decision = self._decision or caller()
+        if self.running:
+            self.scoped_inputs[self.running[-1]] |= sources(labels, "input")
+
+    def follow(self, run: Forward, loss: Forward, sites: Modules, scopes: Modules) -> dict[str, Labels]:
+        """Returns the labels of the output's tensors; the last call is the output, and reads what the loss does."""
+        forwards = {module: self._site(path, module) for path, module in sites.items()}
+        try:
+            with replaced_forwards(forwards), torch.no_grad(), self.following(scopes):
+                result = run()
+                leaves = pytree.tree_flatten_with_path(result)[0]
+                output = {
+                    pytree.keystr(at): self.labels([leaf]) for at, leaf in leaves if isinstance(leaf, torch.Tensor)
+                }
+                self._here = _Call(site=Site(path="", module="", layer=0, may_select=True))
+                self.calls.append(self._here)
+                self._read(self.labels(tensors_in(loss(result))))
+        except MosaicError:
+            raise
+        except Exception as error:  # of any kind: it is the user's code that runs
+            foreign = ("/torch/", "/mosaic/")
+            frames = [f for f in extract_tb(error.__traceback__) if not any(each in f.filename for each in foreign)]
+            line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in torch"
+            raise UnsplittableError(
+                f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} ({line})"
+                "; see that it runs under torch.no_grad(), and that its layers take plain tensors"
+            ) from error
+        return output
+
+    def _site(self, path: str, module: nn.Module) -> Forward:
+        forward: Forward = module.forward
+        weights, numbers = [*map(id, module.parameters())], itertools.count()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._here is not None:
+                return forward(*args, **kwargs)
+            callers = {frame.f_globals.get("__name__") for frame, _ in walk_stack(None)}
+            if "torch.utils.checkpoint" in callers or [*map(id, module.parameters())] != weights:
+                raise UnsplittableError(
+                    f"{path} is called by torch.utils.checkpoint, or with other weights than its own, at {caller()}; a "
+                    "rank that runs it again would not find them: give strategies, or change weights within the layer"
+                )
+            if self._decision:
+                raise UnsplittableError(
+                    f"a number that Python reads, or of rows, follows from values of modules at {self._decision}, and "
+                    f"{path} is called behind it; other ranks lack them: choose by inputs, or give rows no weight"
+                )
+            site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
+            call = self._here = _Call(site=site, line=caller())
+            self.calls.append(call)
+            before = python_state()
+            try:
+                if self._blank is None:
+                    result = forward(*args, **kwargs)
+                else:
+                    result = self._zeros(call, self._blank, ModuleCall(module, forward, args, kwargs))
+                self._note_result(call, result, hidden_of(args, kwargs), has_effects=not before.is_same(python_state()))
+            finally:
+                self._here = None
+            return result
+
+        return run
+
+    def _zeros(self, call: _Call, blank: BlankResults, module_call: ModuleCall) -> Any:
+        self._read(self.labels(tensors_in((module_call.args, module_call.kwargs))))
+        with _disable_current_modes():
+            foreseen = blank.of(module_call)
+            leaves, tree = blank.zeros(module_call)
+        call.site = replace(call.site, has_effects=foreseen.has_effects, may_select=foreseen.may_select)
+        return pytree.tree_unflatten(leaves, tree)
+
+    def _note_result(self, call: _Call, result: Any, hidden: torch.Tensor | None, *, has_effects: bool) -> None:
+        leaves, tree = pytree.tree_flatten(result)
+        tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        for leaf in tensors.values():
+            if ("inside", call) in self.labels([leaf]):
+                self.mark(leaf, frozenset(), anew=True)
+            self._read(self.labels([leaf]))  # an argument or its view, as from a dropout of rate 0
+        for number, leaf in tensors.items():
+            self.mark(leaf, frozenset([("value", Value(len(self.calls) - 1, number))]))
+        first = tensors.get(0)
+        alike = first is not None and hidden is not None and (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+        form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
+        call.site = replace(call.site, form=form, keeps_shape=alike, has_effects=has_effects or call.site.has_effects)
+
+
+def _kept_inside(path: str, reader: str) -> UnsplittableError:
+    return UnsplittableError(
+        f"a tensor made inside of {path} is used outside of it at {reader}, other than as its result; other ranks lack "
+        "it: return it, or switch off what keeps it, such as output_router_logits"
     )

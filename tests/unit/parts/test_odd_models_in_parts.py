@@ -131,18 +131,55 @@ def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(found)
 
 
-def masked(decides: bool) -> Make:
-    """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
+@module(gate=linear, layers=layers)
+def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Layers that read a mask which a module makes."""
+    mask = self.gate(x) > -100
+    for layer in self.layers:
+        x = layer(x * mask)
+    return x
 
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        mask = self.gate(x) > -100
-        if decides and bool(mask.all()):
-            mask = torch.ones_like(mask)
-        for layer in self.layers:
-            x = layer(x * mask)
-        return x
 
-    return module(gate=linear, layers=layers)(forward)
+@module(layers=layers)
+def noisy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Hands the same random numbers to several layers."""
+    noise = nn.functional.dropout(torch.ones_like(x), 0.5)
+    for layer in self.layers:
+        x = layer(x) + noise
+    return x
+
+
+@module(routers=lambda: layers(3), blocks=lambda: layers(3))
+def zipped(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Takes elements of two lists in turn; one of them is named by hand."""
+    for router, block in zip(self.routers, self.blocks, strict=True):
+        x = x + router(x).sigmoid() * block(x)
+    return x
+
+
+def test_modules_of_a_list_beside_the_named_one_run_with_its_layers():
+    model, kwargs = zipped(), {"x": torch.randn(2, 4)}
+    split = find_split(model, kwargs, modules={"model": "blocks"})
+    check_cut(case_of(lambda: model), model, split, THIRDS, kwargs)
+
+
+def test_a_module_that_reads_several_lists_runs_where_it_is_needed():
+    @module(a=lambda: layers(2), b=lambda: layers(2), join=linear, fuse=linear)
+    def fused(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.a:
+            x = layer(x)
+        for index, layer in enumerate(self.b):
+            y = layer(y if index == 0 else self.fuse(self.join(x) + y) + y)
+        return x + y
+
+    model, kwargs = fused(), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    split = find_split(model, kwargs)
+    assert split.feeds == (("a", "b"),)
+    assert [(s.path, s.module, s.layer) for s in split.sites if s.path in ("join", "fuse")] == [
+        ("join", "a", 1),
+        ("fuse", "b", 1),
+    ]
+    check_cut(case_of(lambda: model), model, split, ("a[0:1/2]", "a[1:2/2]", "b[0:1/2]", "b[1:2/2]"), kwargs)
 
 
 @module(embed=linear, layers=layers, scale=lambda: nn.Parameter(torch.ones(4)))
@@ -188,9 +225,7 @@ def case_of(make: Make) -> PartedCase:
     )
 
 
-@pytest.mark.parametrize(
-    "make", [unmoved, overwritten, scaled, strided, in_place, heads, masked(False), masked(True), shaped]
-)
+@pytest.mark.parametrize("make", [unmoved, overwritten, scaled, strided, in_place, heads, masked, noisy, shaped])
 def test_what_models_do_between_layers_leaves_gradients_equal(make: Make):
     check_equal(case_of(make))
 
@@ -278,7 +313,7 @@ def test_routers_logits_that_hooks_keep_for_a_loss_are_refused_with_and_without_
 def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))).to("meta")
     model[1][0].register_forward_hook(lambda module, args, result: None)
-    with pytest.raises(UnsplittableError, match="made inside of 1 is used outside of it at a forward hook"):
+    with pytest.raises(UnsplittableError, match=r"made inside of 1\.0 is used outside of it at a forward hook"):
         find_split(model, {"input": torch.zeros(2, 4)})
 
 
