@@ -301,7 +301,7 @@ class _Dataflow(Tracer[Labels]):
         self.scoped_inputs: defaultdict[str, set[str]] = defaultdict(set)  # by the innermost module that holds layers
         self.written_inputs: set[str] = set()
         self._here: _Call | None = None
-        self._decision = ""  # line where values of modules determined a number
+        self._decided: dict[Label, str] = {}  # what determined a number between sites, and the line
         self._blank = blank
         self._kept: dict[int, _Call] = {}  # memory of results that selective recomputation keeps
         self._homes: dict[int, Label] = {}
@@ -355,8 +355,8 @@ class _Dataflow(Tracer[Labels]):
                 raise _kept_inside(call.site.path, caller())
         if self._here is not None:
             self._here.labels |= labels
-        elif decides and {"value", "parameter"} & {kind for kind, _ in labels}:
-            self._decision = self._decision or caller()
+        elif decides:
+            self._decided |= dict.fromkeys((each for each in labels if each[0] in ("value", "parameter")), caller())
         if self.running:
             self.scoped_inputs[self.running[-1]] |= sources(labels, "input")
 
@@ -370,7 +370,7 @@ class _Dataflow(Tracer[Labels]):
                 output = {
                     pytree.keystr(at): self.labels([leaf]) for at, leaf in leaves if isinstance(leaf, torch.Tensor)
                 }
-                self._here = _Call(site=Site(path="", module="", layer=0, may_select=True))
+                self._here = _Call(site=Site(path="", module="", layer=0, may_select=True), labels={*self._decided})
                 self.calls.append(self._here)
                 self._read(self.labels(tensors_in(loss(result))))
         except MosaicError:
@@ -398,10 +398,10 @@ class _Dataflow(Tracer[Labels]):
                     f"{path} is called by torch.utils.checkpoint, or with other weights than its own, at {caller()}; a "
                     "rank that runs it again would not find them: give strategies, or change weights within the layer"
                 )
-            if self._decision:
+            if self._decided:
                 raise UnsplittableError(
-                    f"a number that Python reads, or of rows, follows from values of modules at {self._decision}, and "
-                    f"{path} is called behind it; other ranks lack them: choose by inputs, or give rows no weight"
+                    f"a number that Python reads, or of rows, follows from values at {next(iter(self._decided.values()))}, "
+                    f"and {path} is called behind it; other ranks lack them: choose by inputs, or give rows no weight"
                 )
             site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
             call = self._here = _Call(site=site, line=caller())

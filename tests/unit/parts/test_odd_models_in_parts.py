@@ -163,6 +163,21 @@ def test_modules_of_a_list_beside_the_named_one_run_with_its_layers():
     check_cut(case_of(lambda: model), model, split, THIRDS, kwargs)
 
 
+def test_a_number_that_python_reads_behind_all_modules_reaches_the_output():
+    @module(a=lambda: layers(2), b=lambda: layers(2))
+    def scaled_by_another(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.a:
+            x = layer(x)
+        for layer in self.b:
+            y = layer(y)
+        return y * float(x.detach().square().sum())
+
+    model, kwargs = scaled_by_another(), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    split = find_split(model, kwargs)
+    assert split.feeds == (("a", "b"),)
+    check_cut(case_of(lambda: model), model, split, ("a[0:2/2]", "b[0:2/2]"), kwargs)
+
+
 def test_a_module_that_reads_several_lists_runs_where_it_is_needed():
     @module(a=lambda: layers(2), b=lambda: layers(2), join=linear, fuse=linear)
     def fused(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
