@@ -400,7 +400,7 @@ class _Dataflow(Tracer[Labels]):
                 )
             if self._decided:
                 raise UnsplittableError(
-                    f"a number that Python reads, or of rows, follows from values at {next(iter(self._decided.values()))}, "
+                    f"a number that Python reads, or of rows, follows from values at {min(self._decided.values())}, "
                     f"and {path} is called behind it; other ranks lack them: choose by inputs, or give rows no weight"
                 )
             site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
