@@ -156,7 +156,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
-    """Returns the chosen lists; or the outermost of those of several modules of one class, otherwise of any class."""
+    """Returns the chosen lists; or the outermost of several modules of one class with parameters, otherwise of any."""
     lists = {path: each for path, each in model.named_modules() if isinstance(each, LayerList) and len(each)}
     if chosen is not None:
         if missing := [path for path in chosen.values() if path not in lists]:
@@ -165,7 +165,8 @@ def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str,
             )
         return {path: lists[path] for path in chosen.values()}
     several = {path: each for path, each in lists.items() if len(each) > 1}
-    candidates = {path: each for path, each in several.items() if len({*map(type, each)}) == 1} or several
+    same = {path: each for path, each in several.items() if len({*map(type, each)}) == 1}
+    candidates = {p: each for p, each in same.items() if all([*layer.parameters()] for layer in each)} or several
     return {p: each for p, each in candidates.items() if not any(_is_inside(p, o) for o in candidates if o != p)}
 
 
@@ -202,9 +203,7 @@ def _chains(lists: Mapping[str, LayerList], calls: Sequence[_Call], *, by_hand: 
 
 def _names(paths: list[str]) -> dict[str, str]:
     """Returns a name for each list: the first word in which paths differ, or the module that holds it."""
-    words = [path.split(".") for path in paths]
-    if len(paths) == 1:
-        return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
+    words = [path.split(".") if len(paths) > 1 else ["model", *path.split(".")[:-1]] for path in paths]
     common = sum(1 for _ in itertools.takewhile(lambda each: len({*each}) == 1, zip(*words, strict=False)))
     short = [each[min(common, len(each) - 1)] for each in words]
     return dict(zip(paths, short if len({*short}) == len(paths) else paths, strict=True))
@@ -221,8 +220,7 @@ def _assign_owners(calls: Sequence[_Call], counts: Mapping[str, int]) -> tuple[l
     reads: dict[int, set[str]] = {}
     latest: dict[str, Owner] = {}
     for site, call in enumerate(calls[:-1]):
-        sites_read = {value.site for value in call.values}
-        reads[site] = set().union(*({owners[each][0]} if each in owners else reads[each] for each in sites_read))
+        reads[site] = set().union(*({owners[v.site][0]} if v.site in owners else reads[v.site] for v in call.values))
         last_owner = latest[min(reads[site])] if len(reads[site]) == 1 else None
         if (owner := layers.get(call.site.path, last_owner)) is None:
             continue
@@ -301,7 +299,8 @@ class _Dataflow(Tracer[Labels]):
         self.scoped_inputs: defaultdict[str, set[str]] = defaultdict(set)  # by the innermost module that holds layers
         self.written_inputs: set[str] = set()
         self._here: _Call | None = None
-        self._decided: dict[Label, str] = {}  # what determined a number between sites, and the line
+        self._decided: set[Label] = set()  # of numbers that Python read between sites: all later calls depend on them
+        self._rows = ""  # line where values of sites determined a number of rows
         self._blank = blank
         self._kept: dict[int, _Call] = {}  # memory of results that selective recomputation keeps
         self._homes: dict[int, Label] = {}
@@ -335,7 +334,8 @@ class _Dataflow(Tracer[Labels]):
         if torch.Tag.dynamic_output_shape in getattr(operation.operator, "tags", ()):
             is_mask = operation.name in ("index", "masked_select")
             rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
-            self._read(self.labels(rows), decides=True)
+            if sources(self.labels(rows), "value"):
+                self._rows = caller()
         return labels
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -356,7 +356,7 @@ class _Dataflow(Tracer[Labels]):
         if self._here is not None:
             self._here.labels |= labels
         elif decides:
-            self._decided |= dict.fromkeys((each for each in labels if each[0] in ("value", "parameter")), caller())
+            self._decided |= {each for each in labels if each[0] in ("value", "parameter")}
         if self.running:
             self.scoped_inputs[self.running[-1]] |= sources(labels, "input")
 
@@ -398,13 +398,13 @@ class _Dataflow(Tracer[Labels]):
                     f"{path} is called by torch.utils.checkpoint, or with other weights than its own, at {caller()}; a "
                     "rank that runs it again would not find them: give strategies, or change weights within the layer"
                 )
-            if self._decided:
+            if self._rows:
                 raise UnsplittableError(
-                    f"a number that Python reads, or of rows, follows from values at {min(self._decided.values())}, "
-                    f"and {path} is called behind it; other ranks lack them: choose by inputs, or give rows no weight"
+                    f"how many rows there are follows from values at {self._rows}, and {path} is called behind it, on "
+                    "ranks that have to know it before: choose rows by inputs, or give those not chosen no weight"
                 )
             site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
-            call = self._here = _Call(site=site, line=caller())
+            call = self._here = _Call(site=site, line=caller(), labels={*self._decided})
             self.calls.append(call)
             before = python_state()
             try:

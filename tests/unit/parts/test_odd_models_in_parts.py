@@ -131,13 +131,18 @@ def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(found)
 
 
-@module(gate=linear, layers=layers)
-def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Layers that read a mask which a module makes."""
-    mask = self.gate(x) > -100
-    for layer in self.layers:
-        x = layer(x * mask)
-    return x
+def masked(decides: bool) -> Make:
+    """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = self.gate(x) > -100
+        if decides and bool(mask.all()):
+            mask = torch.ones_like(mask)
+        for layer in self.layers:
+            x = layer(x * mask)
+        return x
+
+    return module(gate=linear, layers=layers)(forward)
 
 
 @module(layers=layers)
@@ -240,7 +245,9 @@ def case_of(make: Make) -> PartedCase:
     )
 
 
-@pytest.mark.parametrize("make", [unmoved, overwritten, scaled, strided, in_place, heads, masked, noisy, shaped])
+@pytest.mark.parametrize(
+    "make", [unmoved, overwritten, scaled, strided, in_place, heads, masked(False), masked(True), noisy, shaped]
+)
 def test_what_models_do_between_layers_leaves_gradients_equal(make: Make):
     check_equal(case_of(make))
 

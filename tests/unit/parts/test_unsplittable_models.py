@@ -137,11 +137,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gradient": (lambda: Between(takes_a_gradient), "gradients are computed between layers at .*test_unspl"),
     "rows": (
         lambda: Between(lambda model, x: x[x[:, 0] > -100]),
-        r"or of rows, follows from values at .*test_unspl.*, and layers.2 is called .* choose by inputs",
-    ),
-    "decision": (
-        lambda: Between(lambda model, x: x if bool((x > -100).all()) else x * 2),
-        r"a number that Python reads, .*, follows from values at .*test_unspl.*, and layers.2 is called",
+        r"how many rows there are follows from values at .*test_unspl.*, and layers.2 is called .* choose rows",
     ),
     "results kept": (
         lambda: Between(lambda model, x: [x, setattr(model, "seen", [x])][0]),
