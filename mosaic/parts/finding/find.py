@@ -140,7 +140,7 @@ def check_model(model: nn.Module) -> None:
         hooked = [weight for weight in vars(module) if f"{weight}_orig" in module._parameters]
         if isinstance(module, _BatchNorm) and module.training:
             reason = (
-                f"is a {type(module).__name__}, which mixes a batch; use GroupNorm or LayerNorm, or freeze it by eval()"
+                f"is a {type(module).__name__}, over a batch; use GroupNorm or LayerNorm, or eval() after each train()"
             )
         elif drops and module.training:
             reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
