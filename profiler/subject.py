@@ -14,7 +14,6 @@ from torch import nn
 
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.errors import UnsupportedModelError
-from mosaic.find.restore import Contents
 from mosaic.find.structure import flatten, map_tensors, tensors_in, unflatten
 from mosaic.profile import Phase
 
@@ -34,8 +33,6 @@ class Subject:
     kwargs: dict[str, Any]
     settings: Callable[[], Any] | None = None
     """Makes a context of the caller's gradient mode and autocast; None for the defaults."""
-    left: Contents | None = None
-    """Attributes and containers that a run of its whole model changed, as it left them; None where unknown."""
     batch: int | None = None
     """Samples, where that was tried out; None for the leading dimension that all tensors have."""
 

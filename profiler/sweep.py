@@ -82,7 +82,7 @@ def profile_modules(
         raise ValueError(f"degrees {sorted_degrees} need communication; give network, such as a Cluster or a Link")
     settings, cache = settings or ProfileSettings(), cache or ProfileCache()
     sweep = _Sweep({each.name: each for each in subjects}, graph, backend, settings, cache, counters, progress)
-    with preserved(model, alone=subjects, elsewhere=True):
+    with preserved(model, alone=subjects):
         return sweep.run(chosen, sorted_degrees, network)
 
 

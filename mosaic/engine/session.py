@@ -233,7 +233,6 @@ class Session:
             self.candidates = self._candidates_of(trial)
 
     def leave_alone(self, *notes: str) -> None:
-        self.finding.forget_run()
         self.notes = (*notes, *(self.notes or self.request.backend.notes))
         if not self.plans:
             self.plans = (sequential_plan(self.finding.graph, self.request.backend.device),)
@@ -250,7 +249,6 @@ class Session:
         backend = backend.with_sm_target() if candidate.sm_target else backend
         lanes = backend.open_lanes(placement.slots for placement in candidate.plan.placements)
         try:
-            self.finding.forget_run()
             executor: Executor
             if lanes.streams is None:
                 executor = HostExecutor(lanes)
@@ -285,7 +283,7 @@ def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> No
         for subject in named:
             subject.backward(subject.forward())
 
-    with preserved(model, alone=named, elsewhere=True):
+    with preserved(model, alone=named):
         run_aside(api, run)
 
 

@@ -370,7 +370,7 @@ class SampleComparison:
         return None
 
     def _numbers(self) -> dict[str, torch.Tensor]:
-        with preserved(self._model, self._sample, alone=self._subjects, elsewhere=True):
+        with preserved(self._model, self._sample, alone=self._subjects):
             results = sample_step(self._run)
             numbers = {f"result {index}": tensor for index, tensor in enumerate(results)}
             for name, parameter in self._model.named_parameters():

@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from types import FunctionType
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,7 @@ _LONGEST_SEARCH = 200_000_000
 class RandomState:
     """States of default generators at one moment; ``restore`` leaves those that it does not have as they are."""
 
-    torch: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
-    """torch's generators, the CPU's first, and their states."""
+    torch: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()  # with their generators, the CPU's first
     python: Any = None
     numpy: Any = None
 
@@ -104,8 +102,7 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 
 
 def count_draws(start: RandomState, end: RandomState) -> int | None:
-    """Returns the number of 32-bit draws of the CPU's generator from one state to another; None if draws alone do not
-    lead there."""
+    """Counts the 32-bit draws of the CPU's generator between two states; None where draws alone do not explain them."""
     before, after = start.torch[0][1], end.torch[0][1]
     if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
         return None  # half of a pair of normal numbers was kept for later
@@ -123,9 +120,8 @@ def count_draws(start: RandomState, end: RandomState) -> int | None:
 
 def advance(generator: torch.Generator, draws: int) -> None:
     """Draws 32-bit numbers from a generator of the CPU and drops them."""
-    if draws:
-        torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
-        torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
+    torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
+    torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
 
 
 # Drawing from another generator than the default one.
@@ -193,22 +189,11 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Returns whether a module may draw random numbers in some calls: its dropouts, or what its code names, say so.
-
-    The code is that of methods of classes other than torch's, without the functions that they call.
-    """
+    """Returns whether a module may draw random numbers in some calls: it has dropouts, or code of its own."""
     return any(part.training and _part_may_draw(part) for part in module.modules())
 
 
 def _part_may_draw(part: nn.Module) -> bool:
     if isinstance(part, _DRAWING):
         return getattr(part, "p", 1.0) > 0
-    kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
-    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))
-
-
-@lru_cache(maxsize=1000)
-def _random_names(kind: Any) -> frozenset[str]:
-    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    functions = [value for base in classes for value in vars(base).values() if isinstance(value, FunctionType)]
-    return frozenset(name for function in functions for name in function.__code__.co_names if name in _NAMES)
+    return not type(part).__module__.startswith("torch.")

@@ -13,79 +13,56 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from enum import Enum
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import Generator, generator_state, random_state, set_generator_state
-from mosaic.find.structure import version_of
+from mosaic.find.structure import PLAIN_TYPES, version_of
 from mosaic.find.torch_settings import SETTINGS, put_back, read
-from mosaic.find.trace import Operation, Tracer, caller
 
 MAX_COPIED_BYTES = 1 << 30
-"""Parameters that are larger together are not copied, and writes into them are refused; other tensors always are."""
+"""Parameters that are larger together are not copied, and a write into one is an error; other tensors always are."""
 MAX_ARRAY_BYTES = 1 << 26
 """A larger array of numpy's is taken for a table that is only read."""
 _MAX_DEPTH = 3
 """Objects that may lie between a module and something that it changes."""
 
-_ATOMS = frozenset(
-    (
-        *(type(None), bool, int, float, complex, str, bytes, slice, range, property),
-        *(type, BuiltinFunctionType, ModuleType),
-        *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
-    )
-)
 _LIBRARIES = sys.stdlib_module_names - {"types", "collections"} | {"torch", "numpy", "triton", "mosaic"}
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-Contents = list[tuple[_Container, tuple[Any, ...]]]
-"""Attributes of modules and containers with what is in them at one moment."""
 
 
 @contextmanager
-def preserved(
-    model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = (), elsewhere: bool = False
-) -> Iterator[Contents]:
+def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()) -> Iterator[None]:
     """Restores what running a model changes, bit for bit, also after an error or an interrupt.
 
     Inside, no tensor has a gradient, and hooks that follow its accumulation are not called.
 
     Args:
-        model: The model.
         sample: A batch, or a function that runs the model.
-        alone: Modules that run alone, as ``Subject``s. They find the attributes that a run of the whole model leaves
-            them.
-        elsewhere: The model runs on other threads too, or is timed. By default the operators of this thread are
-            watched, and one that would write into a parameter without a copy is refused.
-
-    Yields:
-        The attributes and containers that the block changed, as it leaves them; complete once it has ended.
+        alone: Modules that run alone, as ``Subject``s.
 
     Raises:
         UnsupportedModelError: The model writes into its parameters and is too large to be copied.
     """
     settings, numbers = read(SETTINGS), random_state()
-    left: Contents = []
     objects = Objects(model)
-    of_model = len(objects.contents)
     objects.note(sample, [(each.args, each.kwargs) for each in alone])
     tensors = _noted_tensors(model, objects.tensors)
-    uncopied = [] if elsewhere else [each for each in tensors if each.is_uncopied]
 
     def restore() -> list[str]:
+        put_back(SETTINGS, settings)  # sums depend on the number of threads
         with _unseen():
             failures = [failure for each in tensors if (failure := each.restored())]
         numbers.restore()
-        put_back(SETTINGS, settings)
         torch.clear_autocast_cache()  # it may hold weights as they were inside
         objects.restore()
         return failures
@@ -93,15 +70,9 @@ def preserved(
     try:
         for each in tensors:
             each.set_gradient_aside()
-        for run in {id(each.left): each.left for each in alone if each.left is not None}.values():
-            _refill([(container, content) for container, content in run if objects.has(container)])
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
-        unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
-        with _WriteWatch(uncopied) if uncopied else nullcontext(), unoptimized:
-            yield left
-        for container, before in objects.contents[:of_model]:
-            if not _is_same(now := _content(container), before):
-                left.append((container, now))
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # exported under its own name
+            yield
     finally:
         try:
             failures = restore()
@@ -125,7 +96,7 @@ class Objects:
 
     def __init__(self, *roots: Any) -> None:
         self.tensors: list[torch.Tensor] = []
-        self.contents: Contents = []
+        self.contents: list[tuple[_Container, Any]] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._generators: list[tuple[Generator, Any]] = []
         self._seen: set[int] = set()
@@ -153,22 +124,22 @@ class Objects:
             if not isinstance(container, dict):
                 yield container, None, content, now
                 continue
-            before = _as_dict(content)
-            for key in {**before, **container}:
-                if not same(before.get(key), container.get(key)):
-                    yield container, key, before.get(key), container.get(key)
+            for key in {**content, **now}:
+                if not same(content.get(key), now.get(key)):
+                    yield container, key, content.get(key), now.get(key)
         for array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 yield array, None, values, array
 
     def difference(self) -> str | None:
-        for container, key, _, _ in self.differences():
-            return f"a {type(container).__name__}" if key is None else repr(key)
-        return None
+        names = (f"a {type(where).__name__}" if key is None else repr(key) for where, key, _, _ in self.differences())
+        return next(names, None)
 
     def restore(self) -> None:
         """Restores all that was noted, except tensors."""
-        _refill(self.contents)
+        for container, content in self.contents:
+            if not _is_same(_content(container), content):
+                _refill(container, content)
         for array, values in self._arrays:
             array[...] = values
         for generator, state in self._generators:
@@ -176,11 +147,12 @@ class Objects:
 
     def _push(self, values: Iterable[Any], depth: int) -> None:
         for value in values:
-            if type(value) not in _ATOMS and id(value) not in self._seen:
+            if not isinstance(value, PLAIN_TYPES) and id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._queue.append((value, depth))
 
     def _visit(self, value: Any, depth: int) -> None:
+        package = type(value).__module__.partition(".")[0]
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             if is_traceable_wrapper_subclass(value):
@@ -189,9 +161,8 @@ class Objects:
             own = (*value.children(), *value.parameters(recurse=False), *value.buffers(recurse=False))
             self._push((vars(value), *own), 0)  # those of scripted modules are in none of their attributes
         elif isinstance(value, dict | list | set | deque):
-            content = _content(value)
-            self.contents.append((value, content))
-            self._push(content, depth)
+            self.contents.append((value, _content(value)))
+            self._push([*value, *value.values()] if isinstance(value, dict) else value, depth)
         elif isinstance(value, tuple):
             self._push(value, depth)
         elif isinstance(value, np.ndarray):
@@ -207,7 +178,7 @@ class Objects:
             for cell in value.__closure__ or ():
                 with suppress(ValueError):  # nothing is in it yet
                     self._push((cell.cell_contents,), depth)
-        elif depth < _MAX_DEPTH and _is_plain(type(value)) and type(getattr(value, "__dict__", None)) is dict:
+        elif depth < _MAX_DEPTH and package not in _LIBRARIES and type(getattr(value, "__dict__", None)) is dict:
             self._push((vars(value),), depth + 1)
 
 
@@ -215,33 +186,23 @@ class Objects:
 def restored_objects(model: nn.Module) -> Iterator[Objects]:
     """Restores attributes, containers, arrays, generators and buffers of a model; parameters are not noted."""
     objects = Objects(model)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+    buffers = [_Tensor(buffer, "a buffer", is_copied=True) for buffer in model.buffers() if not buffer.is_meta]
     try:
         yield objects
     finally:
         objects.restore()
-        with torch.no_grad():
-            for buffer, content in buffers:
-                if not torch.equal(buffer, content):  # a graph may have saved it: no needless write
-                    buffer.copy_(content)
+        with _unseen():
+            for buffer in buffers:
+                buffer.restored()
 
 
-def _is_plain(kind: type) -> bool:
-    return not issubclass(kind, (type, Enum)) and kind.__module__.partition(".")[0] not in _LIBRARIES
+def _content(container: _Container) -> Any:
+    return dict(container) if isinstance(container, dict) else tuple(container)
 
 
-def _content(container: _Container) -> tuple[Any, ...]:
-    """Returns the items of a container; of a dict its keys and then its values."""
-    return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-
-
-def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
-
-
-def _as_dict(content: tuple[Any, ...]) -> dict[Any, Any]:
-    half = len(content) // 2
-    return dict(zip(content[:half], content[half:], strict=True))
+def _is_same(now: Any, before: Any) -> bool:
+    is_same = len(now) == len(before) and all(map(is_, now, before))
+    return is_same and (not isinstance(now, dict) or all(map(is_, now.values(), before.values())))
 
 
 def same(first: Any, second: Any) -> bool:
@@ -253,30 +214,22 @@ def same(first: Any, second: Any) -> bool:
         return False
 
 
-def _refill(contents: Contents) -> None:
-    """Gives containers back the very objects that they had."""
-    for container, content in contents:
-        if _is_same(_content(container), content):
-            continue
-        if isinstance(container, dict):
-            base = OrderedDict if isinstance(container, OrderedDict) else dict  # whatever a subclass does with an item
-            base.clear(container)
-            base.update(container, _as_dict(content))
-        else:
-            container.clear()
-            container.update(content) if isinstance(container, set) else container.extend(content)
+def _refill(container: _Container, content: Any) -> None:
+    """Gives a container back the very objects that it had."""
+    if isinstance(container, dict):
+        base = OrderedDict if isinstance(container, OrderedDict) else dict  # whatever a subclass does with an item
+        base.clear(container)
+        base.update(container, content)
+    else:
+        container.clear()
+        container.update(content) if isinstance(container, set) else container.extend(content)
 
 
 @contextmanager
 def _unseen() -> Iterator[None]:
     """Inside, nobody watches the operators of this thread, and nothing is recorded."""
-    recorded = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        torch._C._set_grad_enabled(False)
-        try:
-            yield
-        finally:
-            torch._C._set_grad_enabled(recorded)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        yield
 
 
 class _Tensor:
@@ -284,16 +237,15 @@ class _Tensor:
 
     def __init__(self, tensor: torch.Tensor, name: str, *, is_copied: bool) -> None:
         self.tensor = tensor
-        self.name = name
+        self._name = name
         is_wrapper = is_traceable_wrapper_subclass(tensor)  # what it wraps is noted, too
         self._alias = tensor if is_wrapper else tensor.detach()  # of the memory that it has now
-        self.is_uncopied = not is_copied and not is_wrapper
         self._copy = self._alias.clone() if is_copied and not is_wrapper else None
+        self._digest = None if is_copied or is_wrapper else _digest(tensor)
         self._is_leaf, self._requires_grad = tensor.is_leaf, tensor.requires_grad
         self._grad = tensor.grad if self._is_leaf else None
         hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if self._is_leaf else None
         self._hooks: dict[Any, Any] = dict(hooks or {})  # called once a gradient has been added: an optimizer's step
-        self._version = None if is_wrapper else version_of(tensor)
 
     def set_gradient_aside(self) -> None:
         """Leaves the tensor without a gradient, and without what follows when it gets one."""
@@ -304,7 +256,7 @@ class _Tensor:
 
     def restored(self) -> str | None:
         """Restores the tensor; returns why not, if it cannot."""
-        tensor, was_written = self.tensor, self._version is not None and version_of(self.tensor) != self._version
+        tensor = self.tensor
         try:
             if self._is_leaf and not tensor.is_leaf:
                 tensor.detach_()
@@ -319,19 +271,17 @@ class _Tensor:
             if self._copy is not None and not _are_equal(tensor, self._copy):  # graphs may have saved it as it is
                 with torch.inference_mode() if tensor.is_inference() else nullcontext():
                     tensor.copy_(self._copy)
+            was_written = self._digest is not None and _digest(tensor) != self._digest
         except Exception as error:  # of any kind: the rest must be restored all the same
-            return f"{self.name}: {error}"
-        return f"{self.name}: another thread wrote into it" if was_written and self.is_uncopied else None
+            return f"{self._name}: {error}"
+        return f"{self._name} was written to, and is too large to be copied before" if was_written else None
 
 
 def _noted_tensors(model: nn.Module, tensors: Sequence[torch.Tensor]) -> list[_Tensor]:
     """Notes tensors with copies, parameters only where they are not too large together."""
     names = {id(each): name for name, each in (*model.named_parameters(), *model.named_buffers())}
-    for each in tensors:
-        if isinstance(each, (UninitializedParameter, UninitializedBuffer)):
-            raise UnsupportedModelError(
-                f"{names.get(id(each), 'a tensor')} has no shape yet; call the model once before it is colocated"
-            )
+    if lazy := [names.get(id(each), "a tensor") for each in tensors if is_lazy(each)]:
+        raise UnsupportedModelError(f"{lazy[0]} has no shape yet; call the model once before it is colocated")
     parameters = {id(each): each for each in tensors if isinstance(each, nn.Parameter)}
     is_small = sum(each.numel() * each.element_size() for each in parameters.values()) <= MAX_COPIED_BYTES
     with _unseen():
@@ -341,20 +291,12 @@ def _noted_tensors(model: nn.Module, tensors: Sequence[torch.Tensor]) -> list[_T
         ]
 
 
-class _WriteWatch(Tracer[int]):
-    """Refuses operators of this thread that would write into tensors without a copy."""
-
-    def __init__(self, tensors: Sequence[_Tensor]) -> None:
-        super().__init__(0)
-        self._names = {self.memory(each.tensor): each.name for each in tensors}
-
-    def begin(self, operation: Operation) -> None:
-        for tensor in operation.written:
-            if (name := self._names.get(self.memory(tensor))) is not None:
-                raise UnsupportedModelError(
-                    f"the model writes into {name} while it runs ({operation.name}), and is too large to be copied "
-                    f"before; let the loop write it, or call the module that does ({caller()}) outside of the model"
-                )
+def _digest(tensor: torch.Tensor) -> tuple[int | None, str]:
+    """Returns the number of a tensor's writes that torch counts and the sum of its values."""
+    try:
+        return version_of(tensor), str(tensor.detach().sum(dtype=torch.float64).item())
+    except (RuntimeError, NotImplementedError):  # sparse tensors, those on the meta device and tiny floats
+        return version_of(tensor), ""
 
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:

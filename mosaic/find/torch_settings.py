@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +16,6 @@ _SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no q
 
 
 class Setting(NamedTuple):
-    """One setting."""
-
     name: str
     read: Callable[[], Any]
     change: Callable[[Any], Any]
@@ -40,18 +39,15 @@ def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> 
     """Returns a setting that torch does not read where somebody has set its newer parts, which then count."""
 
     def read_or_none() -> Any:
-        try:
+        with suppress(RuntimeError):
             return read()
-        except RuntimeError:
-            return None
 
-    return Setting(name, read_or_none, lambda before: None if before is None else change(before))
+    return Setting(name, read_or_none, lambda before: before is not None and change(before))
 
 
 def _sums(of: str) -> Setting:
-    read = getattr(_C, f"_get_cublas_allow_{of}_reduced_precision_reduction")
-    change = getattr(_C, f"_set_cublas_allow_{of}_reduced_precision_reduction")
-    return Setting(f"the precision of sums of {of}", read, lambda before: change(*before))
+    flag = _flag(f"cublas_allow_{of}_reduced_precision_reduction")
+    return flag._replace(change=lambda before: flag.change(*before))
 
 
 def _attention(kind: str) -> Setting:
@@ -63,8 +59,7 @@ def _flag(name: str) -> Setting:
 
 
 def _default_device() -> torch.device | None:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
 
 
 def _anomaly_mode() -> tuple[bool, bool]:
@@ -105,7 +100,6 @@ def read(settings: Iterable[Setting]) -> tuple[Any, ...]:
 
 
 def put_back(settings: Sequence[Setting], values: Sequence[Any]) -> None:
-    """Changes the settings that are not what they were."""
     for setting, before in zip(settings, values, strict=True):
         if setting.read() != before:
             setting.change(before)

@@ -83,7 +83,6 @@ def _prepare(model: nn.Module, world: World, request: Request) -> RankSession:
         world.destroy_spare()
         session.plans = (plan,)
         session.notes = (*session.report.sentences, *session.placed.notes, *request.backend.notes)
-        session.finding.forget_run()
     return session
 
 
@@ -114,7 +113,7 @@ def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettin
     world, clock = session.world, settings.clock or clock_of(session.request.backend)
     turns = Turns(settings, [plan.search.method for plan in plans], trains=False)
     numbers = itertools.count()
-    with preserved(session.model, session.request.sample, alone=session.finding.subjects, elsewhere=True):
+    with preserved(session.model, session.request.sample, alone=session.finding.subjects):
         while isinstance(visit := turns.next_visit(), Visit):
             failed = _visit(session, plans[visit.candidate], visit.num_steps, turns, clock, next(numbers))
             if failed is not None:

@@ -7,7 +7,6 @@ calls do not show. It runs where it is called.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,22 +25,29 @@ from mosaic.profiler import Subject
 
 _UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
 _PASS = "pass it as an argument, and return what others read"
+_KEEPS_GRAPH = Obstacle(
+    "a tensor made inside of it is kept after its call, by a hook, a list or an attribute",
+    todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
+)
+_READS_BETWEEN = Obstacle(
+    "it reads what was made between modules and is not among its arguments", todo="pass it as an argument"
+)
+_READS_DATA = Obstacle("its arguments are reached through .data before it is called", todo=_PASS)
+_WRITES_ARGUMENTS = Obstacle("it writes into its arguments", todo="let it write to a copy")
+_BUFFERS_ARE_USED = Obstacle("its buffers are used outside of it while the model runs", todo=_PASS)
+_WEIGHTS_ARE_WRITTEN = Obstacle("its parameters are written to while the model runs", todo=_PASS)
 
 
 @dataclass(slots=True)
 class _Weight:
-    """Parameters or buffers of the model in one memory, and their uses."""
+    """Parameters or buffers of the model in one memory."""
 
     is_buffer: bool
     ids: set[int] = field(default_factory=set)
     paths: dict[str, str] = field(default_factory=dict)
     """By a candidate that has it, its name there."""
-    users: set[str | None] = field(default_factory=set)
-    """Candidates that use it; None for operations between them."""
-    used_outside: dict[str, str] = field(default_factory=dict)
-    """By a candidate that has it, the line that uses it with a gradient elsewhere."""
-    is_returned: bool = False
-    """A candidate returns it, as a result like others."""
+    users: dict[str | None, str] = field(default_factory=dict)
+    """By a candidate that uses it, or None for operations between them, the line that does with a gradient, or ""."""
 
 
 class Exchanges(Tracer[frozenset[str]]):
@@ -61,7 +67,8 @@ class Exchanges(Tracer[frozenset[str]]):
         self.hidden: dict[str, Obstacle] = {}
         self._candidates = candidates
         self._surroundings: dict[str, Surroundings] = {}
-        self._arguments: dict[str, list[tuple[torch.Tensor, int | None]]] = {}  # with their versions at the call
+        # By a running candidate, its tensors by memory with their versions at the call; None is the code between.
+        self._arguments: dict[str | None, dict[int, tuple[torch.Tensor, int | None]]] = {None: {}}
         # By memory.
         self._weights: dict[int, _Weight] = {}
         self._passed: dict[int, str] = {}
@@ -100,9 +107,7 @@ class Exchanges(Tracer[frozenset[str]]):
             keeps_graph = is_called and around.keeps_graph()
             changed = around.changed() if is_called else around.changed_outside()
         if keeps_graph:  # a loss that uses it goes backward through the branch's graph from outside
-            what = "a tensor made inside of it is kept after its call, by a hook, a list or an attribute"
-            todo = "return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])"
-            self.hidden[name] = self.local[name] = Obstacle(what, todo=todo)
+            self.hidden[name] = self.local[name] = _KEEPS_GRAPH
         elif changed is not None:
             self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
 
@@ -110,30 +115,23 @@ class Exchanges(Tracer[frozenset[str]]):
         for other in {**self.calls, name: None}:  # a lane may run an earlier call by now
             self._compare_surroundings(other, is_called=other == name)
         tensors = tensors_in((args, kwargs))
-        num_bytes: Counter[str] = Counter()
-        for tensor in tensors:
-            for source in self.labels([tensor]):
-                num_bytes[source] += tensor.numel() * tensor.element_size()
-        for source, count in sorted(num_bytes.items()):
-            self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=count))
+        for source in sorted(self.labels(tensors)):
+            num_bytes = sum(each.numel() * each.element_size() for each in tensors if source in self.labels([each]))
+            self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
         args, kwargs = _without_graph((args, kwargs))
         self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
         self._note_opaque(name, "takes", (args, kwargs))
-        self._arguments[name] = [(tensor, version_of(tensor)) for tensor in tensors]
-        memories = set(map(self.memory, tensors))
-        if memories & self._uncounted:
-            self._note_exchange(name, "its arguments are reached through .data before it is called")
-        self._passed |= dict.fromkeys(memories, name)
+        self._arguments[name] = {self.memory(tensor): (tensor, version_of(tensor)) for tensor in tensors}
+        if self._arguments[name].keys() & self._uncounted:
+            self.exchanging[name] = _READS_DATA
+        self._passed |= dict.fromkeys(self._arguments[name], name)
 
     def leave(self, name: str, result: Any) -> None:
         self._note_opaque(name, "returns", result)
         self._compare_surroundings(name)
-        arguments = self._arguments.pop(name)
-        if any(version_of(tensor) != version for tensor, version in arguments):
-            self._note_exchange(name, "it writes into its arguments", todo="let it write to a copy", is_local=True)
+        if any(version_of(tensor) != version for tensor, version in self._arguments.pop(name).values()):
+            self.exchanging[name] = self.local[name] = _WRITES_ARGUMENTS
         for tensor in tensors_in(result):
-            if self.memory(tensor) in self._weights:
-                self._weights[self.memory(tensor)].is_returned = True
             self._note_alias(tensor)
             self.mark(tensor, frozenset({name}), anew=True)
 
@@ -142,6 +140,10 @@ class Exchanges(Tracer[frozenset[str]]):
         if opaque is not None:
             self.obstacles[name] = hides_tensors(verb, opaque)
 
+    def _note_alias(self, tensor: torch.Tensor) -> None:
+        self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
+        self._alive.append(tensor)
+
     # Functions and operators.
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,9 +151,7 @@ class Exchanges(Tracer[frozenset[str]]):
         here = self.running[-1] if self.running else None
         if name == "__set__:data":
             self._note_write(here, [args[0]], name)
-            weight = self._weights.get(self.memory(args[0]))
-            if weight is not None:
-                self._weights[self.memory(args[1])] = weight
+            self._note_copy(args[0], args[1])
         result = func(*args, **kwargs)
         if name == "__get__:data":
             self._uncounted.add(self.memory(result))
@@ -163,90 +163,71 @@ class Exchanges(Tracer[frozenset[str]]):
 
     def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
         here = self.running[-1] if self.running else None
-        if operation.name == "_to_copy" and self.memory(operation.inputs[0]) in self._weights:
-            for tensor in operation.created:  # autocast keeps what it casts for other uses
-                self._weights[self.memory(tensor)] = self._weights[self.memory(operation.inputs[0])]
+        if operation.name == "_to_copy":  # autocast keeps what it casts for other uses
+            for tensor in operation.created:
+                self._note_copy(operation.inputs[0], tensor)
         self._note_uses(here, operation)
-        if here is None:
-            for tensor in operation.written:
-                if len(self._aliases.get(self.memory(tensor), ())) > 1:
-                    self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), SHARED_IS_WRITTEN)
-            self._maker |= dict.fromkeys(map(self.memory, (*operation.created, *operation.written)))
-        else:
-            self._note_foreign_reads(here, operation.inputs)
-            self._maker |= dict.fromkeys(map(self.memory, operation.created), here)
-        if operation.written:
-            self._note_write(here, operation.written, operation.name)
+        if here is not None:
+            foreign = set(map(self.memory, operation.inputs)) - self._arguments[here].keys() - self._weights.keys()
+            foreign = {memory for memory in foreign if self._maker.get(memory) != here}
+            self._read |= dict.fromkeys(foreign, here)
+            if foreign & self._maker.keys():
+                self.exchanging[here] = self.local[here] = _READS_BETWEEN
+        self._maker |= dict.fromkeys(map(self.memory, operation.created), here)
+        self._note_write(here, operation.written, operation.name)
         return labels
 
+    def _note_copy(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        if (weight := self._weights.get(self.memory(tensor))) is not None:
+            self._weights[self.memory(copy)] = weight
+
     def _note_uses(self, here: str | None, operation: Operation) -> None:
-        passed = {self.memory(tensor) for tensor, _ in self._arguments[here]} if here is not None else set()
         has_gradient = operation.name != "detach" and torch.is_grad_enabled()
         has_gradient &= any(tensor.requires_grad for tensor in operation.inputs)
         has_gradient &= any(tensor.is_floating_point() or tensor.is_complex() for tensor in operation.results)
         for tensor in operation.inputs:
-            name = self._maker.get(self.memory(tensor))
+            memory = self.memory(tensor)
+            name = self._maker.get(memory)
             if name is not None and name != here and name not in self.labels([tensor]):
                 self.obstacles[name] = Obstacle(
                     f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it",
                     todo="let the module return it",
                 )
-            weight = self._weights.get(self.memory(tensor))
+            weight = self._weights.get(memory)
             if weight is None:
                 continue
-            if self.memory(tensor) not in passed:
-                weight.users.add(here)
-            for owner in weight.paths.keys() - {here}:
-                if weight.is_buffer:
-                    self._note_exchange(owner, "its buffers are used outside of it while the model runs")
-                elif has_gradient and not weight.is_returned:
-                    weight.used_outside.setdefault(owner, caller())
-
-    def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:
-        """Notes the memory that a module reads and does not hold, and whether others made it."""
-        own = {self.memory(tensor) for tensor, _ in self._arguments[here]} | self._weights.keys()
-        foreign = {memory for memory in map(self.memory, inputs) if memory not in own}
-        foreign -= {memory for memory in foreign if self._maker.get(memory) == here}
-        self._read |= dict.fromkeys(foreign, here)
-        if foreign & self._maker.keys():
-            self._note_read_between(here)
+            if weight.is_buffer:
+                self.exchanging |= dict.fromkeys(weight.paths.keys() - {here}, _BUFFERS_ARE_USED)
+            user = None if memory in self._arguments[here] else here  # what is passed is used by the one who passes it
+            if not weight.users.get(user):
+                weight.users[user] = caller() if has_gradient else ""
 
     def _note_write(self, here: str | None, tensors: Sequence[torch.Tensor], function: str) -> None:
-        """Notes a write into parameters or arguments of other modules, or into what they read."""
-        for memory in map(self.memory, tensors):
+        """Notes a write into parameters or arguments of other modules, into what they read, or into their results."""
+        for tensor in tensors:
+            memory = self.memory(tensor)
             weight = self._weights.get(memory)
             if weight is not None and not weight.is_buffer:
-                for owner in weight.paths.keys() - {here}:
-                    self._note_exchange(owner, "its parameters are written to while the model runs")
-            if here is None and memory in self._read:
-                self._note_read_between(self._read[memory])
-            owner = self._passed.get(memory, here) or ""
-            if owner != (here or ""):
+                self.exchanging |= dict.fromkeys(weight.paths.keys() - {here}, _WEIGHTS_ARE_WRITTEN)
+            if here is None:
+                self._maker[memory] = None
+                if (reader := self._read.get(memory)) is not None:
+                    self.exchanging[reader] = self.local[reader] = _READS_BETWEEN
+                if len(self._aliases.get(memory, ())) > 1:
+                    self.hidden = dict.fromkeys(self.labels([tensor]), SHARED_IS_WRITTEN) | self.hidden
+            owner = self._passed.get(memory)
+            if owner is not None and owner != here:
                 self.obstacles[owner] = Obstacle(
                     f"its input is written to in place ({function}, {caller()}) after it was called; write to a copy",
                     todo="write to a copy: x = x + 1 instead of x += 1",
                 )
-
-    def _note_read_between(self, name: str) -> None:
-        what = "it reads what was made between modules and is not among its arguments"
-        self._note_exchange(name, what, todo="pass it as an argument", is_local=True)
-
-    def _note_exchange(self, name: str, what: str, *, todo: str = _PASS, is_local: bool = False) -> None:
-        self.exchanging[name] = Obstacle(what, todo=todo)
-        if is_local:
-            self.local[name] = self.exchanging[name]
-
-    def _note_alias(self, tensor: torch.Tensor) -> None:
-        self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
-        self._alive.append(tensor)
 
     # After the run.
 
     @property
     def users(self) -> dict[int, frozenset[str | None]]:
         """By the id of a parameter or buffer of the model, the candidates that use it; None for uses between them."""
-        weights = {id(weight): weight for weight in self._weights.values() if weight.users}.values()
-        return {key: frozenset(weight.users) for weight in weights for key in weight.ids}
+        return {key: frozenset(weight.users) for weight in self._weights.values() if weight.users for key in weight.ids}
 
     def parted(self, *, may_share: bool) -> dict[str, frozenset[int]]:
         """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
@@ -257,11 +238,10 @@ class Exchanges(Tracer[frozenset[str]]):
         ids = {name: set(keys) for name, keys in self._shared.items()}
         for weight in self._weights.values():
             for name, path in weight.paths.items() if not weight.is_buffer else ():
-                if name in weight.used_outside:
-                    ids[name] |= weight.ids
-                if not may_share and not weight.is_returned and name in weight.users and weight.ids & ids[name]:
-                    place = f" ({weight.used_outside[name]})" if name in weight.used_outside else ""
-                    what = f"shares {path} with the rest of the model{place}"
+                line = next((line for user, line in weight.users.items() if user != name and line), "")
+                ids[name] |= weight.ids if line else set()
+                if not may_share and name in weight.users and weight.ids & ids[name]:
+                    what = f"shares {path} with the rest of the model" + (f" ({line})" if line else "")
                     self.obstacles[name] = Obstacle(what, todo=_UNTIE, is_of_a_part=True)
         return {name: frozenset(keys) for name, keys in ids.items()}
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.finding.choose import Candidates, Course
+from mosaic.engine.finding.choose import Choice, Course
 from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved
@@ -27,6 +28,11 @@ _WRAPPERS = {
     "DataParallel": "colocate the plain model",
     "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
 }
+_SCRIPTED = Obstacle(
+    "is scripted by torch.jit, which shows neither its calls nor its parts",
+    todo="colocate the module that it was made from, or leave it where it is",
+)
+_EXCLUDED = Obstacle("excluded by the caller")
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 """One batch, given to the model as keywords, positions or its only argument; or a function that runs the model."""
 
@@ -53,12 +59,6 @@ class Finding:
     users: dict[int, frozenset[str | None]] = field(default_factory=dict)
     """By the id of a parameter or buffer, the modules that use it; None for operations between modules."""
 
-    def forget_run(self) -> None:
-        """Releases what the run left in the model, once no module runs alone any more."""
-        for subject in self.subjects:
-            if subject.left is not None:
-                subject.left.clear()  # it may be large
-
 
 def find_modules(
     model: nn.Module,
@@ -81,9 +81,9 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as left, uncompiled():
+    with preserved(model, sample), uncompiled():
         course = _watch(model, run)
-        candidates = Candidates(model, course, exclude=exclude, include=include)
+        candidates = _Candidates(model, course, exclude=exclude, include=include)
         while candidates.modules:
             exchanges = Exchanges(model, candidates.modules)
             with exchanges.watching():
@@ -101,7 +101,7 @@ def find_modules(
     calls = exchanges.calls
     return Finding(
         graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
-        subjects=tuple(replace(call, left=left) for call in calls.values()),
+        subjects=tuple(calls.values()),
         left_out=left_out,
         exchanging=exchanges.exchanging,
         local=exchanges.local,
@@ -109,6 +109,59 @@ def find_modules(
         parted=parted,
         users=exchanges.users,
     )
+
+
+class _Candidates:
+    """Modules of a model that may be placed; an obstacle takes a module away.
+
+    Where the obstacle is one of a part alone (a tied table of embeddings), another part that does most of the module's
+    work is a candidate in its stead. Without ``include``, names or patterns, ``Choice`` chooses.
+    """
+
+    def __init__(
+        self, model: nn.Module, course: Course, *, exclude: Sequence[str], include: Sequence[str] | None
+    ) -> None:
+        self._all = dict(model.named_modules())
+        self._choice = Choice(model, course)
+        self._is_free = include is None
+        self._names = self._choice.of_model() if include is None else _matching(self._all, include)
+        if include is not None and not self._names:
+            raise UnsupportedModelError(
+                f"no module is named {', '.join(include)}; the model's modules include {', '.join([*self._all][1:9])}"
+            )
+        scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
+        self._scripted = dict.fromkeys(scripted, _SCRIPTED)
+        self._obstacles = course.obstacles | self._scripted | dict.fromkeys(_matching(self._all, exclude), _EXCLUDED)
+        self.drop({})
+
+    def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
+        """Takes modules away, and adds parts of theirs in their stead."""
+        self._obstacles |= obstacles
+        self.modules: dict[str, nn.Module] = {}  # that may be placed
+        self._left_out = dict(self._scripted)
+        names = [*self._names]
+        for name in names:  # which grows meanwhile
+            whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
+            if whole is not None:
+                todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
+                self._left_out[name] = Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
+            elif (obstacle := self._obstacles.get(name)) is None:
+                self.modules[name] = self._all[name]
+            else:
+                self._left_out[name] = obstacle
+                if obstacle.is_of_a_part and self._is_free:
+                    names += self._choice.in_stead_of(name, self._all[name])
+
+    def left_out(self) -> dict[str, Obstacle]:
+        """Returns the obstacles of modules without a placed part, except those of parts of other such modules."""
+        whole = [name for name in self._left_out if not any(placed.startswith(f"{name}.") for placed in self.modules)]
+        return {
+            name: self._left_out[name] for name in whole if not any(name.startswith(f"{other}.") for other in whole)
+        }
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if name and any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
