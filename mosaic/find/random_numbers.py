@@ -7,16 +7,17 @@ reads and restores them here.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
@@ -126,38 +127,17 @@ def advance(generator: torch.Generator, draws: int) -> None:
 
 # Drawing from another generator than the default one.
 
-_NAMES = frozenset(
-    (
-        *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
-        *("stochastic_depth", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"),
-        *("random_", "uniform_", "normal", "normal_", "log_normal_", "bernoulli", "bernoulli_", "binomial"),
-        *("multinomial", "poisson", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "rrelu"),
-    )
+_RANDOM = re.compile(
+    r"(feature_)?(alpha_)?dropout(\dd)?|stochastic_depth|rand(n|int|perm)?(_like)?|random_|uniform_?|(\w+_)?normal_?"
+    r"|bernoulli_?|binomial|multinomial|poisson|cauchy_|exponential_|geometric_|gumbel_softmax|rrelu"
 )
 """Functions that draw random numbers, as code names them."""
-_WITH_DROPOUT = _NAMES | {"scaled_dot_product_attention", "multi_head_attention_forward"}
-_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
-class LaneRandomness(TorchFunctionMode):
-    """Makes functions of this thread draw random numbers from a lane's own generator.
+class LaneRandomness(TorchDispatchMode):
+    """Makes operators of this thread draw random numbers from a lane's own generator."""
 
-    Their operators alone are watched, because to watch one takes longer than, say, an operator of a recurrent layer.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self._generator = generator
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        drops = name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
-        with _DrawingOperators(self._generator) if drops or name in _WITH_DROPOUT else nullcontext():
-            return func(*args, **(kwargs or {}))
-
-
-class _DrawingOperators(TorchDispatchMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
@@ -189,11 +169,22 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Returns whether a module may draw random numbers in some calls: it has dropouts, or code of its own."""
+    """Returns whether a module may draw random numbers in some calls: its dropouts, or what its code names, say so.
+
+    The code is that of methods of classes other than torch's, without the functions that they call.
+    """
     return any(part.training and _part_may_draw(part) for part in module.modules())
 
 
 def _part_may_draw(part: nn.Module) -> bool:
     if isinstance(part, _DRAWING):
         return getattr(part, "p", 1.0) > 0
-    return not type(part).__module__.startswith("torch.")
+    kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
+    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))
+
+
+@lru_cache(maxsize=1000)
+def _random_names(kind: Any) -> frozenset[str]:
+    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    functions = [value for base in classes for value in vars(base).values() if isinstance(value, FunctionType)]
+    return frozenset(name for each in functions for name in each.__code__.co_names if _RANDOM.fullmatch(name))

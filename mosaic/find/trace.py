@@ -41,8 +41,7 @@ class Operation:
     inputs: list[torch.Tensor]
     written: list[torch.Tensor]
     results: list[torch.Tensor] = field(default_factory=list)
-    created: list[torch.Tensor] = field(default_factory=list)
-    """The results with memory of their own; views share that of an input."""
+    created: list[torch.Tensor] = field(default_factory=list)  # results with memory of their own, which views have not
 
     @property
     def name(self) -> str:
@@ -56,8 +55,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
 
     def __init__(self, nothing: Labels) -> None:
         super().__init__()
-        self.running: list[str] = []
-        """Names of the modules that run, the innermost last."""
+        self.running: list[str] = []  # names of modules, the innermost last
         self._nothing = nothing
         self._labels: dict[int, Any] = {}
         self._storages: dict[int, StorageWeakRef] = {}  # keep addresses unique
@@ -102,17 +100,11 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         """An operator is about to run."""
 
     def end(self, operation: Operation, labels: Labels) -> Labels:
-        """An operator has run; returns the labels of its results and of what it wrote, by default its inputs'.
-
-        Those of an operator that reads only shapes are none.
-        """
+        """Returns the labels of an operator's results and of what it wrote; by default its inputs', no shapes'."""
         return labels
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function of torch, which may be several operators or none.
-
-        The name of an attribute's getter or setter is ``__get__:`` or ``__set__:`` and the attribute's.
-        """
+        """Runs a function of torch, such as ``__get__:data``; it may be several operators or none."""
         return func(*args, **kwargs)
 
     def memory(self, tensor: torch.Tensor) -> int:

@@ -18,11 +18,8 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.find.trace import Operation, Tracer, caller
 
-SUBSTANCE = 0.02
-"""Share of the whole from which a module is worth placing."""
-_TENTH = 0.1
-_WRAPPER = 0.9
-
+_SUBSTANCE, _TENTH, _WRAPPER = 0.02, 0.1, 0.9
+_CALL_ONCE = "call it once on a concatenated batch, or leave it where it is"
 _TRANSFORMED = Obstacle(TRANSFORMED, todo="call it on the whole batch, or leave it where it is")
 _ALL = "all modules"  # which is no name
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
@@ -50,8 +47,13 @@ class Course(Tracer[int]):
 
     @property
     def obstacles(self) -> dict[str, Obstacle]:
-        often = {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
-        return often | dict.fromkeys(self._transformed, _TRANSFORMED)
+        obstacles = {}
+        for name, places in self.called.items():
+            where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+            often = f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs"
+            if len(places) != 1:
+                obstacles[name] = Obstacle(often, todo=_CALL_ONCE)
+        return obstacles | dict.fromkeys(self._transformed, _TRANSFORMED)
 
     def work(self, name: str, otherwise: float) -> float:
         """Returns the share of a module in the operations of all, or ``otherwise`` where none were counted."""
@@ -86,14 +88,6 @@ class Course(Tracer[int]):
         self._reading[-1] |= labels
 
 
-def _called_often(places: Sequence[str]) -> Obstacle:
-    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-    return Obstacle(
-        f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs",
-        todo="call it once on a concatenated batch, or leave it where it is",
-    )
-
-
 class Choice:
     """Chooses among the modules of a model.
 
@@ -114,7 +108,7 @@ class Choice:
         self._total = max(1, _size(model))
 
     def of_model(self) -> list[str]:
-        return [part.name for part in self._cut("", self._model) if part.weight >= SUBSTANCE]
+        return [part.name for part in self._cut("", self._model) if part.weight >= _SUBSTANCE]
 
     def in_stead_of(self, path: str, module: nn.Module) -> list[str]:
         """Returns the part with most of the work of a module that cannot be placed itself."""
@@ -133,9 +127,9 @@ class Choice:
     def _opens(self, part: _Part, inner: Sequence[_Part]) -> bool:
         compound = [each for each in inner if each.is_compound]
         apart = [a for a in compound if not any(a.is_listed_with(b) for b in compound if b is not a)]
-        if part.work >= _WRAPPER and sum(each.weight >= SUBSTANCE for each in apart) > 1:
+        if part.work >= _WRAPPER and sum(each.weight >= _SUBSTANCE for each in apart) > 1:
             return True
-        heavy = [each for each in compound if each.work >= max(SUBSTANCE, _TENTH * part.work)]
+        heavy = [each for each in compound if each.work >= max(_SUBSTANCE, _TENTH * part.work)]
         return any(self._are_independent(a, b, inner) for a, b in combinations(heavy, 2))
 
     def _are_independent(self, a: _Part, b: _Part, inner: Sequence[_Part]) -> bool:

@@ -52,7 +52,7 @@ class Finding:
     local: dict[str, Obstacle] = field(default_factory=dict)
     """Modules that exchange values with their caller in another way, so that no other rank can run them."""
     in_place: dict[str, Obstacle] = field(default_factory=dict)
-    """These, and further ones that the host runs in place, where a lane runs a module later than its call."""
+    """Those, and further ones that the host runs in place, where a lane runs a module later than its call."""
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     """Ids of a module's parameters that only others use, such as a table of embeddings that the model looks up before
     it calls its language model."""
@@ -80,28 +80,47 @@ def find_modules(
     Raises:
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
-    run = runner_of(model, sample)
+    run, modules = runner_of(model, sample), dict(model.named_modules())
     with preserved(model, sample), uncompiled():
         course = _watch(model, run)
-        candidates = _Candidates(model, course, exclude=exclude, include=include)
-        while candidates.modules:
-            exchanges = Exchanges(model, candidates.modules)
+        choice = Choice(model, course)
+        names = choice.of_model() if include is None else _matching(modules, include)
+        if include is not None and not names:
+            raise UnsupportedModelError(
+                f"no module is named {', '.join(include)}; the model's modules include {', '.join([*modules][1:9])}"
+            )
+        scripted = {name: _SCRIPTED for name, each in modules.items() if isinstance(each, torch.jit.ScriptModule)}
+        obstacles = course.obstacles | scripted | dict.fromkeys(_matching(modules, exclude), _EXCLUDED)
+        while True:
+            queue, placed, left_out = [*names], dict[str, nn.Module](), {**scripted}
+            for name in queue:  # which grows meanwhile
+                whole = next((other for other in placed if name.startswith(f"{other}.")), None)
+                obstacle = obstacles.get(name) if whole is None else _part_of(whole)
+                if obstacle is None:
+                    placed[name] = modules[name]
+                    continue
+                left_out[name] = obstacle
+                if obstacle.is_of_a_part and include is None:  # such as a tied table of embeddings
+                    queue += choice.in_stead_of(name, modules[name])
+            exchanges = Exchanges(model, placed)
             with exchanges.watching():
                 run()
             parted = exchanges.parted(may_share=may_share)
             if not exchanges.obstacles:
                 break
-            candidates.drop(exchanges.obstacles)  # without them, what came through them comes from further up
-    left_out = candidates.left_out()
-    if not candidates.modules or not exchanges.calls:
+            obstacles |= exchanges.obstacles  # without these modules, what came through them comes from further up
+    outer = [name for name in left_out if not any(other.startswith(f"{name}.") for other in placed)]
+    left_out = {name: left_out[name] for name in outer if not any(name.startswith(f"{other}.") for other in outer)}
+    if not exchanges.calls:
         why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
-    calls = exchanges.calls
     return Finding(
-        graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(exchanges.edges.values())),
-        subjects=tuple(calls.values()),
+        graph=ModuleGraph(
+            modules=tuple(map(_describe, exchanges.calls.values())), edges=tuple(exchanges.edges.values())
+        ),
+        subjects=tuple(exchanges.calls.values()),
         left_out=left_out,
         exchanging=exchanges.exchanging,
         local=exchanges.local,
@@ -111,57 +130,13 @@ def find_modules(
     )
 
 
-class _Candidates:
-    """Modules of a model that may be placed; an obstacle takes a module away.
-
-    Where the obstacle is one of a part alone (a tied table of embeddings), another part that does most of the module's
-    work is a candidate in its stead. Without ``include``, names or patterns, ``Choice`` chooses.
-    """
-
-    def __init__(
-        self, model: nn.Module, course: Course, *, exclude: Sequence[str], include: Sequence[str] | None
-    ) -> None:
-        self._all = dict(model.named_modules())
-        self._choice = Choice(model, course)
-        self._is_free = include is None
-        self._names = self._choice.of_model() if include is None else _matching(self._all, include)
-        if include is not None and not self._names:
-            raise UnsupportedModelError(
-                f"no module is named {', '.join(include)}; the model's modules include {', '.join([*self._all][1:9])}"
-            )
-        scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
-        self._scripted = dict.fromkeys(scripted, _SCRIPTED)
-        self._obstacles = course.obstacles | self._scripted | dict.fromkeys(_matching(self._all, exclude), _EXCLUDED)
-        self.drop({})
-
-    def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
-        """Takes modules away, and adds parts of theirs in their stead."""
-        self._obstacles |= obstacles
-        self.modules: dict[str, nn.Module] = {}  # that may be placed
-        self._left_out = dict(self._scripted)
-        names = [*self._names]
-        for name in names:  # which grows meanwhile
-            whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
-            if whole is not None:
-                todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
-                self._left_out[name] = Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
-            elif (obstacle := self._obstacles.get(name)) is None:
-                self.modules[name] = self._all[name]
-            else:
-                self._left_out[name] = obstacle
-                if obstacle.is_of_a_part and self._is_free:
-                    names += self._choice.in_stead_of(name, self._all[name])
-
-    def left_out(self) -> dict[str, Obstacle]:
-        """Returns the obstacles of modules without a placed part, except those of parts of other such modules."""
-        whole = [name for name in self._left_out if not any(placed.startswith(f"{name}.") for placed in self.modules)]
-        return {
-            name: self._left_out[name] for name in whole if not any(name.startswith(f"{other}.") for other in whole)
-        }
-
-
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if name and any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _part_of(whole: str) -> Obstacle:
+    todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
+    return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
 
 
 def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
