@@ -330,10 +330,10 @@ def backend_for(model: nn.Module) -> Backend:
 
 def refuse(model: nn.Module, backend: Backend) -> None:
     """Raises UnsupportedModelError or BackendUnavailableError if a model cannot be colocated on a backend at all."""
-    for name, kind, todo in wrapped_parts(model):
+    for name, kind in wrapped_parts(model):
         raise UnsupportedModelError(
             f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "
-            f"or none; {todo}"
+            "or none; colocate the plain model, and compile its branches in place: model.branch.compile()"
         )
     attached = next((name for name, module in model.named_modules() if is_attached(module)), None)
     if attached is not None:

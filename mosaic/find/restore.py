@@ -28,13 +28,9 @@ from mosaic.find.random_numbers import Generator, generator_state, random_state,
 from mosaic.find.structure import PLAIN_TYPES, version_of
 from mosaic.find.torch_settings import SETTINGS, put_back, read
 
-MAX_COPIED_BYTES = 1 << 30
-"""Parameters that are larger together are not copied, and a write into one is an error; other tensors always are."""
-MAX_ARRAY_BYTES = 1 << 26
-"""A larger array of numpy's is taken for a table that is only read."""
-_MAX_DEPTH = 3
-"""Objects that may lie between a module and something that it changes."""
-
+MAX_COPIED_BYTES = 1 << 30  # parameters that are larger together are not copied, and a write into one is an error
+MAX_ARRAY_BYTES = 1 << 26  # a larger array of numpy's is taken for a table that is only read
+_MAX_DEPTH = 3  # objects that may lie between a module and something that it changes
 _LIBRARIES = sys.stdlib_module_names - {"types", "collections"} | {"torch", "numpy", "triton", "mosaic"}
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
@@ -197,7 +193,9 @@ def restored_objects(model: nn.Module) -> Iterator[Objects]:
 
 
 def _content(container: _Container) -> Any:
-    return dict(container) if isinstance(container, dict) else tuple(container)
+    if isinstance(container, dict):  # whatever a subclass does to look an item up
+        return dict(zip(container, container.values(), strict=True))
+    return tuple(container)
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -111,9 +111,6 @@ def memory_of(tensor: torch.Tensor) -> int:
         return 0
 
 
-_version = operator.attrgetter("_version")
-
-
 def version_of(tensor: torch.Tensor) -> int | None:
     """Returns how often a tensor was written to; None where torch does not count."""
     try:
@@ -124,7 +121,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     try:
-        return list(map(_version, tensors))
+        return [tensor._version for tensor in tensors]
     except RuntimeError:
         return list(map(version_of, tensors))
 

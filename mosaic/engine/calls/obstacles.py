@@ -10,11 +10,10 @@ class Obstacle(str):
 
     todo: str
     apart: bool
-    is_of_a_part: bool
 
-    def __new__(cls, reason: str, *, todo: str = _NOTHING, apart: bool = False, is_of_a_part: bool = False) -> Obstacle:
+    def __new__(cls, reason: str, *, todo: str = _NOTHING, apart: bool = False) -> Obstacle:
         obstacle = super().__new__(cls, reason)
-        obstacle.todo, obstacle.apart, obstacle.is_of_a_part = todo, apart, is_of_a_part
+        obstacle.todo, obstacle.apart = todo, apart
         return obstacle
 
     @property

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings
-from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle, hides_tensors
+from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.thread_state import ThreadState
-from mosaic.find.structure import flatten, is_opaque, map_tensors, tensors_in, version_of
+from mosaic.find.structure import map_tensors, tensors_in, version_of
 from mosaic.find.trace import Operation, Tracer, caller
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
@@ -54,14 +54,13 @@ class Exchanges(Tracer[frozenset[str]]):
     """Follows one run of a model; labels are candidates, the modules that may be placed.
 
     Its maps are by their names; see ``Finding``. ``calls`` has their calls in order, ``edges`` goes by source and
-    target, and ``obstacles`` keep a candidate from being placed.
+    target.
     """
 
     def __init__(self, model: nn.Module, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__(frozenset())
         self.calls: dict[str, Subject] = {}
         self.edges: dict[tuple[str, str], Edge] = {}
-        self.obstacles: dict[str, Obstacle] = {}
         self.exchanging: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
         self.hidden: dict[str, Obstacle] = {}
@@ -120,25 +119,18 @@ class Exchanges(Tracer[frozenset[str]]):
             self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
         args, kwargs = _without_graph((args, kwargs))
         self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-        self._note_opaque(name, "takes", (args, kwargs))
         self._arguments[name] = {self.memory(tensor): (tensor, version_of(tensor)) for tensor in tensors}
         if self._arguments[name].keys() & self._uncounted:
             self.exchanging[name] = _READS_DATA
         self._passed |= dict.fromkeys(self._arguments[name], name)
 
     def leave(self, name: str, result: Any) -> None:
-        self._note_opaque(name, "returns", result)
         self._compare_surroundings(name)
         if any(version_of(tensor) != version for tensor, version in self._arguments.pop(name).values()):
             self.exchanging[name] = self.local[name] = _WRITES_ARGUMENTS
         for tensor in tensors_in(result):
             self._note_alias(tensor)
             self.mark(tensor, frozenset({name}), anew=True)
-
-    def _note_opaque(self, name: str, verb: str, value: Any) -> None:
-        opaque = next((leaf for leaf in flatten(value)[0] if is_opaque(leaf)), None)
-        if opaque is not None:
-            self.obstacles[name] = hides_tensors(verb, opaque)
 
     def _note_alias(self, tensor: torch.Tensor) -> None:
         self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
@@ -189,8 +181,8 @@ class Exchanges(Tracer[frozenset[str]]):
             memory = self.memory(tensor)
             name = self._maker.get(memory)
             if name is not None and name != here and name not in self.labels([tensor]):
-                self.obstacles[name] = Obstacle(
-                    f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it",
+                self.exchanging[name] = self.local[name] = Obstacle(
+                    f"a tensor made inside of it is used outside ({caller()}), other than as its result",
                     todo="let the module return it",
                 )
             weight = self._weights.get(memory)
@@ -217,8 +209,8 @@ class Exchanges(Tracer[frozenset[str]]):
                     self.hidden = dict.fromkeys(self.labels([tensor]), SHARED_IS_WRITTEN) | self.hidden
             owner = self._passed.get(memory)
             if owner is not None and owner != here:
-                self.obstacles[owner] = Obstacle(
-                    f"its input is written to in place ({function}, {caller()}) after it was called; write to a copy",
+                self.exchanging[owner] = self.local[owner] = Obstacle(
+                    f"its input is written to in place ({function}, {caller()}) after it was called",
                     todo="write to a copy: x = x + 1 instead of x += 1",
                 )
 
@@ -230,11 +222,7 @@ class Exchanges(Tracer[frozenset[str]]):
         return {key: frozenset(weight.users) for weight in self._weights.values() if weight.users for key in weight.ids}
 
     def parted(self, *, may_share: bool) -> dict[str, frozenset[int]]:
-        """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
-
-        Args:
-            may_share: Whether the use of such a parameter is no obstacle.
-        """
+        """Returns for each candidate the ids of parameters that others use; they alone may, unless ``may_share``."""
         ids = {name: set(keys) for name, keys in self._shared.items()}
         for weight in self._weights.values():
             for name, path in weight.paths.items() if not weight.is_buffer else ():
@@ -242,7 +230,7 @@ class Exchanges(Tracer[frozenset[str]]):
                 ids[name] |= weight.ids if line else set()
                 if not may_share and name in weight.users and weight.ids & ids[name]:
                     what = f"shares {path} with the rest of the model" + (f" ({line})" if line else "")
-                    self.obstacles[name] = Obstacle(what, todo=_UNTIE, is_of_a_part=True)
+                    self.exchanging[name] = Obstacle(what, todo=_UNTIE)
         return {name: frozenset(keys) for name, keys in ids.items()}
 
 

@@ -60,7 +60,7 @@ def test_what_was_found_holds_inputs_and_nothing_of_the_graph_that_made_them():
     }
 
 
-def test_a_result_that_leaves_by_the_back_door_is_left_out_and_named():
+def test_a_module_whose_result_leaves_by_the_back_door_runs_in_place_and_is_named():
     seen: list[torch.Tensor] = []
 
     def peeking(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -71,8 +71,8 @@ def test_a_result_that_leaves_by_the_back_door_is_left_out_and_named():
     model = Glued(peeking)
     model.left[0].register_forward_hook(lambda module, args, result: seen.append(result))
     finding = find_modules(model, pair_batch())
-    assert finding.graph.names == ("right",)
-    assert "made inside of it is used outside" in finding.left_out["left"]
+    assert "made inside of it is used outside" in finding.in_place["left"]
+    assert finding.in_place.keys() == finding.local.keys() == {"left"}
 
 
 def test_dependencies_go_on_through_a_module_that_is_left_out():

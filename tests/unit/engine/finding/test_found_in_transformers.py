@@ -56,6 +56,8 @@ def lines(name: str, finding: Finding) -> Iterator[str]:
     yield f"{name}: {levels(finding)}"
     for module, reason in finding.left_out.items():
         yield f"    not {module}: {reason.partition(' (')[0]}"
+    for module, reason in finding.in_place.items():
+        yield f"    in place {module}: {reason.partition(' (')[0]}"
 
 
 def built(make: Callable[[], Any]) -> tuple[nn.Module, dict[str, Any]]:

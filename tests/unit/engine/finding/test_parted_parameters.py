@@ -73,9 +73,9 @@ def test_a_call_that_uses_the_table_inside_runs_in_place_and_says_so():
     assert "right ran in place" in described
 
 
-def test_a_tied_head_is_left_out_and_the_language_model_is_not():
+def test_a_tied_head_runs_in_place_and_the_language_model_does_not():
     finding = find_modules(Merging(tied=True), pair_batch(), include=["left", "right", "head"])
-    assert finding.graph.names == ("left", "right")
-    assert finding.left_out["head"].startswith("shares weight with the rest of the model (")
+    assert finding.in_place.keys() == {"head"}
+    assert finding.in_place["head"].startswith("shares weight with the rest of the model (")
     assert finding.parted["right"]
     assert not finding.parted["left"]
