@@ -1,8 +1,4 @@
-"""States of random generators: captured, compared, restored, forked for a block, and replaced for a thread.
-
-A process has a default generator of torch for the CPU and for each GPU, one of Python and one of numpy. All of Mosaic
-reads and restores them here.
-"""
+"""States of random generators: captured, compared, restored, forked for a block, and replaced for a thread."""
 
 from __future__ import annotations
 
@@ -21,12 +17,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
-"""A generator that a user made."""
-
 CPU = torch.device("cpu")
-_STATE_WORDS = 624
+_STATE_WORDS, _LONGEST_SEARCH = 624, 200_000_000
 _WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a state keeps the second of a pair of normal numbers
-_LONGEST_SEARCH = 200_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +86,6 @@ def generator_state(generator: Generator) -> Any:
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
-    """Restores what ``generator_state`` captured."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

@@ -1,9 +1,8 @@
 """Restoring a model and its process after a run that training must not notice: a trace, a measurement, a trial.
 
-Noted beforehand are the tensors that the model and its sample reach (values, gradients, ``requires_grad``, hooks on
-gradients), the attributes of its modules and of plain objects in them with the lists, dicts, sets, arrays and
-generators that these hold, what its hooks enclose, the default random generators, and torch's settings. Objects of
-libraries, iterators, attributes of classes, globals and what methods enclose are left alone.
+Noted beforehand are the tensors that the model and its sample reach, attributes of its modules and of plain objects in
+them, containers, arrays and generators that these hold, what its hooks enclose, the default random generators, and
+torch's settings. Objects of libraries, iterators, attributes of classes, globals and what methods enclose are not.
 """
 
 from __future__ import annotations
@@ -83,16 +82,11 @@ def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()
 
 
 class Objects:
-    """The Python objects that a model or others reach, as they are when this is made.
-
-    Attributes:
-        tensors: All tensors, each once.
-        contents: Containers with their contents.
-    """
+    """The Python objects that a model or others reach, as they are when this is made."""
 
     def __init__(self, *roots: Any) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.contents: list[tuple[_Container, Any]] = []
+        self.tensors: list[torch.Tensor] = []  # each once
+        self.contents: list[tuple[_Container, tuple[Any, ...]]] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._generators: list[tuple[Generator, Any]] = []
         self._seen: set[int] = set()
@@ -109,10 +103,7 @@ class Objects:
             self._visit(*self._queue.popleft())
 
     def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yields each container or array that differs, the key in a dict, and the values before and now.
-
-        An absent value is None; contents of tensors are not compared.
-        """
+        """Yields each container or array that differs, the key in a dict, and the values before and now, or None."""
         for container, content in self.contents:
             now = _content(container)
             if same(now, content):
@@ -120,9 +111,10 @@ class Objects:
             if not isinstance(container, dict):
                 yield container, None, content, now
                 continue
-            for key in {**content, **now}:
-                if not same(content.get(key), now.get(key)):
-                    yield container, key, content.get(key), now.get(key)
+            before = _as_dict(content)
+            for key in {**before, **container}:
+                if not same(before.get(key), container.get(key)):
+                    yield container, key, before.get(key), container.get(key)
         for array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 yield array, None, values, array
@@ -134,8 +126,7 @@ class Objects:
     def restore(self) -> None:
         """Restores all that was noted, except tensors."""
         for container, content in self.contents:
-            if not _is_same(_content(container), content):
-                _refill(container, content)
+            _refill(container, content)
         for array, values in self._arrays:
             array[...] = values
         for generator, state in self._generators:
@@ -158,7 +149,7 @@ class Objects:
             self._push((vars(value), *own), 0)  # those of scripted modules are in none of their attributes
         elif isinstance(value, dict | list | set | deque):
             self.contents.append((value, _content(value)))
-            self._push([*value, *value.values()] if isinstance(value, dict) else value, depth)
+            self._push(self.contents[-1][1], depth)
         elif isinstance(value, tuple):
             self._push(value, depth)
         elif isinstance(value, np.ndarray):
@@ -192,15 +183,14 @@ def restored_objects(model: nn.Module) -> Iterator[Objects]:
                 buffer.restored()
 
 
-def _content(container: _Container) -> Any:
-    if isinstance(container, dict):  # whatever a subclass does to look an item up
-        return dict(zip(container, container.values(), strict=True))
-    return tuple(container)
+def _content(container: _Container) -> tuple[Any, ...]:
+    """Returns the items of a container; of a dict its keys and then its values."""
+    return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
 
 
-def _is_same(now: Any, before: Any) -> bool:
-    is_same = len(now) == len(before) and all(map(is_, now, before))
-    return is_same and (not isinstance(now, dict) or all(map(is_, now.values(), before.values())))
+def _as_dict(content: tuple[Any, ...]) -> dict[Any, Any]:
+    half = len(content) // 2
+    return dict(zip(content[:half], content[half:], strict=True))
 
 
 def same(first: Any, second: Any) -> bool:
@@ -212,12 +202,15 @@ def same(first: Any, second: Any) -> bool:
         return False
 
 
-def _refill(container: _Container, content: Any) -> None:
+def _refill(container: _Container, content: tuple[Any, ...]) -> None:
     """Gives a container back the very objects that it had."""
+    now = _content(container)
+    if len(now) == len(content) and all(map(is_, now, content)):
+        return
     if isinstance(container, dict):
         base = OrderedDict if isinstance(container, OrderedDict) else dict  # whatever a subclass does with an item
         base.clear(container)
-        base.update(container, content)
+        base.update(container, _as_dict(content))
     else:
         container.clear()
         container.update(content) if isinstance(container, set) else container.extend(content)

@@ -145,8 +145,5 @@ def leaf_key(leaf: object) -> Hashable:
 
 
 def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Returns shapes and dtypes of the tensors among leaves: what a plan was made for.
-
-    Scalars do not count: they are no work, and trainers slip some in (the number of tokens that a loss is divided by).
-    """
+    """Returns shapes and dtypes of tensors, for which a plan is made; scalars, which trainers slip in, are no work."""
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()])

@@ -20,8 +20,7 @@ class Setting(NamedTuple):
     read: Callable[[], Any]
     change: Callable[[Any], Any]
     scope: Literal["process", "call", "caller"] = "process"
-    """All threads have one, and what lanes compute follows it, so that it must stay while they do; or each thread has
-    its own, and a call takes the caller's along to its lane; or lanes have nothing to do with it."""
+    """It is the process's, and stays while lanes compute; a thread's, and goes with a call; or of no matter to lanes."""
 
 
 def _autocast(device: str) -> tuple[Setting, Setting]:
@@ -43,11 +42,6 @@ def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> 
             return read()
 
     return Setting(name, read_or_none, lambda before: before is not None and change(before))
-
-
-def _sums(of: str) -> Setting:
-    flag = _flag(f"cublas_allow_{of}_reduced_precision_reduction")
-    return flag._replace(change=lambda before: flag.change(*before))
 
 
 def _attention(kind: str) -> Setting:
@@ -78,12 +72,9 @@ SETTINGS: tuple[Setting, ...] = (
     _older("TF32 in cuDNN", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
     *map(_precision, ("generic all", "cuda all", "cuda matmul", "cuda conv", "cuda rnn")),
     *map(_precision, ("mkldnn all", "mkldnn matmul", "mkldnn conv", "mkldnn rnn")),
-    *map(_sums, ("fp16", "bf16")),
     *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
-    Setting("the order of attention's kernels", _C._get_sdp_priority_order, _C._set_sdp_priority_order),
     Setting("nn.MultiheadAttention's fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     *map(_flag, ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")),
-    _flag("deterministic_fill_uninitialized_memory"),
     Setting("the default device", _default_device, torch.set_default_device, "caller"),
     Setting("threads", torch.get_num_threads, torch.set_num_threads, "caller"),
     Setting("anomaly mode", _anomaly_mode, lambda before: torch.set_anomaly_enabled(*before), "caller"),

@@ -8,8 +8,9 @@ export and dynamo each fail on some models. ``mosaic.engine.finding`` and ``mosa
 from __future__ import annotations
 
 import functools
+import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,14 +22,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NUMBER_READS = frozenset(["tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__"])
-"""Functions that make Python's numbers of values; some run no operator."""
+from mosaic.find.structure import tensors_in
+
+NUMBER_READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")  # some run no operator
 _SHAPE_READS = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OWN_FILES = ("mosaic.engine", "mosaic.find", "mosaic.parts", "mosaic.ranks", "torch.")
 
-Labels = TypeVar("Labels")
-"""A set of labels, joined by ``|``: a frozenset, or the bits of an integer where there are many."""
+Labels = TypeVar("Labels")  # joined by ``|``: a frozenset, or the bits of an integer where there are many
 
 
 @dataclass(slots=True)
@@ -120,10 +121,8 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         return key
 
     def labels(self, tensors: Sequence[torch.Tensor]) -> Labels:
-        labels: Any = self._nothing
-        for tensor in tensors:
-            labels = labels | self._labels.get(self.memory(tensor), self._nothing)
-        return labels  # type: ignore[no-any-return]
+        labels = (self._labels.get(self.memory(tensor), self._nothing) for tensor in tensors)
+        return functools.reduce(operator.or_, labels, self._nothing)
 
     def mark(self, tensor: torch.Tensor, labels: Labels, *, anew: bool = False) -> None:
         """Adds labels to a tensor's memory; with ``anew``, replaces them."""
@@ -136,11 +135,11 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written = _leaves(written_by(func, args, kwargs)) if is_plain else []
-        operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
+        written = tensors_in(written_by(func, args, kwargs)) if is_plain else []
+        operation = Operation(func, args, kwargs, tensors_in((args, kwargs)), written)
         self.begin(operation)
         result = func(*args, **kwargs)
-        operation.results = _leaves([result])
+        operation.results = tensors_in(result)
         old = set(map(self.memory, operation.inputs))
         operation.created = [tensor for tensor in operation.results if self.memory(tensor) not in old]
         reads_shapes = operation.name in _SHAPE_READS or operation.name.startswith("new_")
@@ -164,26 +163,15 @@ class _Functions(TorchFunctionMode):
         return self._tracer.function(name, func, args, kwargs or {})
 
 
-def written_by(operator: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+def written_by(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments that an operator writes into, as its schema says; running statistics are not among them."""
-    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(operator)]
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(function)]
 
 
 @functools.cache
-def _written_places(operator: Any) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(operator._schema.arguments)
+def _written_places(function: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(function._schema.arguments)
     return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
-
-
-def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among an operator's arguments or results, which nest in lists and tuples alone."""
-    tensors: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (list, tuple)):
-            tensors += _leaves(value)
-    return tensors
 
 
 def caller() -> str:

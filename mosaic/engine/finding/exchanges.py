@@ -7,6 +7,7 @@ calls do not show. It runs where it is called.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,8 +45,7 @@ class _Weight:
 
     is_buffer: bool
     ids: set[int] = field(default_factory=set)
-    paths: dict[str, str] = field(default_factory=dict)
-    """By a candidate that has it, its name there."""
+    paths: dict[str, str] = field(default_factory=dict)  # by a candidate that has it, its name there
     users: dict[str | None, str] = field(default_factory=dict)
     """By a candidate that uses it, or None for operations between them, the line that does with a gradient, or ""."""
 
@@ -53,14 +53,13 @@ class _Weight:
 class Exchanges(Tracer[frozenset[str]]):
     """Follows one run of a model; labels are candidates, the modules that may be placed.
 
-    Its maps are by their names; see ``Finding``. ``calls`` has their calls in order, ``edges`` goes by source and
-    target.
+    Its maps are by their names; see ``Finding``.
     """
 
     def __init__(self, model: nn.Module, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__(frozenset())
-        self.calls: dict[str, Subject] = {}
-        self.edges: dict[tuple[str, str], Edge] = {}
+        self.calls: dict[str, Subject] = {}  # in order
+        self.edges: dict[tuple[str, str], Edge] = {}  # by source and target
         self.exchanging: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
         self.hidden: dict[str, Obstacle] = {}
@@ -70,10 +69,9 @@ class Exchanges(Tracer[frozenset[str]]):
         self._arguments: dict[str | None, dict[int, tuple[torch.Tensor, int | None]]] = {None: {}}
         # By memory.
         self._weights: dict[int, _Weight] = {}
-        self._passed: dict[int, str] = {}
-        self._aliases: dict[int, set[int]] = {}  # ids of results of candidates and of functions between them
+        self._aliases: defaultdict[int, set[int]] = defaultdict(set)  # ids of results of candidates and functions
         self._maker: dict[int, str | None] = {}  # the candidate that made it; None for the code between
-        self._read: dict[int, str] = {}  # by a module that neither holds it nor takes it
+        self._readers: defaultdict[int, set[str]] = defaultdict(set)  # candidates that take it, or do not hold it
         self._uncounted: set[int] = set()  # reached through ``.data``, whose writes torch does not count
         for is_buffer, tensors in ((False, model.parameters()), (True, model.buffers())):
             for tensor in tensors:
@@ -96,7 +94,6 @@ class Exchanges(Tracer[frozenset[str]]):
             yield
             for name in self.calls:
                 self._compare_surroundings(name)
-        self._surroundings.clear()
 
     def _compare_surroundings(self, name: str, *, is_called: bool = True) -> None:
         if name in self.hidden:
@@ -122,7 +119,8 @@ class Exchanges(Tracer[frozenset[str]]):
         self._arguments[name] = {self.memory(tensor): (tensor, version_of(tensor)) for tensor in tensors}
         if self._arguments[name].keys() & self._uncounted:
             self.exchanging[name] = _READS_DATA
-        self._passed |= dict.fromkeys(self._arguments[name], name)
+        for memory in self._arguments[name]:
+            self._readers[memory].add(name)
 
     def leave(self, name: str, result: Any) -> None:
         self._compare_surroundings(name)
@@ -133,7 +131,7 @@ class Exchanges(Tracer[frozenset[str]]):
             self.mark(tensor, frozenset({name}), anew=True)
 
     def _note_alias(self, tensor: torch.Tensor) -> None:
-        self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
+        self._aliases[self.memory(tensor)].add(id(tensor))
         self._alive.append(tensor)
 
     # Functions and operators.
@@ -143,7 +141,9 @@ class Exchanges(Tracer[frozenset[str]]):
         here = self.running[-1] if self.running else None
         if name == "__set__:data":
             self._note_write(here, [args[0]], name)
-            self._note_copy(args[0], args[1])
+            weight = self._weights.get(self.memory(args[0]))
+            if weight is not None:
+                self._weights[self.memory(args[1])] = weight
         result = func(*args, **kwargs)
         if name == "__get__:data":
             self._uncounted.add(self.memory(result))
@@ -155,23 +155,17 @@ class Exchanges(Tracer[frozenset[str]]):
 
     def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
         here = self.running[-1] if self.running else None
-        if operation.name == "_to_copy":  # autocast keeps what it casts for other uses
-            for tensor in operation.created:
-                self._note_copy(operation.inputs[0], tensor)
         self._note_uses(here, operation)
         if here is not None:
             foreign = set(map(self.memory, operation.inputs)) - self._arguments[here].keys() - self._weights.keys()
-            foreign = {memory for memory in foreign if self._maker.get(memory) != here}
-            self._read |= dict.fromkeys(foreign, here)
-            if foreign & self._maker.keys():
-                self.exchanging[here] = self.local[here] = _READS_BETWEEN
+            for memory in foreign:
+                if self._maker.get(memory) != here:
+                    self._readers[memory].add(here)
+                    if memory in self._maker:
+                        self.exchanging[here] = self.local[here] = _READS_BETWEEN
         self._maker |= dict.fromkeys(map(self.memory, operation.created), here)
         self._note_write(here, operation.written, operation.name)
         return labels
-
-    def _note_copy(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        if (weight := self._weights.get(self.memory(tensor))) is not None:
-            self._weights[self.memory(copy)] = weight
 
     def _note_uses(self, here: str | None, operation: Operation) -> None:
         has_gradient = operation.name != "detach" and torch.is_grad_enabled()
@@ -203,13 +197,10 @@ class Exchanges(Tracer[frozenset[str]]):
                 self.exchanging |= dict.fromkeys(weight.paths.keys() - {here}, _WEIGHTS_ARE_WRITTEN)
             if here is None:
                 self._maker[memory] = None
-                if (reader := self._read.get(memory)) is not None:
-                    self.exchanging[reader] = self.local[reader] = _READS_BETWEEN
-                if len(self._aliases.get(memory, ())) > 1:
+                if len(self._aliases[memory]) > 1:
                     self.hidden = dict.fromkeys(self.labels([tensor]), SHARED_IS_WRITTEN) | self.hidden
-            owner = self._passed.get(memory)
-            if owner is not None and owner != here:
-                self.exchanging[owner] = self.local[owner] = Obstacle(
+            for reader in self._readers[memory] - {here}:
+                self.exchanging[reader] = self.local[reader] = Obstacle(
                     f"its input is written to in place ({function}, {caller()}) after it was called",
                     todo="write to a copy: x = x + 1 instead of x += 1",
                 )
@@ -235,10 +226,7 @@ class Exchanges(Tracer[frozenset[str]]):
 
 
 def _without_graph(arguments: tuple[Any, Any]) -> Any:
-    """Returns arguments that hold nothing of the run's autograd graph, such as activations.
-
-    A leaf's ``AccumulateGrad`` node adds gradients on the stream that made it, as long as any graph holds it.
-    """
+    """Returns arguments without the run's autograd graph, which holds activations and ties leaves to its stream."""
     cuts: dict[int, torch.Tensor] = {}
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
