@@ -20,7 +20,7 @@ class Setting(NamedTuple):
     read: Callable[[], Any]
     change: Callable[[Any], Any]
     scope: Literal["process", "call", "caller"] = "process"
-    """It is the process's, and stays while lanes compute; a thread's, and goes with a call; or of no matter to lanes."""
+    """The process's, which stays while lanes compute; a thread's, which goes with a call; or of no matter to lanes."""
 
 
 def _autocast(device: str) -> tuple[Setting, Setting]:

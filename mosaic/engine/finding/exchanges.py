@@ -51,10 +51,7 @@ class _Weight:
 
 
 class Exchanges(Tracer[frozenset[str]]):
-    """Follows one run of a model; labels are candidates, the modules that may be placed.
-
-    Its maps are by their names; see ``Finding``.
-    """
+    """Follows one run of a model; labels are candidates, which may be placed. Its maps are by their names."""
 
     def __init__(self, model: nn.Module, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__(frozenset())
