@@ -91,6 +91,7 @@ class Exchanges(Tracer[frozenset[str]]):
             yield
             for name in self.calls:
                 self._compare_surroundings(name)
+        self._surroundings.clear()  # which may hold the graph of the run, and with it the stream of each leaf
 
     def _compare_surroundings(self, name: str, *, is_called: bool = True) -> None:
         if name in self.hidden:
