@@ -1,8 +1,7 @@
 """Restoring a model and its process after a run that training must not notice: a trace, a measurement, a trial.
 
-Noted beforehand are the tensors that the model and its sample reach, attributes of its modules and of plain objects in
-them, containers, arrays and generators that these hold, what its hooks enclose, the default random generators, and
-torch's settings. Objects of libraries, iterators, attributes of classes, globals and what methods enclose are not.
+Noted beforehand are tensors, attributes, containers, arrays and generators that the model, its hooks and its sample
+reach, the default random generators and torch's settings; not objects of libraries, iterators, classes and globals.
 """
 
 from __future__ import annotations

@@ -174,8 +174,7 @@ class Course(Tracer[int]):
     """Follows one run, and chooses the modules that a person would place.
 
     Labels are the modules that computed a tensor, a bit each, with all modules around them. Work is the forward
-    operations of matrix products, convolutions and attention. Others are left out: they are bound by memory, and a
-    module of nothing else is glue. The work of a part counts for all that it is part of.
+    operations of matrix products, convolutions and attention; a module of nothing else is bound by memory: glue.
 
     Boundaries are the model's own: its named children, and theirs. Lists and dicts of modules, which nobody calls, are
     looked through. Worth placing is a module with 2 % of the work or of the parameters. From the model downwards, a
