@@ -234,7 +234,8 @@ PLACED = ["encoders.*", "backbone", "heads.*"]
 
 
 def excluded(recipe: Recipe) -> list[str]:
-    return [*(f"{name}.*" for name in PLACED), *([] if recipe.backbone else ["backbone"])]
+    tied = ["encoders.e0", "encoders.e1"] if recipe.tied else []  # which would run in place
+    return [*(f"{name}.*" for name in PLACED), *([] if recipe.backbone else ["backbone"]), *tied]
 
 
 def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
