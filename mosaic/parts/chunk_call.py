@@ -59,6 +59,8 @@ class ChunkCall:
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """Values made so far, to send."""
+    in_layer: bool = False
+    """A site runs."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
     _paused: RandomState | None = None
@@ -73,7 +75,9 @@ class ChunkCall:
                 strategy = "keep"  # a second run would not repeat the first
             elif strategy == "selective" and not site.may_select:
                 strategy = "recompute"
+            self.in_layer = True  # also behind an error of it
             result = run_layer(strategy, patch.run, args, kwargs, offload=self.offload)
+            self.in_layer = False
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()

@@ -225,7 +225,7 @@ class PartedModel:
             return self._likes[key]
         call = self._new_call(plan, own=(), received={})
         call.last = plan.last_shape
-        with torch.no_grad():
+        with torch.no_grad(), forked(self.device):
             self._call(call, kwargs)
         like = {
             module: tuple(torch.empty_like(tensor, device="meta") for tensor in call.sent(values))
@@ -356,6 +356,10 @@ class PartedModel:
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
+            except Exception as error:  # of any kind: it is the user's code that runs
+                if not call.in_layer and len(call.own) < len(self.split.sites):
+                    error.add_note("raised between layers, where this rank has zeros for what other ranks compute")
+                raise
             finally:
                 call.resume_random_numbers()
                 self._current.chunk_call = None

@@ -278,6 +278,7 @@ def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
             rank.skip_random_numbers({"x": x})
             assert random_state(CPU).is_same(after)
             before.restore()
+            rank.boundary_like(0, {"x": x})
             sent = rank.forward(index, {"x": x}, sent, draws="all")
         assert torch.equal(sent, wanted)
 
