@@ -80,7 +80,15 @@ def search_exactly(
         sets = "; ".join(", ".join(sorted(members)) for members in forbidden)
         raise InfeasibleError("what is forbidden leaves no plan", reasons=[f"no stage may be one of: {sets}"])
     return ExactResult(
-        stages=tuple(_stage(stage, names, options) for stage in plan.stages),
+        stages=tuple(
+            StageResult(
+                latency_ns=stage.latency_ns,
+                choices={
+                    names[at]: (options[names[at]][option], devices) for at, option, devices in sorted(stage.rows)
+                },
+            )
+            for stage in plan.stages
+        ),
         cost_ms=plan.cost_ns / NS_PER_MS,
         record=SearchRecord(
             method="exact",
@@ -131,8 +139,3 @@ def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: 
             )
         )
     return problem
-
-
-def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
-    choices = {names[row[0]]: (options[names[row[0]]][row[1]], row[2]) for row in sorted(stage.rows)}
-    return StageResult(latency_ns=stage.latency_ns, choices=choices)

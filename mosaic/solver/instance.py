@@ -23,9 +23,7 @@ class InstanceOption(StrictFile):
     """One way to deploy a module: on ``degree`` devices, ``quota`` slots of each."""
 
     degree: Annotated[int, Ge(1)]
-    """Devices."""
     quota: Annotated[int, Ge(1)]
-    """Slots on each of them."""
     forward_ms: float
     """Forward time alone, in milliseconds."""
     backward_ms: float
@@ -75,7 +73,6 @@ class Instance(StrictFile):
     """
 
     schema_version: int = 1
-    """Version of this file's layout."""
     name: str
     source: str = ""
     """Source of its numbers: ``simulated`` or ``measured``, and how."""

@@ -105,10 +105,8 @@ class Method:
     """A method of planning; its plan can run, unless it slices modules."""
 
     name: str
-    """Its name for users."""
     description: str
     plan: Callable[[Task], Answer]
-    """Makes the plan."""
     gives_bound: bool = False
     """True if its record has a bound."""
     can_be_stopped: bool = False

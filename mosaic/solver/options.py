@@ -53,18 +53,9 @@ class DeploymentOption:
         return self.degree * self.quota
 
 
-def deployment_options(
+def _module_options(
     module: str, *, cost: Cost, device: Device, num_devices: int, percents: Sequence[float] | None = None
 ) -> tuple[DeploymentOption, ...]:
-    """Lists the ways to deploy one module alone on these devices, by degree and quota.
-
-    ``percents`` are the shares of a device that count (paper section 5.4.2), each taken to the nearest slot, and always
-    the greatest quota; by default all quotas.
-
-    Raises:
-        InfeasibleError: None fits; says what the module needs and what there is.
-        ValueError: The cost model gives a time that is negative, above ``MAX_MS`` or not a number.
-    """
     on_grid = {max(1, round(percent / 100 * device.num_slots)) for percent in percents or ()}
     time_ms, forward, backward = cost.time_ms, Phase.FORWARD, Phase.BACKWARD
     options: list[DeploymentOption] = []
@@ -108,19 +99,20 @@ def deployment_options(
 def all_options(
     graph: ModuleGraph, *, cost: Cost, device: Device, num_devices: int, percents: Sequence[float] | None = None
 ) -> dict[str, tuple[DeploymentOption, ...]]:
-    """Lists the deployment options of every module of a graph.
+    """Lists the ways to deploy each module of a graph alone on these devices, by degree and quota.
+
+    ``percents`` are the shares of a device that count (paper section 5.4.2), each taken to the nearest slot, and always
+    the greatest quota; by default all quotas.
 
     Raises:
-        InfeasibleError: Modules fit on no device; every one of them is named.
-        ValueError: See ``deployment_options``.
+        InfeasibleError: Modules fit on no device; names each of them, what it needs and what there is.
+        ValueError: The cost model gives a time that is negative, above ``MAX_MS`` or not a number.
     """
     options: dict[str, tuple[DeploymentOption, ...]] = {}
     reasons: list[str] = []
     for name in graph.names:
         try:
-            options[name] = deployment_options(
-                name, cost=cost, device=device, num_devices=num_devices, percents=percents
-            )
+            options[name] = _module_options(name, cost=cost, device=device, num_devices=num_devices, percents=percents)
         except InfeasibleError as error:
             reasons.extend(error.reasons)
     if reasons:

@@ -189,14 +189,18 @@ def spend_spare_slots(
     backward, with interference) does not rise, so the stage never gets slower. ``latency_ns`` stays what
     the search found.
     """
+
+    def value_of(choices: Mapping[str, Choice]) -> Times:
+        return times.stage_ms(choices), sum(map(sum, times.of(choices).values()))
+
     choices: Mapping[str, Choice] = result.choices
-    value = _value(choices, times)
+    value = value_of(choices)
     same = {
         name: sorted((o for o in options[name] if o.degree == option.degree), key=lambda o: o.quota)
         for name, (option, _) in choices.items()
     }
     while True:
-        steps = [(_value(wider, times), wider) for wider in _widened(choices, same, machine)]
+        steps = [(value_of(wider), wider) for wider in _widened(choices, same, machine)]
         best_value, best = min(steps, key=lambda step: step[0], default=(value, choices))
         if best_value >= value:
             break
@@ -211,21 +215,11 @@ def _widened(
 
     ``same`` has each module's options of its degree, by rising quota.
     """
-    used = [0] * machine.num_devices
+    used: Counter[int] = Counter()
     for option, devices in choices.values():
-        for device in devices:
-            used[device] += option.quota
+        used.update(dict.fromkeys(devices, option.quota))
     for name, (option, devices) in choices.items():
         spare = machine.num_slots - max(used[device] for device in devices)
-        if spare == 0:
-            continue
-        most = option.quota + spare
         wider = next((o for o in same[name] if o.quota > option.quota), None)
-        if wider is not None and wider.quota <= most:
+        if wider is not None and wider.quota <= option.quota + spare:
             yield {**choices, name: (wider, devices)}
-
-
-def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> Times:
-    pairs = times.of(choices).values()
-    longest_ms = max(forward for forward, _ in pairs) + max(backward for _, backward in pairs)
-    return longest_ms, sum(map(sum, pairs))

@@ -37,6 +37,11 @@ class StageResult:
     choices: Mapping[str, Choice]
     """Option and devices of each module."""
 
+    @property
+    def devices(self) -> list[tuple[int, ...]]:
+        """Devices of each module, in the order of the choices."""
+        return [devices for _, devices in self.choices.values()]
+
     def beside(self, name: str, device: int) -> list[tuple[str, int]]:
         """Returns the neighbours of a module on one device, each with its quota in slots."""
         return [(n, o.quota) for n, (o, devices) in self.choices.items() if n != name and device in devices]
@@ -44,7 +49,5 @@ class StageResult:
 
 def alone(name: str, options: Sequence[DeploymentOption]) -> StageResult:
     """Returns the stage of one module alone at its fastest, on as few slots as that takes."""
-    least = min(option.forward_ns + option.backward_ns for option in options)
-    fastest = [option for option in options if option.forward_ns + option.backward_ns == least]
-    best = min(fastest, key=lambda option: (option.area, option))
+    best = min(options, key=lambda option: (option.latency_ns, option.area, option))
     return StageResult(latency_ns=best.latency_ns, choices={name: (best, tuple(range(best.degree)))})

@@ -43,7 +43,6 @@ class Task:
     """A planning problem."""
 
     method: str
-    """Name of the method."""
     graph: ModuleGraph
     options: Mapping[str, Sequence[DeploymentOption]]
     """For each module the ways to deploy it alone."""
@@ -61,7 +60,6 @@ class Task:
 
     @cached_property
     def times(self) -> PlacedTimes:
-        """Times beside neighbours."""
         return PlacedTimes(self.cost)
 
 
@@ -72,4 +70,3 @@ class Answer:
     stages: tuple[Stage, ...]
     """In the order of their forward pass."""
     record: SearchRecord
-    """The search that produced them."""

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from mosaic.graph import ModuleGraph
 from mosaic.solver.gahc.stage_eval import StageEvaluator
-from mosaic.solver.stage import StageResult
+from mosaic.solver.stage import StageResult, alone
 
 
 def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:
@@ -25,57 +25,42 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult,
     Returns:
         Stages in topological order.
     """
-    return _Clustering(graph, evaluator).run()
+    order = graph.topological_order()
+    bit = {name: 1 << index for index, name in enumerate(order)}  # a stage is a bitmask of modules
+    feeds = [(bit[edge.source], bit[edge.target]) for edge in graph.edges]
 
+    def names(stage: int) -> list[str]:
+        return [name for name in order if bit[name] & stage]
 
-class _Clustering:
-    """Stages are bitmasks of modules."""
+    evaluate = cache(lambda stage: evaluator.evaluate(names(stage)))
 
-    def __init__(self, graph: ModuleGraph, evaluator: StageEvaluator) -> None:
-        self.evaluator = evaluator
-        self.order = graph.topological_order()
-        self.bit = {name: 1 << index for index, name in enumerate(self.order)}
-        self.feeds = [(self.bit[edge.source], self.bit[edge.target]) for edge in graph.edges]
-        self.evaluate = cache(lambda stage: evaluator.evaluate(self.names(stage)))
-
-    def run(self) -> tuple[StageResult, ...]:
-        results: dict[int, StageResult] = {}
-        stages = [self.bit[name] for name in self.order]  # line 3
-        for stage in stages:  # lines 4-5
-            single = self.evaluate(stage)
-            assert single is not None  # the evaluator's options are not empty
-            results[stage] = single
-        while len(stages) > 1:  # line 6
-            best = self.best_merge(stages, results)
-            if best is None:  # lines 17-18
-                break
-            first, second, merged = best  # line 19
-            results[first | second] = merged
-            others = [stage for stage in stages if stage not in (first, second)]
-            stages = sort_stages([*others, first | second], self.feeds)  # line 20
-        return tuple(results[stage] for stage in stages)  # line 21
-
-    def best_merge(self, stages: Sequence[int], results: dict[int, StageResult]) -> tuple[int, int, StageResult] | None:
+    def best_merge() -> tuple[int, int, StageResult] | None:
         """Lines 7 to 16: the pair with the greatest positive gain."""
         best_gain = 0  # line 7
         best: tuple[int, int, StageResult] | None = None
-        reach = reachable(stages, self.feeds)
+        reach = reachable(stages, feeds)
         for x, y in combinations(range(len(stages)), 2):  # line 8
-            if self.evaluator.countdown.left <= 0:
+            if evaluator.countdown.left <= 0:
                 break
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue
             first, second = stages[x], stages[y]
             apart = results[first].latency_ns + results[second].latency_ns
-            if not self.evaluator.can_meet(self.names(first | second), apart - best_gain - 1):
+            if not evaluator.can_meet(names(first | second), apart - best_gain - 1):
                 continue  # lines 11-12: no gain above the best so far is attainable
-            merged = self.evaluate(first | second)  # line 13
+            merged = evaluate(first | second)  # line 13
             if merged is not None and apart - merged.latency_ns > best_gain:  # lines 14-15, Eq. 9
                 best_gain, best = apart - merged.latency_ns, (first, second, merged)  # line 16
         return best
 
-    def names(self, stage: int) -> list[str]:
-        return [name for name in self.order if self.bit[name] & stage]
+    stages = [bit[name] for name in order]  # line 3
+    results = {bit[name]: alone(name, evaluator.options[name]) for name in order}  # lines 4-5
+    while best := best_merge():  # lines 6 and 17-18
+        first, second, merged = best  # line 19
+        results[first | second] = merged
+        others = [stage for stage in stages if stage not in (first, second)]
+        stages = sort_stages([*others, first | second], feeds)  # line 20
+    return tuple(results[stage] for stage in stages)  # line 21
 
 
 def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:

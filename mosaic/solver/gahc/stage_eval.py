@@ -20,7 +20,7 @@ from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.gahc.placement import QUESTION_EFFORT, ask
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.stage import Choice, Machine, StageResult, alone
+from mosaic.solver.stage import Choice, Machine, StageResult
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
@@ -30,6 +30,7 @@ class StageEvaluator:
     """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
 
     Attributes:
+        options: Deployment options of every module.
         countdown: Effort that is left.
         num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
             latency of their stage may be above the optimum.
@@ -53,7 +54,7 @@ class StageEvaluator:
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
             countdown: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
         """
-        self._options = options
+        self.options = options
         self._machine = machine
         self._tolerance = tolerance
         self.countdown = countdown or Countdown(SearchLimits(effort=math.inf))
@@ -62,10 +63,8 @@ class StageEvaluator:
 
     def evaluate(self, names: Sequence[str]) -> StageResult | None:
         """Returns the best allocation of a stage, or None where its modules do not fit side by side."""
-        if len(names) == 1:
-            return alone(names[0], self._options[names[0]])
-        fastest = max(min(o.latency_ns for o in self._options[name]) for name in names)
-        grid = sorted({o.latency_ns for name in names for o in self._options[name] if o.latency_ns >= fastest})
+        fastest = max(min(o.latency_ns for o in self.options[name]) for name in names)
+        grid = sorted({o.latency_ns for name in names for o in self.options[name] if o.latency_ns >= fastest})
         best = self._probe(names, _UNLIMITED_NS)
         if best is None:
             return None
@@ -89,7 +88,7 @@ class StageEvaluator:
         """
         slots = memory = 0
         for name in names:
-            meeting = [option for option in self._options[name] if option.latency_ns <= target_ns]
+            meeting = [option for option in self.options[name] if option.latency_ns <= target_ns]
             if not meeting:
                 return False
             slots += min(option.area for option in meeting)
@@ -116,31 +115,24 @@ class StageEvaluator:
         left = self.countdown.left
         if left <= 0:
             return None
-        answer = ask(
-            {name: self._candidates(name, target_ns, names) for name in names},
-            self._machine,
-            target_ns,
-            extras=self._extras,
-            effort=min(QUESTION_EFFORT, left),
-        )
+        extras = self._extras
+        candidates = {
+            name: extras.candidates(name, target_ns, names) if extras else least_options(self.options[name], target_ns)
+            for name in names
+        }
+        answer = ask(candidates, self._machine, target_ns, extras=extras, effort=min(QUESTION_EFFORT, left))
         self.countdown.spend(answer.effort)
         self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
         return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})
 
-    def _candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
-        if self._extras is None:
-            return least_options(self._options[name], target_ns)
-        return self._extras.candidates(name, target_ns, stage)
-
     def _result(self, choices: Mapping[str, Choice]) -> StageResult:
-        result = StageResult(latency_ns=0, choices=choices)
-        latency = max(self._latency_on(result, name, g) for name, (_, devices) in choices.items() for g in devices)
-        return replace(result, latency_ns=latency)
-
-    def _latency_on(self, result: StageResult, name: str, device: int) -> int:
-        """Latency of a module with the neighbours that it has on one of its devices (inside Eq. 7's maximum)."""
-        option, _ = result.choices[name]
+        """The stage of these choices; of a module's devices the one with the worst neighbours decides (Eq. 7)."""
+        result = StageResult(latency_ns=max(option.latency_ns for option, _ in choices.values()), choices=choices)
         if self._extras is None:
-            return option.latency_ns
-        beside = result.beside(name, device)
-        return option.latency_ns + sum(self._extras.ns(name, option, *neighbour) for neighbour in beside)
+            return result
+        latencies = [
+            option.latency_ns + sum(self._extras.ns(name, option, *other) for other in result.beside(name, device))
+            for name, (option, devices) in choices.items()
+            for device in devices
+        ]
+        return replace(result, latency_ns=max(latencies))

@@ -71,19 +71,12 @@ def plan(task: Task) -> Answer:
         if not is_searched:
             raise
         result = search_within_memory(task.graph, options, cost=cost, machine=machine, limits=limits)
-        devices = {
-            (number, index): own
-            for number, stage in enumerate(result.stages)
-            for index, (_, own) in enumerate(stage.choices.values())
-        }
-        return answer_of(task, _waves(result.stages, widths), devices)
+        return answer_of(task, _waves(result.stages, widths), [stage.devices for stage in result.stages])
 
 
 def _waves(stages: Sequence[StageResult], widths: Mapping[str, Widths]) -> Waves:
-    def own(name: str, degree: int) -> Wave:
-        return (whole_job(name, next(option for option in widths[name] if option.degree == degree)),)
-
-    return [sum((own(name, option.degree) for name, (option, _) in stage.choices.items()), ()) for stage in stages]
+    jobs = {(name, option.degree): whole_job(name, option) for name, own in widths.items() for option in own}
+    return [tuple(jobs[name, option.degree] for name, (option, _) in stage.choices.items()) for stage in stages]
 
 
 def _with_idle(wave: Wave, widths: Mapping[str, Widths], num_devices: int) -> Wave:

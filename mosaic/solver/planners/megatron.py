@@ -7,15 +7,15 @@ is without a plan.
 
 from __future__ import annotations
 
-from mosaic.solver.options import DeploymentOption
-from mosaic.solver.planners.waves import Waves, Widths, plan_waves, whole_job, widths_of
+from mosaic.solver.planners.waves import Waves, plan_waves, whole_job, widths_of
 from mosaic.solver.task import Answer, Task
 
 
 def plan(task: Task) -> Answer:
     """Plans the fastest degree that devices hold."""
     degrees = sorted({option.degree for options in task.options.values() for option in options}, reverse=True)
-    return plan_waves(task, sorted((_at(task, degree) for degree in degrees), key=_total_ns))
+    drafts = [_at(task, degree) for degree in degrees]
+    return plan_waves(task, sorted(drafts, key=lambda waves: sum(job.option.latency_ns for (job,) in waves)))
 
 
 def plan_on_all(task: Task) -> Answer:
@@ -24,13 +24,8 @@ def plan_on_all(task: Task) -> Answer:
 
 
 def _at(task: Task, degree: int) -> Waves:
-    widths = widths_of(task)
-    return [(whole_job(name, _nearest(widths[name], degree)),) for name in task.graph.topological_order()]
-
-
-def _nearest(widths: Widths, degree: int) -> DeploymentOption:
-    return max((option for option in widths if option.degree <= degree), key=lambda o: o.degree, default=widths[0])
-
-
-def _total_ns(waves: Waves) -> int:
-    return sum(job.option.latency_ns for wave in waves for job in wave)
+    options = {
+        name: max((option for option in own if option.degree <= degree), key=lambda o: o.degree, default=own[0])
+        for name, own in widths_of(task).items()
+    }
+    return [(whole_job(name, options[name]),) for name in task.graph.topological_order()]

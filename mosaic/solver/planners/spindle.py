@@ -58,10 +58,10 @@ def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int,
     end, devices = continuous_optimum(metaops, num_devices)
     slices = []
     for index, (metaop, share) in enumerate(zip(metaops, devices, strict=True)):
-        first, *rest = two_points(metaop, share, end)
-        count = round(first.count)  # the second tuple takes the other operators
-        slices.append(Slice(metaop=index, degree=first.degree, count=count))
-        slices += [Slice(metaop=index, degree=other.degree, count=layers - count) for other in rest]
+        (degree, operators), *rest = two_points(metaop, share, end)
+        count = round(operators)  # the second tuple takes the other operators
+        slices.append(Slice(metaop=index, degree=degree, count=count))
+        slices += [Slice(metaop=index, degree=other, count=layers - count) for other, _ in rest]
     done = [0] * len(names)
     for wave in schedule_level(metaops, [piece for piece in slices if piece.count > 0], num_devices):
         jobs = []
@@ -116,16 +116,6 @@ class MetaOp:
         return self.degrees[above - 1] + (self.degrees[above] - self.degrees[above - 1]) * part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AslTuple:
-    """Some operators of a MetaOp on a whole number of devices: the paper's <n, s, l> before s, the start, is known."""
-
-    degree: int
-    """n, devices."""
-    count: float
-    """l, operators; a real number before they are rounded."""
-
-
 def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[float, tuple[float, ...]]:
     """Returns C*, the least time in which all MetaOps end together, and the devices that each has until then.
 
@@ -148,8 +138,6 @@ def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[flo
         return low, tuple(devices(low))
     while high - low > _TOLERANCE * high:  # line 3
         middle = (low + high) / 2
-        if not low < middle < high:
-            break
         if sum(devices(middle)) < num_devices:  # line 6
             high = middle
         else:
@@ -157,24 +145,24 @@ def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[flo
     return high, tuple(devices(high))
 
 
-def two_points(metaop: MetaOp, devices: float, end: float) -> tuple[AslTuple, ...]:
+def two_points(metaop: MetaOp, devices: float, end: float) -> tuple[tuple[int, float], ...]:
     """Splits a MetaOp with a real number of devices into one tuple below and one above, that together take ``end``.
 
-    Section 3.3's bi-point discretisation, not yet rounded:
+    Section 3.3's bi-point discretisation, as devices n and operators l, which are not yet rounded:
     l_high + l_low = L and T(n_high) l_high + T(n_low) l_low = C*.
     Below the first degree, n_low = 0 stands for idling and only the other tuple is left.
     """
     for degree in metaop.degrees:
         if abs(devices - degree) <= _TOLERANCE * degree * 10:
-            return (AslTuple(degree=degree, count=metaop.num_operators),)
+            return ((degree, metaop.num_operators),)
     above = min(bisect_left(metaop.degrees, devices), len(metaop.degrees) - 1)
     high = metaop.degrees[above]
     if not above:
-        return (AslTuple(degree=high, count=metaop.num_operators),)
+        return ((high, metaop.num_operators),)
     low = metaop.degrees[above - 1]
     count = (metaop.num_operators * metaop.time(low) - end) / (metaop.time(low) - metaop.time(high))
     count = min(max(count, 0.0), float(metaop.num_operators))
-    return (AslTuple(degree=high, count=count), AslTuple(degree=low, count=metaop.num_operators - count))
+    return (high, count), (low, metaop.num_operators - count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

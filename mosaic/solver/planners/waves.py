@@ -9,7 +9,7 @@ A wave runs jobs at the same time on disjoint whole devices and ends when its sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mosaic.errors import UndecidedError
@@ -49,7 +49,7 @@ class Job:
 Wave = tuple[Job, ...]
 """Jobs that run at the same time."""
 Waves = Sequence[Wave]
-Devices = Mapping[tuple[int, int], tuple[int, ...]]
+Devices = Sequence[Sequence[tuple[int, ...]]]
 """By wave and job."""
 
 
@@ -95,17 +95,11 @@ def _find_devices(task: Task, waves: Waves) -> Devices | None:
         choices, first = {}, 0
         for index, job in enumerate(wave):
             option = job.as_option(machine)
-            choices[f"{number} {index}"] = option, tuple(range(first, first + option.degree))
+            choices[f"{number} {index}"] = option, tuple(range(first, first + option.degree))  # slices share a name
             first += option.degree
         stages.append(StageResult(latency_ns=0, choices=choices))
     placed = place_stages(tuple(stages), machine) if task.is_held else tuple(stages)
-    if placed is None:
-        return None
-    return {
-        (number, index): placed[number].choices[f"{number} {index}"][1]
-        for number, wave in enumerate(waves)
-        for index in range(len(wave))
-    }
+    return None if placed is None else [stage.devices for stage in placed]
 
 
 def answer_of(task: Task, waves: Waves, devices: Devices) -> Answer:
@@ -124,8 +118,5 @@ def answer_of(task: Task, waves: Waves, devices: Devices) -> Answer:
             backward_ms=backward_ms,
         )
 
-    stages = tuple(
-        Stage(placements=tuple(placement(job, devices[number, index]) for index, job in enumerate(wave)))
-        for number, wave in enumerate(waves)
-    )
+    stages = tuple(Stage(placements=tuple(map(placement, wave, own))) for wave, own in zip(waves, devices, strict=True))
     return Answer(stages=stages, record=SearchRecord(method=task.method))
