@@ -91,8 +91,6 @@ def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> Gradie
 
 def exposed_ms(total_ms: float, backward_ms: float, buckets: int) -> float:
     """Returns the time that a sum of gradients takes after the backward has ended; see the head of this file."""
-    if buckets < 1:
-        return 0.0
     return max(total_ms / buckets, total_ms - backward_ms * (buckets - 1) / buckets)
 
 
@@ -182,7 +180,6 @@ class RankedCost(RetimedCost):
         return self.compute_ms(module, phase, degree, quota) + self.communication(module, degree, quota).of(phase)
 
     def _summed(self, module: str, degree: int) -> GradientSum:
-        """The sum of a module's gradients at a degree."""
         num_bytes = self._traffic.get(module, ModuleTraffic()).parameter_gradients
         if not self._with_reduction or degree <= 1 or num_bytes <= 0:
             return GradientSum()

@@ -38,33 +38,28 @@ class Operator:
     kernels: int = 1
     """Kernels that it launches."""
     calls: int = 1
-    """Number of its calls."""
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written by one call."""
         return self.read_bytes + self.written_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCounts:
-    """All operators of one phase, equal ones together, in the order of their first call."""
+    """All operators of one phase, equal ones together, in the order of their first call; sums are over all calls."""
 
     operators: tuple[Operator, ...] = ()
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all calls."""
         return sum(operator.flops * operator.calls for operator in self.operators)
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written by all calls."""
         return sum(operator.moved_bytes * operator.calls for operator in self.operators)
 
     @property
     def kernels(self) -> int:
-        """Kernels of all calls."""
         return sum(operator.kernels * operator.calls for operator in self.operators)
 
     def of_kind(self, *kinds: OperatorKind) -> tuple[Operator, ...]:

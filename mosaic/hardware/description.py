@@ -46,17 +46,14 @@ class Hardware(StrictFile):
     """
 
     schema_version: int = 1
-    """Version of this file's layout."""
     name: str
     """Short name, such as ``h100-80g``."""
     kind: Literal["host", "cuda"] = "cuda"
     """Backend that runs on it."""
     source: str
-    """Source of the figures."""
     num_sms: int
     """SMs; on the host, cores."""
     sms_per_slot: int = 1
-    """SMs in a slot."""
     bf16_tflops: float
     """Dense peak of matrix products in bfloat16 or float16, in 10^12 operations a second."""
     tf32_tflops: float
@@ -66,7 +63,6 @@ class Hardware(StrictFile):
     fp64_tflops: float
     """Dense peak in float64."""
     memory_bytes: int
-    """Memory in bytes."""
     memory_gb_per_s: float
     """Peak bandwidth of the memory, in 10^9 bytes a second."""
     sm_gb_per_s: float
@@ -81,7 +77,6 @@ class Hardware(StrictFile):
     lane_bytes: int = 0
     """Memory that a lane takes by itself, in bytes: library workspaces of its streams."""
     efficiency: Efficiency = field(default_factory=Efficiency)
-    """Shares of the peaks that are reached."""
 
     def __post_init__(self) -> None:
         names = ("bf16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "memory_gb_per_s", "sm_gb_per_s")

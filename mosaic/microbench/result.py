@@ -41,7 +41,6 @@ class Row:
     values: Mapping[str, Spread | float | None] = field(default_factory=dict)
     """Its numbers, by names with units; None for one that is unavailable."""
     note: str = ""
-    """Remark about it."""
 
     def number(self, name: str) -> float | None:
         """Returns a number, or the median of a spread."""
@@ -99,13 +98,11 @@ class Result:
     foreign_cpu_share: float | None
     """Share of the CPU of other processes meanwhile, 0 to 1; None if unknown."""
     seconds: float
-    """Duration."""
     rows: tuple[Row, ...]
     left_out: tuple[str, ...]
     """Pieces beyond the time budget."""
 
     def of(self, kind: str) -> tuple[Row, ...]:
-        """Returns the rows of one kind."""
         return tuple(row for row in self.rows if row.of == kind)
 
     def content(self) -> dict[str, Any]:
@@ -123,9 +120,7 @@ class Question:
     name: str
     """The sub-command of ``mosaic bench``."""
     asks: str
-    """The question in words."""
     measure: Callable[[Setup], Iterator[Row]]
-    """Measures, and yields each row when it is ready."""
     title: str
     """Title of table and picture."""
     of: str
@@ -146,7 +141,6 @@ class Question:
                 yield row
 
     def answer(self, setup: Setup) -> Result:
-        """Measures everything."""
         backend, budget, load = setup.backend, setup.budget, ForeignLoad()
         began_s, num_left_out = budget.used_s, len(budget.left_out)
         rows = tuple(self.rows(setup))

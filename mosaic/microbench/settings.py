@@ -81,7 +81,6 @@ class Budget:
 
     @property
     def used_s(self) -> float:
-        """Seconds since the creation."""
         return time.monotonic() - self._start
 
     @property

@@ -198,7 +198,6 @@ class Encoder:
     sample: tuple[int, ...]
     """Channels and extent of a sample, as (3, height, width); (tokens,) for ids."""
     blocks: Blocks
-    """Of the transformer."""
     patch: tuple[int, ...] = ()
     """Extent of a token; empty for ids."""
     stride: tuple[int, ...] = ()

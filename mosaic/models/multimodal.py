@@ -45,7 +45,6 @@ class Decode:
     """A decoder-only language model."""
 
     blocks: Blocks
-    """Of the language model."""
     vocabulary: int
     """Ids; the last ones are the encoders' placeholders."""
     tokens: int
@@ -75,7 +74,6 @@ class Translate:
     vocabulary: int
     """Ids of all words and codes."""
     targets: Mapping[str, Target]
-    """Outputs by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,6 @@ class Denoise:
     """A diffusion transformer over the latents of ``video``, which attends to ``text``: generation of videos."""
 
     blocks: Blocks
-    """Of the transformer."""
     channels: int
     """Features of a latent token, which the tower of ``video`` makes."""
 
@@ -103,9 +100,7 @@ class Config:
     """Dimensions of a multimodal model."""
 
     encoders: Mapping[str, Encoder]
-    """Towers by modality."""
     fusion: Contrast | Decode | Translate | Denoise
-    """Fusion of the towers."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     """Tasks that a batch may be made of; none: a batch has everything."""
 
@@ -227,7 +222,6 @@ class Mutual:
     """With encoders of as many tokens."""
 
     def tiny(self) -> Mutual:
-        """Returns two tiny models."""
         return Mutual(small=self.small.tiny(), large=self.large.tiny())
 
     def cut(self, share: float) -> Mutual:
@@ -235,11 +229,9 @@ class Mutual:
         return Mutual(small=self.small.cut(share), large=self.large.cut(share))
 
     def make(self) -> nn.Module:
-        """Returns both with random weights."""
         return MutualModel(self)
 
     def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
-        """Draws a batch."""
         return self.small.sample(draw, tasks)
 
 

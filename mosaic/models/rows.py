@@ -32,7 +32,6 @@ class Row:
     name: str
     """As in ``--model zoo:NAME-SIZE``."""
     sizes: Mapping[str, Size]
-    """Its dimensions by size."""
     source: str
     """Source of its sizes."""
     workload: Literal["mosaic", "spindle", "pipeweaver"] | None = None
@@ -47,7 +46,7 @@ class Row:
 
 def _row(name: str, paper: Config | Mutual, share: float, source: str, **more: Any) -> Row:
     sizes = {"tiny": paper.tiny(), "gpu": paper.cut(share), "paper": paper} | more.pop("sizes", {})
-    return Row(name=name, sizes=MappingProxyType(sizes), source=source, workload="mosaic", **more)
+    return Row(name=name, sizes=sizes, source=source, workload="mosaic", **more)
 
 
 def _image(layers: int, width: int, heads: int, *, px: int = 512, patch: int = 16, **more: Any) -> Encoder:
@@ -96,9 +95,9 @@ _IMAGEBIND_TABLE_1 = replace(
     },
 )
 _PAIRS = tuple(combinations(("image", "text", "audio", "depth", "thermal", "imu"), 2))[:9]
-CLIP_TASKS: Mapping[str, Task] = MappingProxyType(
-    {f"{first}_{second}": Task(reads=(first, second)) for first, second in (*_PAIRS, ("audio", "depth"))}
-)
+CLIP_TASKS: Mapping[str, Task] = {
+    f"{first}_{second}": Task(reads=(first, second)) for first, second in (*_PAIRS, ("audio", "depth"))
+}
 """Ten of the fifteen pairs; which ten Spindle took is not told: images with all others, text with the other four."""
 _MULTITASK_CLIP = Config(
     encoders={
@@ -135,13 +134,11 @@ _CTVLM = Mutual(
         fusion=Decode(blocks=_llama(32, 4096, 32, 11_008), vocabulary=32_000, tokens=3072),
     ),
 )
-QWEN_TASKS: Mapping[str, Task] = MappingProxyType(
-    {
-        "vision-language": Task(reads=("image",)),
-        "audio-language": Task(reads=("audio",)),
-        "vision-audio-language": Task(reads=("image", "audio")),
-    }
-)
+QWEN_TASKS: Mapping[str, Task] = {
+    "vision-language": Task(reads=("image",)),
+    "audio-language": Task(reads=("audio",)),
+    "vision-audio-language": Task(reads=("image", "audio")),
+}
 
 
 def _qwen_val(language: Blocks, image_px: int, image_patch: int, frames: int) -> Config:
@@ -175,19 +172,14 @@ _T2V = Config(
 
 def _unified(*, text: int, image_codes: int, audio_codes: int, latents: tuple[int, int], merged: int) -> Config:
     blocks = _llama(24, 3072, 24, 8192, head_width=128)
-    resampler = Blocks(layers=2, width=1024, heads=16)
-    history: dict[str, Any] = {"count": 4, "resampler": resampler, "patch": (16, 16)}
+    history: dict[str, Any] = {"count": 4, "resampler": Blocks(layers=2, width=1024, heads=16)}
     return Config(
         encoders={
             "text": _words(0, 3072, 24, text),
             "image": _image(11, 768, 12, merged=merged),
             "audio": _sound(11, 768, 12, patch=(16, 16), merged=merged),
-            "image_history": Encoder(
-                sample=(3, 256, 256), blocks=Blocks(layers=11, width=768, heads=12), latents=latents[0], **history
-            ),
-            "audio_history": Encoder(
-                sample=(1, 128, 256), blocks=Blocks(layers=11, width=768, heads=12), latents=latents[1], **history
-            ),
+            "image_history": _image(11, 768, 12, px=256, latents=latents[0], **history),
+            "audio_history": _sound(11, 768, 12, frames=256, patch=(16, 16), latents=latents[1], **history),
         },
         fusion=Translate(
             encoder=blocks,
@@ -207,8 +199,8 @@ UNIFIED_ENCODERS = tuple(f"encoders.{name}" for name in ("image", "audio", "imag
 
 OFASYS_WORDS, OFASYS_IDS = 50_265, 59_457
 """Ids of words; after them come an image's 8,192 codes and a box's 1,000 bins."""
-OFASYS_LAYERS: Mapping[str, int] = MappingProxyType(
-    {"image": 8, "text": 4, "audio": 6} | dict.fromkeys(("video", "motion", "box", "phone", "struct", "category"), 2)
+OFASYS_LAYERS: Mapping[str, int] = {"image": 8, "text": 4, "audio": 6} | dict.fromkeys(
+    ("video", "motion", "box", "phone", "struct", "category"), 2
 )
 """Of each adaptor: those that Table 1 lists, and two for each of the others, which is our choice."""
 
@@ -246,17 +238,15 @@ _OFASYS_PAPER: dict[str, Any] = {
 }  # fmt: skip
 _OFASYS = _ofasys(OFASYS_LAYERS, (24, 12), 1280, written=2048, image_codes=1024, **_OFASYS_PAPER)
 _OFASYS_TABLE_1 = _ofasys(OFASYS_LAYERS, (24, 12), 1280, written=512, image_codes=256, merged=8, **_OFASYS_PAPER)
-OFASYS_TASKS: Mapping[str, Task] = MappingProxyType(
-    {
-        "summarization": Task(reads=("text",), writes=("text",)),
-        "captioning": Task(reads=("text", "image"), writes=("text",)),
-        "grounding": Task(reads=("text", "image"), writes=("box",)),
-        "speech_recognition": Task(reads=("text", "audio"), writes=("text",)),
-        "text_to_sql": Task(reads=("text", "struct"), writes=("text",)),
-        "video_captioning": Task(reads=("text", "video"), writes=("text",)),
-        "text_to_motion": Task(reads=("text",), writes=("motion",)),
-    }
-)
+OFASYS_TASKS: Mapping[str, Task] = {
+    "summarization": Task(reads=("text",), writes=("text",)),
+    "captioning": Task(reads=("text", "image"), writes=("text",)),
+    "grounding": Task(reads=("text", "image"), writes=("box",)),
+    "speech_recognition": Task(reads=("text", "audio"), writes=("text",)),
+    "text_to_sql": Task(reads=("text", "struct"), writes=("text",)),
+    "video_captioning": Task(reads=("text", "video"), writes=("text",)),
+    "text_to_motion": Task(reads=("text",), writes=("motion",)),
+}
 """Seven tasks; Spindle names five, the captioning of videos and motion from text are our choice."""
 _MULTITASK_OFASYS = replace(
     _ofasys(
@@ -310,34 +300,32 @@ _ROWS = (
     ),
     Row(
         name="multitask-clip",
-        sizes=MappingProxyType({"tiny": _MULTITASK_CLIP.tiny(), "spindle": _MULTITASK_CLIP}),
+        sizes={"tiny": _MULTITASK_CLIP.tiny(), "spindle": _MULTITASK_CLIP},
         source="Spindle, section 5 and appendix C",
         workload="spindle",
         modules=tuple(f"encoders.{name}" for name in MODALITIES),
     ),
     Row(
         name="multitask-ofasys",
-        sizes=MappingProxyType({"tiny": _MULTITASK_OFASYS_TINY, "spindle": _MULTITASK_OFASYS}),
+        sizes={"tiny": _MULTITASK_OFASYS_TINY, "spindle": _MULTITASK_OFASYS},
         source="Spindle, section 5 and appendix C",
         workload="spindle",
     ),
     Row(
         name="qwen-val",
-        sizes=MappingProxyType(
-            {
-                "tiny": _QWEN_VAL.tiny(),
-                "spindle": _QWEN_VAL,
-                # With language models of LLaMA's sizes on Table 2's samples; Spindle gives no dimensions.
-                "30b": _qwen_val(_llama(60, 6656, 52, 17_920), 512, 16, 800),
-                "70b": _qwen_val(_llama(80, 8192, 64, 28_672), 512, 16, 800),
-            }
-        ),
+        sizes={
+            "tiny": _QWEN_VAL.tiny(),
+            "spindle": _QWEN_VAL,
+            # With language models of LLaMA's sizes on Table 2's samples; Spindle gives no dimensions.
+            "30b": _qwen_val(_llama(60, 6656, 52, 17_920), 512, 16, 800),
+            "70b": _qwen_val(_llama(80, 8192, 64, 28_672), 512, 16, 800),
+        },
         source="Spindle, appendix C",
         workload="spindle",
     ),
     Row(
         name="t2v",
-        sizes=MappingProxyType({"tiny": _T2V.tiny(), "gpu": _T2V.cut(1 / 8), "paper": _T2V}),
+        sizes={"tiny": _T2V.tiny(), "gpu": _T2V.cut(1 / 8), "paper": _T2V},
         source="PipeWeaver, Tables 3 and 4",
         workload="pipeweaver",
         frozen=("encoders.video",),
@@ -345,7 +333,7 @@ _ROWS = (
     ),
     Row(
         name="llava",
-        sizes=MappingProxyType({"tiny": Published("llava", is_tiny=True), "public": Published("llava")}),
+        sizes={"tiny": Published("llava", is_tiny=True), "public": Published("llava")},
         source="Liu et al. 2023",
     ),
 )

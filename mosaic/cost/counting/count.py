@@ -142,7 +142,6 @@ def _run(
     functions: AbstractContextManager[Any],
     settings: Settings,
 ) -> _Results:
-    """Runs forward and backward."""
     tally = recorder.tallies[-1]
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor)
     for parameter in module.parameters():
@@ -270,7 +269,6 @@ class _FakeCopies(TorchFunctionMode):
             return empty.requires_grad_(tensor.requires_grad)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers for copies; leaves everything else alone."""
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:

@@ -46,7 +46,6 @@ class CudaFunctions(TorchFunctionMode):
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Casts arguments and calls, or replaces the call."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         dtype = self._dtype if name in _LOW else torch.float32 if name in _FULL else None
         if self._dtype is not None and dtype is not None and kwargs.get("dtype") is None:

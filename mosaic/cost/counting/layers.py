@@ -89,16 +89,14 @@ class RepeatedLayers:
             if isinstance(holder, nn.ModuleList | nn.Sequential):
                 makeups = {child: _makeup(child) for child in holder if any(True for _ in child.parameters())}
                 counts = Counter(makeups.values())
-                layers |= {child: makeup for child, makeup in makeups.items() if counts[makeup] > 1}
+                layers |= {child: own for child, own in makeups.items() if own is not None and counts[own] > 1}
         for layer, makeup in layers.items():
-            if makeup is not None:
-                layer.forward = partial(self._call, layer, makeup, layer.forward)
+            layer.forward = partial(self._call, layer, makeup, layer.forward)
         try:
             yield
         finally:
-            for layer, makeup in layers.items():
-                if makeup is not None:
-                    del layer.forward
+            for layer in layers:
+                del layer.forward
 
     def _call(self, layer: nn.Module, makeup: Hashable, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))

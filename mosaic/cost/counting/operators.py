@@ -41,7 +41,6 @@ def short_name(func: Any) -> str:
 
 
 def kind_of(func: Any) -> OperatorKind:
-    """Returns the resource that bounds an operator."""
     name = short_name(func)
     if name.startswith(_ATTENTION):
         return OperatorKind.ATTENTION
@@ -135,7 +134,6 @@ def num_bytes(tensor: torch.Tensor) -> int:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors of nested values."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -230,7 +228,6 @@ class Recorder(TorchDispatchMode):
         self.tallies: list[Tally] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator and records it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         tally = self.tallies[-1]
