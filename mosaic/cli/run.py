@@ -114,10 +114,12 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     waiting = min(runs, key=lambda name: median(times_ms[name]))
     plain_ms, colocated_ms = median(times_ms[waiting]), median(times_ms["colocated"])
     if command.output is not None:
-        from mosaic.report.timeline import draw_timelines, write_trace
+        from mosaic.report.figure import save_figure
+        from mosaic.report.timeline import timeline_figure, write_trace
 
         timeline = handle.timeline()
-        draw_timelines([timeline], command.output / "timeline.png", plan=handle.plan, subtitle=retries.note)
+        figure = timeline_figure([timeline], plan=handle.plan, subtitle=retries.note)
+        save_figure(figure, command.output / "timeline.png")
         write_trace([timeline], command.output / "trace.json")
     metrics = handle.metrics()
     row = {

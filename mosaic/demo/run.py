@@ -32,10 +32,11 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
+from mosaic.report.figure import save_figure
 from mosaic.report.plan_view import plan_table
 from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
-from mosaic.report.timeline import draw_timelines, write_trace
+from mosaic.report.timeline import timeline_figure, write_trace
 from mosaic.take_turns import take_turns
 from mosaic.timeline import Timeline
 
@@ -90,7 +91,7 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     )
     save(record, output / "run.json")
     subtitle = "; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes[:1]))
-    draw_timelines([timeline], output / "timeline.png", plan=handle.plan, subtitle=subtitle)
+    save_figure(timeline_figure([timeline], plan=handle.plan, subtitle=subtitle), output / "timeline.png")
     write_trace([timeline], output / "trace.json")
     handle.remove()
     return record

@@ -130,7 +130,7 @@ class Panel:
 
 
 def lane_figure(
-    panels: Sequence[Panel], *, title: str, subtitle: str, legend: Mapping[str, str], axis: str, lane_inches: float
+    panels: Sequence[Panel], *, title: str, subtitle: str = "", legend: Mapping[str, str], axis: str, lane_inches: float
 ) -> Any:
     """Returns a figure with the panels one above the other on one time axis in milliseconds."""
     heights = [max(0.84, min(lane_inches * len(panel.lanes), 4.5)) for panel in panels]

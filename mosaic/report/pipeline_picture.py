@@ -39,7 +39,6 @@ class PipelineRun:
     title: str
     """Title, such as the schedule's name."""
     graph: TaskGraph
-    """Its tasks."""
     start_ns: Sequence[int]
     """Start of each task."""
 
@@ -80,7 +79,6 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED) -> 
     return lane_figure(
         panels,
         title=title,
-        subtitle="",
         legend=colors | {f"darker: forward, lighter: backward{weights}": "", "idle": "#ffffff"},
         axis="milliseconds from the start of the step",
         lane_inches=(0.3 + 0.14 * (most_rows - 1)) / (1 - _GAP),

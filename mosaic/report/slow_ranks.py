@@ -83,7 +83,6 @@ class RankComparison:
         return tuple(lines)
 
     def table(self) -> Table:
-        """Returns a row for each rank."""
         rows = []
         for rank in self.ranks:
             lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"

@@ -12,23 +12,13 @@ from typing import Any
 
 from mosaic.artifact import write_text
 from mosaic.plan import Plan
-from mosaic.report.figure import GLUE, OUTSIDE, SHADES, Bar, Panel, colors_of, lane_figure, lighter, save_figure
+from mosaic.report.figure import GLUE, OUTSIDE, SHADES, Bar, Panel, colors_of, lane_figure, lighter
 from mosaic.report.plan_view import ms_text, slot_runs, slots_text
 from mosaic.timeline import Span, Timeline
 
 _Steps = Mapping[int, Sequence[Span]]
 _MARGIN = 0.08
 """Free share of a lane above and below its bars."""
-
-
-def draw_timelines(timelines: Sequence[Timeline], path: Path, *, plan: Plan | None = None, subtitle: str = "") -> None:
-    """Writes ``timeline_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
-
-    Raises:
-        MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: The suffix is unsupported.
-    """
-    save_figure(timeline_figure(timelines, plan=plan, subtitle=subtitle), path)
 
 
 def timeline_figure(
@@ -45,6 +35,9 @@ def timeline_figure(
         plan: Gives modules the colours that they have in the plan's picture, and the predicted step below the axis.
         subtitle: Written under the title, such as the machine and the date.
         num_steps: Number of consecutive whole steps to draw: those nearest to the median length.
+
+    Raises:
+        MosaicError: matplotlib is missing.
     """
     steps = [choose_steps(timeline, num_steps) for timeline in timelines]
     spans = [span for drawn in steps for span in chain(*drawn.values())]

@@ -18,9 +18,10 @@ from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.report.figure import save_figure
 from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
-from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure, write_trace
+from mosaic.report.timeline import choose_steps, timeline_figure, write_trace
 from mosaic.timeline import Span, Timeline
 
 
@@ -106,14 +107,14 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match=r"use \.png or \.svg"):
-        draw_timelines([PLAIN], tmp_path / "a.jpg")
+        save_figure(timeline_figure([PLAIN]), tmp_path / "a.jpg")
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(MosaicError, match=r"cannot write .*a\.png"):
-        draw_timelines([PLAIN], tmp_path / "file" / "a.png")
+        save_figure(timeline_figure([PLAIN]), tmp_path / "file" / "a.png")
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[plot\]'"):
-        draw_timelines([PLAIN], tmp_path / "a.png")
+        save_figure(timeline_figure([PLAIN]), tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
