@@ -145,12 +145,12 @@ class Folder:
         return chosen
 
     def note(self, event: str, **more: Any) -> None:
-        append_line(self.history, {"at": utc_text(datetime.now(UTC)), "event": event, **more}, flush=True)
+        append_line(self.history, {"at": utc_text(), "event": event, **more}, flush=True)
 
 
-def utc_text(at: datetime) -> str:
-    """Formats a time for files: UTC, ISO 8601, whole seconds."""
-    return at.astimezone(UTC).isoformat(timespec="seconds")
+def utc_text(at: datetime | None = None) -> str:
+    """Formats a time for files, the present one by default: UTC, ISO 8601, whole seconds."""
+    return (at or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

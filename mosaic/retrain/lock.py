@@ -22,11 +22,7 @@ class FolderInUseError(MosaicError):
 
 @contextmanager
 def held(folder: Path, now: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Holds the folder during the block; ``now`` is the start in the message to other runs.
-
-    Raises:
-        FolderInUseError: Another run holds it; names machine, process and start.
-    """
+    """Holds the folder during the block; ``now`` is the start in the message to other runs."""
     try:
         lock = FileLock(folder / "lock").acquire(timeout=wait_s)
     except Timeout:

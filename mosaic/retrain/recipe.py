@@ -197,11 +197,7 @@ class Recipe(StrictFile):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Reads and checks a recipe.
-
-    Raises:
-        InvalidRecipeError: It is missing or invalid; names the line, the rule and the way out.
-    """
+    """Reads and checks a recipe; raises InvalidRecipeError that names the line, the rule and the way out."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

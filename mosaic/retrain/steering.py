@@ -18,7 +18,7 @@ def promote(root: Path, version: str) -> str:
     """Makes a version the champion and, since a person approves it, the anchor; returns a sentence."""
     folder = Folder(root)
     recipe, chosen = read_recipe(folder.recipe), versions.find(folder, version)
-    with held(root, _now()):
+    with held(root, utc_text()):
         hooks.remember(folder, recipe.promote, chosen.name, chosen.card.day)
         versions.promote(folder, chosen.name, by="a person")
         if versions.linked(folder, "anchor") != chosen.name:
@@ -32,7 +32,7 @@ def rollback(root: Path) -> str:
     """Makes the previous champion the champion again; returns a sentence."""
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
-    with held(root, _now()):
+    with held(root, utc_text()):
         now, before = versions.linked(folder, "champion"), versions.previous(folder)
         if now is None or before is None:
             raise MosaicError(
@@ -53,7 +53,7 @@ def hold(root: Path, *, off: bool) -> str:
     if off:
         folder.hold.unlink(missing_ok=True)
     else:
-        write_text(f"since {_now()}\n", folder.hold)
+        write_text(f"since {utc_text()}\n", folder.hold)
     folder.note("hold is off" if off else "hold is on")
     return "the gate promotes again" if off else "days are trained and judged, and nothing is promoted"
 
@@ -80,7 +80,3 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         yield f"the window opens at {utc_text(opens)}"
     for hook in hooks.pending(folder):
         yield f"hook {hook.command!r} is pending for version {hook.version} ({hook.tries} tries)"
-
-
-def _now() -> str:
-    return utc_text(datetime.now(UTC))

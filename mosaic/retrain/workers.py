@@ -245,7 +245,7 @@ def _free_port() -> int:
 
 
 def end_with(launcher: int) -> None:
-    """Makes the kernel kill this process with its launcher, so two runs never write the same day."""
+    """Makes the kernel kill this process with the one that started it, so two runs never write the same day."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # the launcher died before prctl
         os._exit(FAILED)

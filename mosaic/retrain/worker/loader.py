@@ -5,7 +5,6 @@ The samples are the same on any number of ranks and workers.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
@@ -23,11 +22,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mosaic.errors import MosaicError
 from mosaic.retrain.worker.positions import PositionStream, generators_of, put_back, sample_words, seed_sample
+from mosaic.retrain.workers import end_with
 
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """Cores of this process at its start."""
-_PR_SET_PDEATHSIG = 1
-"""``prctl`` option: the signal that a process gets when its parent ends."""
 _DYING_S = 0.5
 """Seconds for a worker to exit after its connections close."""
 MAX_ATTEMPTS = 16
@@ -49,6 +47,9 @@ class Reject:
     reason: str
     """Kind of the error; rejected rows are counted by it."""
     detail: str
+
+    def __str__(self) -> str:
+        return f"row {self.row} of {self.source!r}: {self.reason}: {self.detail}"
 
 
 class Samples(Dataset[Any]):
@@ -86,10 +87,9 @@ class Samples(Dataset[Any]):
                     kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
                     rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
                     row = others.randrange(self.stream.sources[source].rows)
-        last = rejects[-1]
         raise MosaicError(
-            f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row "
-            f"{last.row}: {last.reason}: {last.detail}. Check that source, or remove it from the day"
+            f"position {position} read no row in {MAX_ATTEMPTS + 1} attempts, the last of them {rejects[-1]}. Check "
+            "that source, or remove it from the day"
         )
 
 
@@ -110,11 +110,9 @@ class RejectCount:
         total = sum(sum(reasons.values()) for reasons in self.by_source.values())
         judged = max(self.samples, MIN_JUDGED)
         if rejects and total > self.limit * judged:
-            last = rejects[-1]
             raise MosaicError(
-                f"{total} of {self.samples} samples drew a row that is unreadable, more than "
-                f"{self.limit:.3g} of {judged}: {self.by_source}; the last is row {last.row} of {last.source!r}: "
-                f"{last.reason}: {last.detail}. Mend or remove such rows, or allow more of them"
+                f"{total} of {self.samples} samples drew a row that is unreadable, more than {self.limit:.3g} of "
+                f"{judged}: {self.by_source}; the last is {rejects[-1]}. Mend or remove such rows, or allow more"
             )
 
     def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
@@ -272,6 +270,4 @@ def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
         os.sched_setaffinity(0, _CORES)
     if sys.platform == "linux" and by_main_thread:
         # The kernel sends it when the thread that started this process ends, so other threads do not count.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
+        end_with(parent)

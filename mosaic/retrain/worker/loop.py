@@ -27,7 +27,7 @@ from mosaic.errors import MosaicError, NoRoomError
 from mosaic.find.random_numbers import Generator
 from mosaic.ranks.world.world import init_process_group
 from mosaic.retrain.records import WINDOW_OVER, DayNotes
-from mosaic.retrain.worker.loader import BatchLoader, Reject, StepBatch
+from mosaic.retrain.worker.loader import BatchLoader, StepBatch
 from mosaic.retrain.worker.positions import generators_of, seed_step
 from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import StopRequests
@@ -125,17 +125,6 @@ class TrainState:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Unlogged:
-    """A finished step that is not in the log yet."""
-
-    step: int
-    loss: StepLoss
-    at: float
-    ms: float
-    rejects: tuple[Reject, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Loop:
     """The training loop, from a step and the notes of its checkpoint."""
@@ -151,7 +140,8 @@ class Loop:
     _saved: float = field(init=False, default_factory=time.monotonic)
     _failed_saves: int = field(init=False, default=0)
     _not_finite: int = field(init=False, default=0)
-    _unlogged: deque[_Unlogged] = field(init=False, default_factory=deque)
+    _unlogged: deque[tuple[dict[str, Any], StepLoss]] = field(init=False, default_factory=deque)
+    """Rows of finished steps that lack their loss, and are not in the log yet."""
     _generators: tuple[Generator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,7 +164,10 @@ class Loop:
             loss = self.take_step(batch)
             self.step += 1
             ms = (time.perf_counter() - began) * 1e3
-            self._unlogged.append(_Unlogged(self.step, loss, time.time(), ms, batch.rejects))
+            row: dict[str, Any] = {"step": self.step, "loss": None, "at": round(time.time(), 3), "ms": round(ms, 3)}
+            if batch.rejects:
+                row["rejects"] = list(map(str, batch.rejects))
+            self._unlogged.append((row, loss))
         self._save(batches, is_last=True)
         return ended or "done"
 
@@ -236,10 +229,10 @@ class Loop:
         over = self.until is not None and now >= self.until
         flags = bool(self.stop.received), over, now - self._saved >= self.work.budget.save
         # the loss of the step before the last: the GPU has work while it is read
-        before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
-        (stop, over, due), loss = self.group.agree(flags, before.loss if before else None)
-        if before is not None and loss is not None:
-            self._write(before, loss)
+        row, before = self._unlogged.popleft() if len(self._unlogged) > 1 else ({}, None)
+        (stop, over, due), loss = self.group.agree(flags, before)
+        if loss is not None:
+            self._write(row, loss)
         if stop:
             return self.stop.received or "stopped by another rank"
         if over:
@@ -248,23 +241,17 @@ class Loop:
             self._save(batches, is_last=False)
         return ""
 
-    def _write(self, unlogged: _Unlogged, value: float) -> None:
-        step = unlogged.step
+    def _write(self, row: dict[str, Any], value: float) -> None:
         self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
         if self._not_finite >= MAX_STEPS_NOT_FINITE:
             raise MosaicError(
-                f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
-                "rate, or look at the day's data"
+                f"the loss of step {row['step']} and of the {self._not_finite - 1} before it is {value}; lower the "
+                "learning rate, or look at the day's data"
             )
         if self.group.rank > 0:
             return
-        row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
-        if unlogged.rejects:
-            row["rejects"] = [
-                f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in unlogged.rejects
-            ]
         try:
-            append_line(self.work.day.metrics, row)
+            append_line(self.work.day.metrics, {**row, "loss": value})
         except OSError as error:
             self._remember(f"lines of {self.work.day.metrics.name} are missing: {error.strerror or error}")
 
@@ -274,8 +261,8 @@ class Loop:
         Two saves in a row on a full disk are an error.
         """
         keeper, folder, keep = self.state.keeper, self.work.day.checkpoints, self.work.budget.keep
-        for unlogged in self._unlogged:  # a run that resumes here does not repeat them
-            self._write(unlogged, self.group.mean_loss(unlogged.loss))
+        for row, loss in self._unlogged:  # a run that resumes here does not repeat them
+            self._write(row, self.group.mean_loss(loss))
         self._unlogged.clear()
         self._saved = time.monotonic()
         total: dict[str, dict[str, int]] = {}

@@ -82,11 +82,7 @@ def replayed_share(new: Mapping[str, int], replay: Mapping[str, int], share: flo
 def samples_of(new: Mapping[str, int], replay: Mapping[str, int], share: float, total: int) -> dict[str, int]:
     """Splits a day's samples over folders by their rows: every new row comes equally often, and every replayed one.
 
-    Args:
-        new: Rows of each new folder; one or more.
-        replay: Rows of each folder of earlier days.
-        share: Wanted part of replayed samples, from 0 to below 1.
-        total: Samples of the day.
+    ``new``, not without rows, and ``replay`` count the rows of each folder; ``share`` is the wanted part of ``replay``.
     """
     replayed = round(total * replayed_share(new, replay, share))
     return {**_split(new, total - replayed), **_split(replay, replayed)}

@@ -34,12 +34,9 @@ MAX_ROWS = 5000
 
 
 def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[], None]) -> None:
-    """Writes ``facts.json`` and ``scores.json``.
+    """Writes ``facts.json`` and ``scores.json``; ``check_time`` raises after the end of the window.
 
-    Args:
-        work: The day.
-        trained: The trained model; None if the day resumes from its export, or other processes trained it.
-        check_time: Raises after the end of the window.
+    ``trained`` is None if the day resumes from its export, or other processes trained it.
     """
     state = work.day.state
     rows: dict[RowSet, tuple[Any, ...]] = {"frozen": frozen_rows(work), "fresh": fresh_rows(work)}

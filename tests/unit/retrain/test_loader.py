@@ -139,7 +139,7 @@ def test_unreadable_rows_give_way_to_others_of_their_source_and_are_named():
     assert [row for part, _ in parts for row, _ in part] == [row for row, _ in drawn]
     assert parts[0][1] + parts[1][1] == rejects
     bad = {"older": {row: ValueError("torn") for row in range(ROWS["older"])}}
-    with pytest.raises(MosaicError, match=rf"'older' in {MAX_ATTEMPTS + 1} attempts.* row \d+: ValueError: torn"):
+    with pytest.raises(MosaicError, match=rf"in {MAX_ATTEMPTS + 1} attempts.* row \d+ of 'older': ValueError: torn"):
         samples(bad=bad).__getitems__(range(FIRST))
 
 
