@@ -15,7 +15,7 @@ from mosaic.engine.finding.find import Sample, runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.session import Request
 from mosaic.engine.trial import clock_of, sample_step
-from mosaic.errors import RankFailedError
+from mosaic.errors import RankFailedError, said_by
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
 from mosaic.ranks.plans import Candidates, plans_of_first, rank_plans_to_try
@@ -134,7 +134,7 @@ def _visit(session: RankSession, plan: Plan, num_steps: int, turns: Turns, clock
     try:
         executor = open_executor(session, plan, is_warm=number > 0)
     except Exception as error:  # of any kind: all ranks have to hear of it
-        reason = _text_of(error)
+        reason = said_by(error)
     failed = _joined(world.all_gather(reason))
     if executor is None or failed is not None:
         if executor is not None:
@@ -168,7 +168,7 @@ def _steps(
             except RankFailedError:
                 raise
             except Exception as error:  # of any kind: the plan loses, and all ranks have to hear of it
-                text = _text_of(error)
+                text = said_by(error)
                 reason = text if token.cancel(text) else None  # else this one failed since another did
             for parameter in model.parameters():
                 parameter.grad = None
@@ -183,10 +183,6 @@ def _steps(
         return None
     finally:
         attachment.end()
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _joined(reasons: Sequence[str | None]) -> str | None:

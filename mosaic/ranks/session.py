@@ -98,11 +98,7 @@ class RankSession(Session):
 def find_with_rows(
     model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
-    """Returns the modules, which may share something, and for each which of its arguments have a row for each sample.
-
-    Raises:
-        UnsupportedModelError: A module cannot be split over ranks.
-    """
+    """Returns the modules, which may share something, and which arguments of each have a row for each sample."""
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     subjects, batched = [], {}
     for subject in finding.subjects:
@@ -243,17 +239,12 @@ def _begin_routed(
         )
         if rank not in ranks and gives_up:
             give_up(subject.module, Home(name, ranks), keep=held)
-    hooks = [
-        even_out(parameter, holders, members)
-        for holders, parameters in holdings.tied.items()
-        if rank in holders
-        for parameter in parameters
-    ]
     reduce = partial(GradientReducer, overlaps=False, waiting=partial(executor.progress.waiting, THE_LOOP))
-    reducers = [reduce(holdings.loose, world.group(everyone))] if holdings.loose else []
+    reducers, hooks = [reduce(holdings.loose, world.group(everyone))] if holdings.loose else [], []
     for holders, parameters in holdings.tied.items():  # in the same order on all ranks
         group = world.group(holders)
         if rank in holders:
+            hooks += [even_out(parameter, holders, members) for parameter in parameters]
             # A part of a gradient is there when the first of its users is through; all are at the end.
             reducers.append(reduce(parameters, group))
     executor.begin(routed, reducers, hooks)

@@ -52,7 +52,7 @@ class RoutedCall:
     ) -> None:
         self.executor, self.routed = executor, routed
         self.is_there, self.waits, self.obstacle = is_there, waits, obstacle
-        self.attributes, self.mode = routed.set_since(), routed.read_mode()
+        self.attributes, self.mode = routed.attributes.set_since(), routed.read_mode()
         added = {key: value for key, value in kwargs.items() if key not in routed.keywords and _holds_no_rows(value)}
         # Shape and type of tensors: reading a value would make the host wait for a GPU.
         values = [(leaf.dtype, tuple(leaf.shape)) if _is_tensor(leaf) else leaf for leaf in flatten(added)[0]]

@@ -173,7 +173,7 @@ class RoutedModule:
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
         self._agreements: dict[tuple[int, ...], Agreement] = {}  # by the numbers of the ranks' facts
         self._numbers: dict[Facts, int] = {}
-        self._attributes = _Attributes(self.module)
+        self.attributes = _Attributes(self.module)
         self._modes = modes_of(self.module)
         self._learned_modes: set[tuple[bool, ...]] = set()
 
@@ -194,19 +194,15 @@ class RoutedModule:
         if not self.is_new(mode):
             yield
             return
-        before, attributes = Surroundings(self.module), self._attributes.read()
+        before, attributes = Surroundings(self.module), self.attributes.read()
         yield
-        self._attributes.note_own(attributes)
+        self.attributes.note_own(attributes)
         self.writes |= before.changed() is not None
         self._learned_modes.add(mode)
 
     def draws(self, mode: tuple[bool, ...]) -> bool:
         """Returns whether a call in a mode may draw random numbers on this rank."""
         return self.is_member and (self.learned.draws != 0 or mode[1:] != self._modes)
-
-    def set_since(self) -> str:
-        """Describes the attributes that others have set since the module was colocated; empty for none."""
-        return self._attributes.set_since()
 
     # Messages.
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import ModuleContractError
+from mosaic.find.structure import tensors_in
 from mosaic.parts.weights import swap, swappable
 
 _USERS_NAMES = {"_local_scalar_dense": "item", "_to_copy": "to"}
@@ -80,13 +81,13 @@ class Elsewhere(torch.Tensor):
         """Runs an operator with a stand-in among its arguments."""
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
-        if written and all(isinstance(tensor, Elsewhere) for tensor in _tensors(written)):
+        if written and all(isinstance(tensor, Elsewhere) for tensor in tensors_in(written)):
             if len(func._schema.returns) < 2:
                 return written[0] if func._schema.returns else None
             return tuple(written)
         if written and func.__name__.startswith("_foreach_"):
             return _foreach(func, args, kwargs)
-        operands = _tensors((args, kwargs))
+        operands = tensors_in((args, kwargs))
         here = next(tensor for tensor in operands if isinstance(tensor, Elsewhere))
         if written or any(not isinstance(t, Elsewhere) and (t.dim() or t.requires_grad) for t in operands):
             here.refuse(func)
@@ -148,10 +149,6 @@ def _without_values(tensor: Elsewhere) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments that an operator writes into."""
     values = [
@@ -171,7 +168,7 @@ def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return [value[place] for place in here] if isinstance(value, list) and len(value) == len(into) else value
 
     operands, named = tuple(map(chosen, args)), {name: chosen(value) for name, value in kwargs.items()}
-    for tensor in _tensors((operands, named)):
+    for tensor in tensors_in((operands, named)):
         if isinstance(tensor, Elsewhere):
             tensor.refuse(func)
     func(*operands, **named)

@@ -46,7 +46,8 @@ class _Bucket:
     def take(self, parameter: torch.Tensor) -> None:
         """Copies a large gradient, divided by the number of ranks, to its place; small ones wait for the others."""
         assert parameter.grad is not None
-        torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
+        self._memory()
+        torch.div(parameter.grad.detach(), self._num_ranks, out=self._places[id(parameter)])
         self._taken.add(id(parameter))
 
     def gather(self) -> torch.Tensor:
@@ -84,10 +85,6 @@ class _Bucket:
             pieces = self._flat.split([*sizes, self.num_flags])
             self._places = {id(p): piece.view(p.shape) for p, piece in zip(self.parameters, pieces, strict=False)}
         return self._flat
-
-    def _place(self, parameter: torch.Tensor) -> torch.Tensor:
-        self._memory()
-        return self._places[id(parameter)]
 
 
 class GradientReducer:

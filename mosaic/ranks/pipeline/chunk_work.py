@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.context.items import ItemShare
 from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import RandomState, torch_state
+from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.parts.offload import Offload
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, join_pieces, take_units
@@ -30,7 +30,6 @@ from mosaic.pipelining.partition import Partition, even_pieces, strategy_of
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Edge, RankTask
-from mosaic.ranks.pipeline.random_numbers import numbers_from
 from mosaic.ranks.pipeline.sequences import SharedItems
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 
@@ -161,11 +160,7 @@ class StepData:
 
 
 def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: PartedModel) -> Tensor:
-    """Computes a loss.
-
-    Raises:
-        UnsplittableError: It draws random numbers, or trains a tensor that is no parameter of the model.
-    """
+    """Computes a loss; refuses one that draws random numbers, or trains a tensor that is no parameter of the model."""
     before, value = torch_state(model.device), loss(output, kwargs)
     if not before.is_same(torch_state(model.device)):
         raise UnsplittableError(
@@ -306,7 +301,8 @@ class ChunkWork:
         if state is None:
             return forward(draws="none")
         assert not self._data.is_cut(task)  # pieces would draw other numbers: plans have none of such microbatches
-        with self._turn, numbers_from(state, self._model.device):
+        with self._turn, forked(self._model.device):
+            state.restore()  # of the plain loop before this microbatch
             return forward(draws="all")
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:

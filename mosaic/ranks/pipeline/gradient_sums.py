@@ -105,11 +105,7 @@ class GradientSums:
                 self.counted_elsewhere.add(id(self._named[name]))
 
     def begin(self) -> None:
-        """Saves the sums of earlier steps of tied weights, before a step.
-
-        Raises:
-            ModuleContractError: A weight or module was replaced, frozen or unfrozen since the pipeline was made.
-        """
+        """Saves the sums of earlier steps of tied weights; refuses a model that was changed since it was made."""
         for table, key, value, path in self._held:
             if table.get(key) is not value:
                 raise ModuleContractError(
@@ -128,7 +124,9 @@ class GradientSums:
     def start(self, chunk: int) -> None:
         """Begins to sum a chunk's gradients, all of which are there; lanes may call it at the same time."""
         with self._starting:
-            self._ready[chunk] = self._noted()
+            own = self._ready[chunk] = torch.cuda.Event() if self._grid.world.device.type == "cuda" else None
+            if own is not None:
+                own.record()  # on this lane's stream: another lane may begin the sum
             for index, reducer in self._chunks.items():
                 if index not in self._ready:
                     return
@@ -148,14 +146,6 @@ class GradientSums:
         for part in self._in_parts:
             part.finish()
         self._ready.clear()
-
-    def _noted(self) -> torch.cuda.Event | None:
-        """Records an event on this lane's stream: another lane may begin the sum."""
-        if self._grid.world.device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
 
     def _add(self, names: Collection[str], places: list[int], *, over_tensor: bool) -> None:
         """Adds a sum of the gradients of weights over some places, and over their tensor ranks."""

@@ -244,7 +244,8 @@ class Pipeline(Checkpointer):
             if gather:
                 if self._slices is not None:
                     self._slices.rejoin()
-                gather_model(self._model, self.world)
+                holders = _holders(self._model, self.world)
+                take_back(self._model, lambda name, tensor: self.world.copy_of(tensor, holders[name][0]))
         finally:
             self._schedules.close()
             if self._sequences is not None:
@@ -336,15 +337,6 @@ def stand_for_others(model: nn.Module, world: World) -> None:
             else:
                 prefix, _, short = name.rpartition(".")
                 model.get_submodule(prefix)._buffers[short] = Elsewhere.of(tensor, home)
-
-
-def gather_model(model: nn.Module, world: World) -> None:
-    """Copies all of a model's tensors to every rank, each from its first holder; every rank calls it.
-
-    Parameters stay the same objects.
-    """
-    holders = _holders(model, world)
-    take_back(model, lambda name, tensor: world.copy_of(tensor, holders[name][0]))
 
 
 def _holders(model: nn.Module, world: World) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -40,11 +41,7 @@ def backend_of(world: World) -> Backend | None:
 
 
 def open_lanes(backend: Backend | None, partition: Partition, rank: int) -> LaunchMode:
-    """Opens a lane for each row of a rank; one row, or all without a backend, run on the calling thread.
-
-    Raises:
-        InvalidPlanError: The device has fewer slots than the rank has lanes.
-    """
+    """Opens a lane for each row of a rank; one row, or all without a backend, run on the calling thread."""
     rows = [row for row in partition.rows if row[0] == rank]
     shares = [next((chunk.share for chunk in partition.chunks if chunk.row == row), 0.0) for row in rows]
     shares = [share for share in shares if share]
@@ -58,11 +55,7 @@ def open_lanes(backend: Backend | None, partition: Partition, rank: int) -> Laun
 
 
 def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the slots of each lane, one lane behind the other: its share of all, rounded, and at least one.
-
-    Raises:
-        InvalidPlanError: There are fewer slots than lanes.
-    """
+    """Returns the slots of each lane, one lane behind the other: its share of all, rounded, and at least one."""
     if len(shares) > num_slots:
         raise InvalidPlanError(
             f"{len(shares)} lanes on a device of {num_slots} slots; a lane has one at least: use a partition with fewer"
@@ -70,16 +63,11 @@ def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], 
     counts = [max(1, round(share * num_slots)) for share in shares]
     while sum(counts) > num_slots:
         counts[counts.index(max(counts))] -= 1
-    ends = [sum(counts[: at + 1]) for at in range(len(counts))]
-    return tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
+    return tuple(tuple(range(end - count, end)) for end, count in zip(accumulate(counts), counts, strict=True))
 
 
 def check_lanes(model: nn.Module, split: ModelSplit, plan: PipelinePlan) -> None:
-    """Checks that the lanes of each rank can do their work at the same time.
-
-    Raises:
-        InvalidPlanError: Two train one parameter, or ranks share layers or sequences.
-    """
+    """Raises InvalidPlanError unless the lanes of each rank can do their work at the same time."""
     partition, degrees = plan.partition, plan.degrees
     if degrees.tensor * degrees.context > 1 and len(partition.rows) > partition.num_ranks:
         raise InvalidPlanError(

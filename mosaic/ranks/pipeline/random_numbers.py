@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -26,17 +24,13 @@ class Modes:
             (vars(module), name)
             for module in model.modules()
             for name, value in vars(module).items()
-            if type(value) in (bool, float) or _is_whole_rate(module, value)
+            if type(value) in (bool, float)
+            or (type(value) is int and isinstance(module, _DropoutNd))  # other whole numbers may be the loop's counters
         ]
 
     def now(self) -> Hashable:
         """Returns their values."""
         return tuple([attributes.get(name) for attributes, name in self._places])
-
-
-def _is_whole_rate(module: nn.Module, value: Any) -> bool:
-    """Returns True for a whole dropout rate; other whole numbers may be the loop's counters."""
-    return isinstance(module, _DropoutNd) and type(value) is int
 
 
 class DrawnNumbers:
@@ -78,14 +72,3 @@ class DrawnNumbers:
                 self._model.skip_random_numbers(kwargs)
                 self._draws[key] = not before.is_same(random_state(self._model.device))
         return self._draws[key]
-
-
-@contextmanager
-def numbers_from(state: RandomState, device: torch.device) -> Iterator[None]:
-    """A block whose forward draws the numbers of its microbatch, from the state before it."""
-    after = random_state(device)
-    state.restore()
-    try:
-        yield
-    finally:
-        after.restore()

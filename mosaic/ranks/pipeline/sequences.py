@@ -47,9 +47,7 @@ def masks_of(own: Sequence[Microbatch]) -> list[str]:
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
-    Raises:
-        UnsplittableError: The layers are in no such model.
-        UnsupportedModelError: They have chunks, or something else that mask words cannot say.
+    It refuses layers outside of a language model of transformers, and attention that mask words cannot say.
     """
 
     def __init__(
@@ -77,11 +75,7 @@ class Sequences:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
     def cut(self, microbatch: Microbatch, *, agreed: bool = True) -> dict[str, Any]:
-        """Returns the model's arguments on this rank; ranks compare their masks here unless they have ``agreed``.
-
-        Raises:
-            ValueError: The mask is of another number of tokens, or says something else than ``attention_mask``.
-        """
+        """Returns the model's arguments on this rank; ranks compare their masks here unless they have ``agreed``."""
         _, planned = self._ahead.get(id(microbatch), (None, None))
         attend = self._attend(microbatch, agreed=agreed) if planned is None else planned.result()
         _check_mask(microbatch, attend.plan)

@@ -260,12 +260,7 @@ def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:
-    """Returns the partition of a plan.
-
-    Raises:
-        InvalidScheduleError: It is of another model; names both.
-        InvalidFileError: The file is no schedule.
-    """
+    """Returns the partition of a plan, or of the schedule in a file; refuses that of another model."""
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
     plan = plan.partition if isinstance(plan, PipelinePlan) else plan(request) if callable(plan) else plan
@@ -286,11 +281,7 @@ def degrees_of(
     plan: Plan | None = None,
     partition: Partition | None,
 ) -> Degrees:
-    """Returns the grid of ranks, with as many replicas as were asked for, or as a partition leaves ranks for.
-
-    Raises:
-        ValueError: There is none, or a plan of an earlier start shares layers or sequences with other numbers of ranks.
-    """
+    """Returns the grid of ranks, with as many replicas as were asked for, or as a partition leaves ranks for."""
     least, most = min(tensor.values()), max(tensor.values())
     said = f"data={data}, tensor={most if least == most else dict(tensor)}"
     said += f", context={context}" if context > 1 else ""
@@ -375,11 +366,7 @@ def _check_same(world: World, own: str, message: str) -> None:
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """A block in which a model is run; its buffers are restored.
-
-    Raises:
-        UnsplittableError: A buffer that belongs into checkpoints was changed, such as a running average.
-    """
+    """A block in which a model is run; its buffers are restored, and changes to those of checkpoints are refused."""
     before = [
         (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())
         for path, module in model.named_modules()

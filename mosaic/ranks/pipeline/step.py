@@ -107,7 +107,7 @@ class PipelineRunner:
                 scale=scale,
                 reduce=self.sums.start,
             )
-            with transport.explaining():
+            with transport.progress.explaining():
                 named = "; ".join(counted[at].key for at in share)
                 spans = self.grid.executor.run(schedule, work, shapes=named, lanes=self._lanes)
             if self.grid.tensor == 0:
@@ -140,11 +140,7 @@ Digests = Mapping[str, str]
 
 
 def digests_of(microbatches: Microbatches, own: Microbatches, counted: Sequence[CountedMicrobatch]) -> Digests:
-    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error.
-
-    Raises:
-        ValueError: A tensor of a microbatch would get a gradient.
-    """
+    """Returns the digests that ranks compare: other microbatches would give wrong gradients without an error."""
     values = []
     for at, microbatch in enumerate(microbatches):
         for path, leaf in pytree.tree_leaves_with_path(dict(microbatch)):

@@ -57,9 +57,6 @@ def share_layers(
     """Splits weights of layers over the ranks of a group; returns the layers for planning, and this rank's slices.
 
     ``degrees`` are tensor ranks by module, of which ``own`` are shared by the group; others stay whole here.
-
-    Raises:
-        ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UnsplittableError(
@@ -98,12 +95,7 @@ def check_draws(draws: bool) -> None:
 def styles_of(
     model: nn.Module, split: ModelSplit, plan: TensorPlan | None, degrees: Mapping[str, int]
 ) -> dict[str, str]:
-    """Returns the style of each split module, by name.
-
-    Raises:
-        ValueError: There is no plan, or a pattern of the user's fits no module of a layer.
-        UnsplittableError: A module cannot be split so; names it.
-    """
+    """Returns the style of each split module, by name; refuses plans that fit no module, or that split none evenly."""
     degree_of = {
         f"{site.path}.{name}": degrees[site.module]
         for site in split.sites
@@ -278,11 +270,7 @@ class WeightSlices:
                 named[name].data = torch.empty(cut.shape, dtype=named[name].dtype, device="meta")
 
     def check_once(self) -> None:
-        """Compares gradients of whole weights between tensor ranks after the first step.
-
-        Raises:
-            ModuleContractError: They differ: the weight stands between split modules, and needs a sum.
-        """
+        """Compares gradients of whole weights between tensor ranks after the first step."""
         if self._is_checked:
             return
         self._is_checked = True
@@ -308,9 +296,6 @@ class WeightSlices:
         """A block in which models and optimizers' states are whole; afterwards each rank takes its slices of them.
 
         Meanwhile a rank needs memory for the whole layers that it has a part of.
-
-        Raises:
-            TypeError: An optimizer keeps a tensor of another shape than the weight's.
         """
         named = [
             (parameter, self._slices[name])

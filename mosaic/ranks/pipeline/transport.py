@@ -14,14 +14,14 @@ others. Gloo tells lanes apart by tags, so that each may post on a thread of its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from mosaic.checkpoint.checkpointer import gather_objects
 from mosaic.errors import BackendUnavailableError, ModuleContractError, RankFailedError
 from mosaic.ranks.world.failures import CancelledError
 from mosaic.ranks.world.groups import peers_share_a_communicator
@@ -182,11 +182,9 @@ class Transport:
         for group, peer, tag in channels:
             operation = dist.isend if is_sent else dist.irecv
             carried = [buffer for own in buffers for buffer in own if buffer.numel()]
-            try:
+            with self.progress.explaining():
                 operations = [dist.P2POp(operation, each, peer, group, tag) for each in carried]
                 begun = dist.batch_isend_irecv(operations) if operations else []
-            except RuntimeError as error:
-                raise self.progress.explain(error) from error
             following = iter(begun)
             for own_works, own in zip(works, buffers, strict=True):
                 is_one = len(begun) < len(carried)  # NCCL's: all messages of the group end together
@@ -214,10 +212,8 @@ class Transport:
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the value of each rank of the world; all of them call it."""
-        values: list[Any] = [None] * self._world.size
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_gather_object(values, value, group=self._everyone)
-        return values
+            return gather_objects(self._everyone, value)
 
     def abort(self, reason: str) -> None:
         """Makes the waits of all ranks raise RankFailedError, ``rank 1 {reason}``; the first reason counts.
@@ -229,17 +225,6 @@ class Transport:
             self._token.cancel(reason)
         except (RuntimeError, OSError):  # the process that holds the store is gone
             self._token.abort()
-
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """A block in which errors of other communication name the rank that has failed, too."""
-        try:
-            yield
-        except RuntimeError as error:
-            explained = self.progress.explain(error)
-            if explained is error:
-                raise
-            raise explained from error
 
     def close(self) -> None:
         """Returns the communicators, unless a rank has failed; nothing of this rank may be under way."""

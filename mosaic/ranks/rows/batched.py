@@ -31,11 +31,7 @@ _MAX_LEFT_OUT = 2
 
 
 def rows_of(subject: Subject) -> tuple[bool, ...]:
-    """Returns for each argument of a module's call whether its leading dimension is the batch.
-
-    Raises:
-        UnsupportedModelError: No choice of arguments splits the module's results by rows.
-    """
+    """Returns for each argument of a module's call whether its leading dimension is the batch."""
     leaves = flatten((subject.args, subject.kwargs))[0]
     trains = any(part.training for part in subject.module.modules())
     runs = [_Runs(subject, training=training) for training in ((True, False) if trains else (False,))]

@@ -63,6 +63,4 @@ class RowRouting:
     @cached_property
     def num_moved(self) -> int:
         """Rows that travel from one rank to another, one way; the least possible for equal parts."""
-        return sum(
-            count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
-        )
+        return sum(self.held) - sum(row[rank] for rank, row in enumerate(self.moves))

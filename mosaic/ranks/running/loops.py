@@ -293,11 +293,7 @@ class PassThroughDDP(DistributedDataParallel):
 
 
 def _pass_through(wrapper: Any, module: nn.Module, handle: Any, options: Mapping[str, Any]) -> None:
-    """Makes a wrapper that is being constructed one that passes calls through.
-
-    Raises:
-        UnsupportedModelError: The wrapper would have done more than reducing, or reduced more than the model's.
-    """
+    """Makes a wrapper that is being constructed one that passes calls through, unless it would do more than reduce."""
     own, group = handle._counted_here, options.get("process_group") or dist.group.WORLD
     others = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in own]
     if changing := sorted(name for name in options if name not in _OWN_REDUCTION and options[name]):

@@ -62,14 +62,21 @@ class RankProgress:
         start = time.perf_counter_ns()
         with self._doing(self._waiting, module, phase):
             try:
-                yield
-            except RuntimeError as error:
-                explained = self.explain(error)
-                if explained is error:
-                    raise
-                raise explained from error
+                with self.explaining():
+                    yield
             finally:
                 self.waits.append((module, phase, self.step, start, time.perf_counter_ns()))
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A block whose errors of communication name the rank at fault."""
+        try:
+            yield
+        except RuntimeError as error:
+            explained = self.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from mosaic.checkpoint.checkpointer import Ranks
+from mosaic.checkpoint.checkpointer import Ranks, gather_objects
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
@@ -250,10 +250,8 @@ class World(Ranks):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns each rank's value: data that JSON could hold."""
-        values: list[Any] = [None] * self.size
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_gather_object(values, value, group=self._control)
-        return values
+            return gather_objects(self._control, value)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Returns the value of one rank."""
