@@ -38,7 +38,6 @@ class AnalyticCost(Cost):
     """
 
     profile_fingerprint: str | None = None
-    """There is no profile behind it."""
 
     def __init__(
         self,

@@ -131,8 +131,7 @@ def main_dtype(counts: Iterable[ModuleCounts]) -> str:
 
 def merge_equal(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """Returns operators with equal ones put together, in the order of their first call."""
-    calls: dict[Operator, int] = {}
+    calls: Counter[Operator] = Counter()
     for operator in operators:
-        single = dataclasses.replace(operator, calls=1)
-        calls[single] = calls.get(single, 0) + operator.calls
+        calls[dataclasses.replace(operator, calls=1)] += operator.calls
     return tuple(dataclasses.replace(operator, calls=count) for operator, count in calls.items())

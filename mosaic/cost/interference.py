@@ -38,15 +38,7 @@ class Interference(ABC):
         """Returns what one neighbour adds to the time of ``module`` alone, as a share of it."""
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the time that neighbours add to one phase of a module on one device, in milliseconds.
-
-        Args:
-            module: Module that is slowed down.
-            phase: Phase of all modules on the device.
-            quota: Slots of ``module``.
-            alone_ms: Time of ``module`` alone at this quota and its degree, in milliseconds.
-            beside: Other modules on the device.
-        """
+        """Returns the time that neighbours add to ``alone_ms``, a phase of a module on one device, in milliseconds."""
         return alone_ms * math.fsum(self.share(module, phase, quota, name, other) for name, other in beside)
 
     @cached_property

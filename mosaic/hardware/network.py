@@ -38,12 +38,10 @@ POST_US = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Bytes that one device sends another."""
+    """Bytes that one device sends another, by their indices."""
 
     source: int
-    """Index of a device."""
     target: int
-    """Index of another."""
     num_bytes: float
 
 
@@ -125,7 +123,6 @@ class Cluster(StrictFile):
     """
 
     hardware: Hardware
-    """Description of each device."""
     nodes: Annotated[int, Ge(1)] = 1
     gpus_per_node: Annotated[int, Ge(1)] = 1
     """Devices in each node."""
@@ -138,7 +135,6 @@ class Cluster(StrictFile):
 
     @property
     def num_devices(self) -> int:
-        """Devices in all nodes."""
         return self.nodes * self.gpus_per_node
 
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:

@@ -153,7 +153,6 @@ class CapturedSteps:
         api.release_workspaces()
 
     def run(self, count: int) -> tuple[float, ...]:
-        """Runs steps one after the other; returns the milliseconds of each."""
         lane = self._lane
 
         def replay() -> list[Mark]:

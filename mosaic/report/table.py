@@ -27,13 +27,8 @@ def make_table(
 ) -> Table:
     """Returns a table of rows; titles, cells and captions hold no markup.
 
-    Args:
-        title: Above the table.
-        columns: Headings; ``>`` before one right-justifies its numbers and keeps them on one line.
-        rows: Cells of each row.
-        caption: Below the table.
-        bold: Indices of the rows in bold.
-        ends: Indices of the rows with which a section ends.
+    ``>`` before a column's heading right-justifies its numbers and keeps them on one line. ``bold`` has the indices of
+    the rows in bold, ``ends`` those of the rows with which a section ends.
     """
     from rich import box
     from rich.table import Table

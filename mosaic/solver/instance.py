@@ -77,7 +77,6 @@ class Instance(StrictFile):
     source: str = ""
     """Source of its numbers: ``simulated`` or ``measured``, and how."""
     num_devices: Annotated[int, Ge(1)]
-    """Devices, all alike."""
     num_slots: Annotated[int, Ge(1)]
     """Slots of each device."""
     memory_bytes: Annotated[int, Ge(0)] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost
@@ -27,7 +28,7 @@ class PlacedTimes:
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
         self._is_alone = cost.interference.is_zero
-        self._known: dict[tuple[str, int, int, _Beside], Times] = {}
+        self._beside = cache(self._placed_ms)
 
     def of(self, choices: Mapping[str, Choice]) -> dict[str, Times]:
         """Returns what each module of a stage takes.
@@ -35,7 +36,7 @@ class PlacedTimes:
         Paper Eq. 7: of a module's devices the one with the worst neighbours decides, in each phase for itself.
         """
         if self._is_alone:
-            return {name: self._beside(name, option, ()) for name, (option, _) in choices.items()}
+            return {name: self._beside(name, option.degree, option.quota, ()) for name, (option, _) in choices.items()}
         there: dict[int, list[tuple[str, int]]] = {}
         for name, (option, devices) in choices.items():
             for device in devices:
@@ -45,7 +46,7 @@ class PlacedTimes:
         for name, (option, devices) in choices.items():
             # Many devices have the same neighbours.
             own = [
-                self._beside(name, option, tuple(neighbour for neighbour in group if neighbour[0] != name))
+                self._beside(name, option.degree, option.quota, tuple(other for other in group if other[0] != name))
                 for group in {groups[device] for device in devices}
             ]
             times[name] = max(forward for forward, _ in own), max(backward for _, backward in own)
@@ -60,16 +61,9 @@ class PlacedTimes:
         """Returns what stages take one after the other, in milliseconds."""
         return sum(self.stage_ms(stage.choices) for stage in stages)
 
-    def _beside(self, name: str, option: DeploymentOption, beside: _Beside) -> Times:
-        key = (name, option.degree, option.quota, beside)
-        times = self._known.get(key)
-        if times is None:
-            ask = self._cost.placed_ms
-            times = self._known[key] = (
-                ask(name, Phase.FORWARD, option.degree, option.quota, beside=beside),
-                ask(name, Phase.BACKWARD, option.degree, option.quota, beside=beside),
-            )
-        return times
+    def _placed_ms(self, name: str, degree: int, quota: int, beside: _Beside) -> Times:
+        forward_ms, backward_ms = (self._cost.placed_ms(name, phase, degree, quota, beside=beside) for phase in Phase)
+        return forward_ms, backward_ms
 
 
 def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Machine) -> tuple[Stage, ...]:

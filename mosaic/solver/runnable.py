@@ -72,10 +72,7 @@ def plan_to_run(
     Args:
         method: One of ``METHODS``. Where a network between several devices is known, ``auto`` chooses by a simulated
             step, in which modules share it.
-        graph: What to place.
-        cost: Times, memory and interference.
-        device: What one of the devices is.
-        num_devices: How many of them.
+        graph, cost, device, num_devices: As for ``solve``.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
 
     Raises:

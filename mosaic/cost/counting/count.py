@@ -194,15 +194,9 @@ def count_degrees(
     Raises:
         UnsupportedModelError: See ``count_module``.
     """
+    layers = {} if layers is None else layers
     count = partial(
-        count_module,
-        module,
-        args,
-        kwargs,
-        target=target,
-        settings=settings,
-        autocast=autocast,
-        layers={} if layers is None else layers,
+        count_module, module, args, kwargs, target=target, settings=settings, autocast=autocast, layers=layers
     )
     whole = count()
     counted = {1: whole}

@@ -16,14 +16,9 @@ from mosaic.solver.stage import StageResult, alone
 
 
 def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:
-    """Runs Algorithm 1; when the evaluator's effort is spent, what has been merged so far is the result.
+    """Runs Algorithm 1 and returns stages in topological order; the evaluator is line 13's StageEval.
 
-    Args:
-        graph: Modules and their dependencies.
-        evaluator: Line 13's StageEval.
-
-    Returns:
-        Stages in topological order.
+    When the evaluator's effort is spent, what has been merged so far is the result.
     """
     order = graph.topological_order()
     bit = {name: 1 << index for index, name in enumerate(order)}  # a stage is a bitmask of modules
@@ -64,15 +59,11 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult,
 
 
 def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns, for each stage (a bitmask of modules), a bitmask of the positions of all stages that depend on it.
+    """Returns, for each stage in topological order, a bitmask of the positions of all stages that depend on it.
 
     Two stages may be merged, with the stage graph still acyclic, exactly when neither reaches the other: a
     direct edge would put a module beside one that it depends on, an indirect one would close a cycle through
-    the stages between them.
-
-    Args:
-        stages: Bitmasks of modules, in topological order.
-        feeds: Edges between modules, each as two one-bit masks.
+    the stages between them. Stages are bitmasks of modules; ``feeds`` has each edge between modules as two such masks.
     """
     reach = [0] * len(stages)
     for x in reversed(range(len(stages))):

@@ -20,7 +20,6 @@ class PairwiseExtras:
     """Extra time of every option of every module beside every neighbour, computed when first needed."""
 
     def __init__(self, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost) -> None:
-        """Takes the options of all modules of a graph."""
         self._options = options
         self._cost = cost
         self._quotas = {name: sorted({option.quota for option in options[name]}) for name in options}

@@ -30,7 +30,6 @@ class StageEvaluator:
     """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
 
     Attributes:
-        options: Deployment options of every module.
         countdown: Effort that is left.
         num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
             latency of their stage may be above the optimum.
