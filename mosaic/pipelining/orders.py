@@ -15,7 +15,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
     {
         "natural": "groups as they come, once",
         "tree": "Monte-Carlo tree search over which group comes next (PipeWeaver, Algorithm 1)",
-        "shifts": "local search: a group moves in the ranking, and in small steps a task in its row",
+        "shifts": "local search: a group moves in the ranking, a task in its row",
     }
 )
 """Search methods with descriptions. All begin with ``natural``, so none is worse."""

@@ -96,9 +96,8 @@ Ns Explorer::roll(Ranking& ranking, bool both, Ns cutoff) {
         if (admission != given && !(both && is_limited() && rollouts_left_ > 0)) break;
         Ranking tried = ranking;
         tried.admission = admission;
-        --rollouts_left_;
-        ++found_.num_rollouts;
         const Ns makespan = rollout_.run(tried, std::min(cutoff, best));
+        spend(std::max(rollout_.num_placed(), tasks.num_tasks() / 4 + 1));
         if (makespan == kNever && cutoff == kNever && best == kNever && !found_.deadlock) {
             found_.deadlock = rollout_.deadlock();
         }
@@ -112,6 +111,14 @@ Ns Explorer::roll(Ranking& ranking, bool both, Ns cutoff) {
         if (played < found_.makespan) keep(played, replay_.starts(), found_.orders);
     }
     return best;
+}
+
+void Explorer::spend(int num_tasks) {
+    spent_ += num_tasks;
+    if (spent_ < tasks.num_tasks()) return;
+    spent_ -= tasks.num_tasks();
+    --rollouts_left_;
+    ++found_.num_rollouts;
 }
 
 Ns Explorer::replay(const Orders& orders, Ns cutoff, int weight) {

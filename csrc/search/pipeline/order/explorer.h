@@ -53,6 +53,8 @@ class Explorer {
     // The same for orders. Memory that is too small by a share makes them longer by `weight` quarters of it, so
     // that a search may come through orders that do not fit; these are not kept.
     Ns replay(const Orders& orders, Ns cutoff, int weight);
+    // Counts work on so many tasks, of which a roll-out has all.
+    void spend(int num_tasks);
     Ranking natural() const { return {groups.natural, groups.natural, Admission::reserve, Lean::alternate}; }
     // Groups drawn one by one among those whose feeders are drawn; the first ones are given.
     void draw(std::vector<int>& order, std::size_t num_given);
@@ -81,7 +83,7 @@ class Explorer {
     const Clock* clock_;  // null where another thread looks at it
     std::atomic<bool>& is_stopped_;
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-    int unseen_ = 0;
+    int unseen_ = 0, spent_ = 0;
     FoundOrders found_;
     std::vector<int> num_missing_, ready_;
 };

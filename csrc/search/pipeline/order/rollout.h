@@ -37,6 +37,7 @@ class Rollout {
 
     // Whether memory is ever in the way.
     bool is_limited() const { return is_limited_; }
+    int num_placed() const { return static_cast<int>(ran_.size()); }
     // Of the last run, where it came to its end.
     const std::vector<Ns>& starts() const { return starts_; }
     Orders orders() const;
