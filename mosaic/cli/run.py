@@ -118,8 +118,9 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
         from mosaic.report.timeline import timeline_figure, write_trace
 
         timeline = handle.timeline()
-        figure = timeline_figure([timeline], plan=handle.plan, subtitle=retries.note)
-        save_figure(figure, command.output / "timeline.png")
+        save_figure(
+            timeline_figure([timeline], plan=handle.plan, subtitle=retries.note), command.output / "timeline.png"
+        )
         write_trace([timeline], command.output / "trace.json")
     metrics = handle.metrics()
     row = {
