@@ -117,11 +117,9 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
         from mosaic.report.figure import save_figure
         from mosaic.report.timeline import timeline_figure, write_trace
 
-        timeline = handle.timeline()
-        save_figure(
-            timeline_figure([timeline], plan=handle.plan, subtitle=retries.note), command.output / "timeline.png"
-        )
-        write_trace([timeline], command.output / "trace.json")
+        folder, timeline = command.output, handle.timeline()
+        save_figure(timeline_figure([timeline], plan=handle.plan, subtitle=retries.note), folder / "timeline.png")
+        write_trace([timeline], folder / "trace.json")
     metrics = handle.metrics()
     row = {
         "description": handle.describe(),
