@@ -118,6 +118,13 @@ class Objects:
             if array.tobytes() != values.tobytes():
                 yield array, None, values, array
 
+    def drawn_from(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yields the generators that were drawn from, as ``differences`` does."""
+        for generator, state in self._generators:
+            now = generator_state(generator)
+            if not (torch.equal(now, state) if isinstance(now, torch.Tensor) else repr(now) == repr(state)):
+                yield generator, None, state, generator
+
     def difference(self) -> str | None:
         names = (f"a {type(where).__name__}" if key is None else repr(key) for where, key, _, _ in self.differences())
         return next(names, None)

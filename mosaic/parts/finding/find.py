@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.errors import MosaicError, UnsplittableError, said_by
-from mosaic.find.random_numbers import forked, python_state
+from mosaic.find.random_numbers import Generator, forked, python_state
 from mosaic.find.restore import Objects, restored_objects
 from mosaic.find.structure import tensors_in
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
@@ -36,7 +37,7 @@ Modules = Mapping[str, nn.Module]
 Owner = tuple[str, int]  # name of a list, and index of a layer
 Label = tuple[str, Any]
 """A source of a tensor: ``value`` and a ``Value``; ``parameter``, ``buffer`` or ``input`` and a name; or ``inside`` and
-the call that made the tensor and did not return it."""
+the call that made the tensor and did not return it; ``random`` and the line that drew between sites."""
 Labels = frozenset[Label]
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
 
@@ -74,7 +75,8 @@ def find_split(
     with restored_objects(model) as before, forked(device):
         with stand_ins.placed():
             tensors = copied(dict(sample))
-            labelled: dict[Label, Any] = {("buffer", name): buffer for name, buffer in model.named_buffers()}
+            labelled: dict[Label, Any] = {("tensor", "among the model's attributes"): before.tensors}
+            labelled |= {("buffer", name): buffer for name, buffer in model.named_buffers()}
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             labelled |= {("parameter", name): parameter for name, parameter in parameters.items()}
             labelled |= {("input", name): value for name, value in tensors.items()}
@@ -146,6 +148,8 @@ def check_model(model: nn.Module) -> None:
             reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
         elif isinstance(module, torch.jit.ScriptModule):
             reason = "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
+        elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            reason = "has weights without a shape; call the model once before"
         elif hooked:
             reason = f"has a hook that makes its {hooked[0]}; use torch.nn.utils.parametrizations, which are modules"
         elif getattr(module, "gradient_checkpointing", False) is True:
@@ -263,13 +267,16 @@ def _check_state(model: nn.Module, before: Objects) -> None:
     homes: dict[int, tuple[str, str]] = {}
     for path, module in model.named_modules():
         homes |= {id(value): (path, name) for name, value in vars(module).items()} | {id(vars(module)): (path, "")}
-    for container, key, _, new in before.differences():
+    for container, key, old, new in (*before.differences(), *before.drawn_from()):
         path, attribute = homes.get(id(container), ("", None))
         harmless = (bool, str, torch.dtype, torch.Tensor) if attribute == "" else (bool, str, torch.dtype)
-        if attribute is not None and new is not None and not callable(new) and not isinstance(new, harmless):
+        is_counted = isinstance(old, int | float) and isinstance(new, int | float)  # by an object among attributes
+        is_changed = new is not None and not callable(new) and not isinstance(new, harmless)
+        if is_changed and (attribute is not None or is_counted or isinstance(new, Generator)):
+            what = key if attribute in ("", "_buffers", None) else attribute
             raise UnsplittableError(
-                f"{path or 'the model'} changes its {key if attribute in ('', '_buffers') else attribute} when it is "
-                "called, and chunks call it more often and in another order: let the loop change it"
+                f"{path or 'the model'} changes its {what} when it is called, and chunks "
+                "call it more often and in another order: let the loop change it"
             )
 
 
@@ -315,7 +322,7 @@ class _Dataflow(Tracer[Labels]):
             is_own = self._here is not None and name.startswith(f"{self._here.site.path}.")
             if kind == "input":
                 self.written_inputs.add(name)
-            elif kind == "parameter" or (kind == "buffer" and not is_own):
+            elif kind in ("parameter", "tensor") or (kind == "buffer" and not is_own):
                 raise UnsplittableError(
                     f"{kind} {name} is written into at {caller()}; other ranks would not see it: let the loop write "
                     "it, behind the optimizer's step, or a buffer the module that holds it"
@@ -331,11 +338,14 @@ class _Dataflow(Tracer[Labels]):
             if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
                 self._kept |= dict.fromkeys(map(self.memory, operation.created), self._here)
             return frozenset([("inside", self._here)])
-        if torch.Tag.dynamic_output_shape in getattr(operation.operator, "tags", ()):
+        tags = getattr(operation.operator, "tags", ())
+        if torch.Tag.dynamic_output_shape in tags:
             is_mask = operation.name in ("index", "masked_select")
             rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
-            if sources(self.labels(rows), "value"):
+            if any(kind in ("value", "random") for kind, _ in self.labels(rows)):
                 self._rows = caller()
+        elif torch.Tag.nondeterministic_seeded in tags:
+            return labels | {("random", caller())}
         return labels
 
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -387,7 +397,7 @@ class _Dataflow(Tracer[Labels]):
 
     def _site(self, path: str, module: nn.Module) -> Forward:
         forward: Forward = module.forward
-        weights, numbers = [*map(id, module.parameters())], itertools.count()
+        weights, numbers, around = [*map(id, module.parameters())], itertools.count(), Objects(module)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._here is not None:
@@ -400,19 +410,22 @@ class _Dataflow(Tracer[Labels]):
                 )
             if self._rows:
                 raise UnsplittableError(
-                    f"how many rows there are follows from values at {self._rows}, and {path} is called behind it, on "
+                    f"the number of rows follows from values or draws at {self._rows}, and {path} is called later, on "
                     "ranks that have to know it before: choose rows by inputs, or give those not chosen no weight"
                 )
             site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
             call = self._here = _Call(site=site, line=caller(), labels={*self._decided})
             self.calls.append(call)
+            with _disable_current_modes():  # what the model sets for a call is gone when the call is made again
+                is_set = any(isinstance(key, str) and key != "forward" for _, key, _, _ in around.differences())
             before = python_state()
             try:
                 if self._blank is None:
                     result = forward(*args, **kwargs)
                 else:
                     result = self._zeros(call, self._blank, ModuleCall(module, forward, args, kwargs))
-                self._note_result(call, result, hidden_of(args, kwargs), has_effects=not before.is_same(python_state()))
+                has_effects = is_set or not before.is_same(python_state())
+                self._note_result(call, result, hidden_of(args, kwargs), has_effects=has_effects)
             finally:
                 self._here = None
             return result

@@ -283,6 +283,27 @@ def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
         assert torch.equal(sent, wanted)
 
 
+@module(linear=linear)
+def set_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.linear(x) * self.scale
+
+
+@module(layers=lambda: layers(3, set_layer))
+def sets_layers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in self.layers:
+        layer.scale = x.mean().item() + 2
+    for layer in self.layers:
+        x = layer(x)
+    for layer in self.layers:
+        del layer.scale
+    return x
+
+
+def test_a_layer_whose_attribute_the_model_sets_keeps_its_activations():
+    split = find_split(sets_layers(), {"x": torch.randn(2, 4)})
+    assert all(site.has_effects for site in split.sites if site.is_layer)
+
+
 def pair(joins: bool) -> nn.Module:
     """Two towers; both results are returned, or their product once a module has changed the first one's."""
 

@@ -69,7 +69,8 @@ class Between(Layers):
         super().__init__(count=3)
         self.act = act
         self.register_buffer("mean", torch.zeros(4))
-        self.calls = 0
+        self.calls, self.total = 0, torch.zeros(4)
+        self.generator = torch.Generator()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers[:2]:
@@ -82,9 +83,22 @@ def counts(model: Between, x: torch.Tensor) -> torch.Tensor:
     return x / model.calls
 
 
+class Calls:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: Between, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x / self.calls
+
+
 def replaces_its_mean(model: Between, x: torch.Tensor) -> torch.Tensor:
     model.mean = 0.9 * model.mean + x.detach().mean(0)
     return x - model.mean
+
+
+def adds_to_its_total(model: Between, x: torch.Tensor) -> torch.Tensor:
+    return x - model.total.add_(x.detach().mean(0))
 
 
 def calls_with_other_weights(model: Between, x: torch.Tensor) -> torch.Tensor:
@@ -134,10 +148,24 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Between(clamps_a_weight),
         r"parameter layers\.0\.weight is written into at .*test_unspl.*behind the optimizer's step",
     ),
+    "attribute written": (
+        lambda: Between(adds_to_its_total),
+        "tensor among the model's attributes is written into at .*test_unspl",
+    ),
+    "counter in an object": (lambda: Between(Calls()), "the model changes its calls when it is called"),
+    "own generator": (
+        lambda: Between(lambda model, x: x + torch.rand(4, generator=model.generator)),
+        "the model changes its generator when it is called",
+    ),
+    "rows drawn": (
+        lambda: Between(lambda model, x: x[torch.rand(len(x)) < 2]),
+        r"the number of rows follows from values or draws at .*test_unspl.*, and layers.2 is called later",
+    ),
+    "lazy": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)), "1 has weights without a shape; call the model"),
     "gradient": (lambda: Between(takes_a_gradient), "gradients are computed between layers at .*test_unspl"),
     "rows": (
         lambda: Between(lambda model, x: x[x[:, 0] > -100]),
-        r"how many rows there are follows from values at .*test_unspl.*, and layers.2 is called .* choose rows",
+        r"the number of rows follows from values or draws at .*test_unspl.*, and layers.2 is called later",
     ),
     "results kept": (
         lambda: Between(lambda model, x: [x, setattr(model, "seen", [x])][0]),
