@@ -17,6 +17,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
+from mosaic.engine.calls.hidden import compiled_code, is_compiled
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.engine.finding.exchanges import Exchanges
@@ -36,6 +37,10 @@ _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 _SCRIPTED = Obstacle(
     "is scripted by torch.jit, which shows neither its calls nor its parts",
     todo="colocate the module that it was made from, or leave it where it is",
+)
+_COMPILED = Obstacle(
+    "torch compiles it, and a lane of the host would run some of its calls as they are written",
+    todo="leave it uncompiled on the host",
 )
 _EXCLUDED = Obstacle("excluded by the caller")
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
@@ -107,6 +112,8 @@ def find_modules(
         exchanges = Exchanges(model, {name: modules[name] for name in placed})
         with exchanges.watching():
             run()
+    parts = {name: [*modules[name].modules()] for name in placed}
+    compiled = {name: _COMPILED for name in placed if any(map(is_compiled, parts[name])) or compiled_code(parts[name])}
     parted, calls = exchanges.parted(may_share=may_share), tuple(exchanges.calls.values())
     outer = [name for name in left_out if not any(other.startswith(f"{name}.") for other in placed)]
     left_out = {name: left_out[name] for name in outer if not any(name.startswith(f"{other}.") for other in outer)}
@@ -121,7 +128,7 @@ def find_modules(
         left_out=left_out,
         exchanging=exchanges.exchanging,
         local=exchanges.local,
-        in_place=exchanges.hidden | exchanges.exchanging,
+        in_place=exchanges.hidden | exchanges.exchanging | compiled,
         parted=parted,
         users=exchanges.users,
     )

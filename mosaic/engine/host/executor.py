@@ -27,7 +27,7 @@ from torch import nn
 
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
-from mosaic.engine.calls.hidden import ModuleState, Surroundings, places_of, read_settings
+from mosaic.engine.calls.hidden import ModuleState, Surroundings, compiled_code, is_compiled, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
@@ -105,12 +105,9 @@ class HostExecutor(Executor):
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
         for part in between:
-            is_compiled = getattr(part, "_compiled_call_impl", None) or type(part).__name__ == "OptimizedModule"
-            if (is_compiled or isinstance(part, _FAST_PATHS)) and not is_attached(part):
+            if (is_compiled(part) or isinstance(part, _FAST_PATHS)) and not is_attached(part):
                 attach(part, _call_plainly)
-        named = [(place.name, place.value) for place in places_of(between)]
-        named += [item for part in between for item in vars(part).items()]
-        self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
+        self._compiled = compiled_code(between)
 
     def begin(self) -> None:
         """Begins a call of the model, or a block."""
