@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -148,7 +148,7 @@ def check_model(model: nn.Module) -> None:
             reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
         elif isinstance(module, torch.jit.ScriptModule):
             reason = "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
-        elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        elif any(map(is_lazy, module.parameters(recurse=False))):
             reason = "has weights without a shape; call the model once before"
         elif hooked:
             reason = f"has a hook that makes its {hooked[0]}; use torch.nn.utils.parametrizations, which are modules"
