@@ -48,8 +48,7 @@ def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()
         UnsupportedModelError: The model writes into its parameters and is too large to be copied.
     """
     settings, numbers = read(SETTINGS), random_state()
-    objects = Objects(model)
-    objects.note(sample, [(each.args, each.kwargs) for each in alone])
+    objects = Objects(model, sample, [(each.args, each.kwargs) for each in alone])
     tensors = _noted_tensors(model, objects.tensors)
 
     def restore() -> list[str]:
@@ -90,16 +89,12 @@ class Objects:
         self._generators: list[tuple[Generator, Any]] = []
         self._seen: set[int] = set()
         self._queue: deque[tuple[Any, int]] = deque()
-        self.note(*roots)
-
-    def has(self, value: Any) -> bool:
-        return id(value) in self._seen
-
-    def note(self, *roots: Any) -> None:
-        """Notes what further objects reach, such as a sample."""
         self._push(roots, 0)
         while self._queue:
             self._visit(*self._queue.popleft())
+
+    def has(self, value: Any) -> bool:
+        return id(value) in self._seen
 
     def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yields each container or array that differs, the key in a dict, and the values before and now, or None."""

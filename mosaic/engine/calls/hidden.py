@@ -219,14 +219,8 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
 
 
 def compiled_code(parts: Sequence[nn.Module]) -> str | None:
-    """Returns the name of a function that torch compiles, among attributes and names of the code of parts."""
-    named = [(place.name, place.value) for place in places_of(parts)]
-    named += [item for part in parts for item in vars(part).items()]
-    return next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
-
-
-def is_compiled(part: nn.Module) -> bool:
-    return part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule"
+    named = [((p.name, p.value) for p in places_of(parts)), *(vars(part).items() for part in parts)]
+    return next((name for name, value in itertools.chain(*named) if hasattr(value, "_torchdynamo_orig_callable")), None)
 
 
 def _all_places(parts: Iterable[nn.Module]) -> Iterator[Place]:

@@ -17,7 +17,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
-from mosaic.engine.calls.hidden import compiled_code, is_compiled
+from mosaic.engine.calls.hidden import compiled_code
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.engine.finding.exchanges import Exchanges
@@ -112,8 +112,7 @@ def find_modules(
         exchanges = Exchanges(model, {name: modules[name] for name in placed})
         with exchanges.watching():
             run()
-    parts = {name: [*modules[name].modules()] for name in placed}
-    compiled = {name: _COMPILED for name in placed if any(map(is_compiled, parts[name])) or compiled_code(parts[name])}
+    compiled = {name: _COMPILED for name in placed if _is_compiled([*modules[name].modules()])}
     parted, calls = exchanges.parted(may_share=may_share), tuple(exchanges.calls.values())
     outer = [name for name in left_out if not any(other.startswith(f"{name}.") for other in placed)]
     left_out = {name: left_out[name] for name in outer if not any(name.startswith(f"{other}.") for other in outer)}
@@ -165,6 +164,11 @@ def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str]]:
 def uncompiled() -> AbstractContextManager[Any]:
     """Lets compiled code run as it was written, because it shows neither its operators nor its lines."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _is_compiled(parts: Sequence[nn.Module]) -> bool:
+    is_whole = any(part._compiled_call_impl or type(part).__name__ == "OptimizedModule" for part in parts)
+    return is_whole or compiled_code(parts) is not None
 
 
 def _describe(call: Subject) -> ModuleNode:

@@ -27,7 +27,7 @@ from torch import nn
 
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
-from mosaic.engine.calls.hidden import ModuleState, Surroundings, compiled_code, is_compiled, read_settings
+from mosaic.engine.calls.hidden import ModuleState, Surroundings, compiled_code, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
@@ -105,7 +105,8 @@ class HostExecutor(Executor):
         inside = {id(part) for module in placed for part in module.modules()}
         between = [part for part in model.modules() if id(part) not in inside]
         for part in between:
-            if (is_compiled(part) or isinstance(part, _FAST_PATHS)) and not is_attached(part):
+            is_compiled = part._compiled_call_impl or type(part).__name__ == "OptimizedModule"
+            if (is_compiled or isinstance(part, _FAST_PATHS)) and not is_attached(part):
                 attach(part, _call_plainly)
         self._compiled = compiled_code(between)
 
