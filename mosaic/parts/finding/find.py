@@ -86,6 +86,9 @@ def find_split(
 
     counts = _chains(lists, flow.calls, by_hand=modules is not None)
     owners, order = _assign_owners(flow.calls, counts)
+    for labels in output.values():  # leaves that the last chunk makes, though the loss may not read them
+        if {owners[value.site] for value in sources(labels, "value")} == {owners[-1]}:
+            flow.calls[-1].labels |= labels
     names = {path: name for name, path in modules.items()} if modules is not None else _names(list(counts))
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     inputs: defaultdict[str, set[str]] = defaultdict(set)

@@ -331,6 +331,24 @@ def test_a_loss_may_read_what_another_module_makes(joins: bool, first: str, last
         check_cut(case, model, split, cut, kwargs)
 
 
+@module(layers=lambda: layers(3), head=linear)
+def with_hidden(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    for layer in self.layers:
+        x = layer(x)
+    return x, self.head(x)
+
+
+def test_a_loss_gets_all_that_the_last_chunk_makes_even_if_it_reads_less_without_gradients():
+    def loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        hidden, score = output
+        return score.square().sum() + (hidden.sum() if hidden.requires_grad else 0)
+
+    model, kwargs = with_hidden(), {"x": torch.randn(2, 4)}
+    split = find_split(model, kwargs, loss=loss)
+    assert split.output_leaves == ("[0]", "[1]")
+    check_cut(PartedCase(make=lambda: model, batch=dict, cuts=(), loss=loss), model, split, THIRDS, kwargs)
+
+
 def experts() -> nn.Module:
     config = transformers.MixtralConfig(
         hidden_size=WIDTH,
