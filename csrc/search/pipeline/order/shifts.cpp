@@ -350,7 +350,7 @@ void run_shifts(Explorer& explorer) {
     const std::int64_t round = 64 + 32 * static_cast<std::int64_t>(explorer.groups.natural.size());
     const std::int64_t num_tries = 20 * n + 1000000 / std::max(n, 50);
     for (int i = 0; !explorer.is_over(); ++i) {
-        groups.run(n > kLarge ? round / 2 : round);
+        groups.run(explorer.is_limited() || n <= kLarge ? round : round / 2);
         if (n == 0 || n > most_tasks || !explorer.found().has_any) continue;
         // From the best, from where the groups stand, and from anywhere.
         if (i % 2 == 0 || (i % 4 == 3 && n > kLarge)) {
