@@ -17,11 +17,11 @@ PLACED = {"vision", "audio", "language_model"}
 
 
 def check(arguments: list[str]) -> Ran:
-    """Batches without a modality are shorter, and run in place; the others run on lanes."""
+    """Batches without a modality are shorter, and run in place; so does the language model, whose head is tied."""
     ran = run_colocated("glue.py", arguments)
     assert_equal(run_plain("glue.py", arguments), ran)
     assert set(ran.handles[0].graph.names) == PLACED
-    assert {f"forward_ms/{name}" for name in PLACED} <= ran.metrics[0].keys()
+    assert {f"forward_ms/{name}" for name in PLACED - {"language_model"}} <= ran.metrics[0].keys()
     return ran
 
 

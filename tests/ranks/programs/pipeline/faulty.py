@@ -69,8 +69,9 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
             pipe.step(wrong)
         if kind is IndexError:
             assert caught.value.__notes__ == [
+                "raised between layers, where this rank has zeros for what other ranks compute",
                 "the model cannot take microbatch 0 of 1: "
-                "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]"
+                "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]",
             ]
     head = model.lm_head
     model.lm_head = nn.Linear(16, 32, bias=False).double()
