@@ -1,7 +1,7 @@
 """Measurements kept in memory and in a folder: nothing is measured twice, and a killed run goes on.
 
-One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole
-and under a lock, so processes that profile at the same time lose nothing.
+One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole.
+Of two processes that measure a module at the same time one may lose its points, which a later one measures again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from types import CodeType, FunctionType
 from typing import ClassVar, Literal
 
 import torch
-from filelock import FileLock
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -118,10 +117,8 @@ class ProfileCache:
         if self.folder is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder / ".lock"):
-                save(self._read(record.key).updated(record), self._path(record.key))
-        except (OSError, NotImplementedError, MosaicError) as error:  # no lock on this file system, too
+            save(self._read(record.key).updated(record), self._path(record.key))
+        except MosaicError as error:
             if not self._warned:  # a profile is worth having without a cache
                 warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
             self._warned = True

@@ -115,12 +115,12 @@ def test_a_library_is_imported_only_where_it_belongs(library: str):
 
 
 def loaded_by(statement: str, *, after: str = "pass") -> set[str]:
-    heavy = ("torch", "ortools", "mosaic._C", "matplotlib", "rich", "sklearn", "transformers", "cuda", "pynvml")
+    libraries = ("torch", "ortools", "mosaic._C", "matplotlib", "rich", "sklearn", "transformers", "cuda", "pynvml")
     code = f"""import sys
 {after}
 known = set(sys.modules)
 {statement}
-print(*(name for name in {heavy} if name in set(sys.modules) - known))"""
+print(*(name for name in {(*libraries, "filelock")} if name in set(sys.modules) - known))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())
 
@@ -139,6 +139,23 @@ def test_importing_mosaic_loads_nothing_heavy():
 )
 def test_planning_and_the_launcher_of_retraining_load_no_torch(statement: str):
     assert "torch" not in loaded_by(statement)
+
+
+COLOCATED = """
+import torch, mosaic
+class Towers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.left(x) + self.right(x)
+mosaic.colocate(Towers(), sample=torch.ones(4, 8), options=mosaic.Options(cache=FOLDER))
+"""
+
+
+def test_a_colocated_model_loads_no_filelock_whose_audit_hook_would_slow_each_step(tmp_path: Path):
+    assert "filelock" not in loaded_by(COLOCATED.replace("FOLDER", repr(str(tmp_path))))
+    assert any(tmp_path.iterdir())  # measurements were kept
 
 
 def test_public_names_are_frozen():
