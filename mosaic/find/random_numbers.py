@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
@@ -46,12 +46,19 @@ class RandomState:
 
 def random_state(device: torch.device | None = None) -> RandomState:
     """Captures torch's, Python's and numpy's generators; of GPUs that of ``device`` alone, or None for all in use."""
-    return RandomState(_torch_states(device), random.getstate(), np.random.get_state())
+    return replace(python_state(), torch=torch_state(device).torch)
 
 
 def torch_state(device: torch.device | None = None) -> RandomState:
     """Captures torch's generators alone, which takes a twentieth of the time of ``random_state``."""
-    return RandomState(_torch_states(device))
+    generators = [torch.default_generator]
+    if device is None:
+        generators += torch.cuda.default_generators
+    elif device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return RandomState(tuple((generator, generator.get_state()) for generator in generators))
 
 
 def python_state() -> RandomState:
@@ -66,17 +73,6 @@ def forked(device: torch.device | None = None, *, python: bool = True) -> Iterat
         yield
     finally:
         before.restore()
-
-
-def _torch_states(device: torch.device | None) -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
-    generators = [torch.default_generator]
-    if device is None:
-        generators += torch.cuda.default_generators
-    elif device.type == "cuda":
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    return tuple((generator, generator.get_state()) for generator in generators)
 
 
 def generator_state(generator: Generator) -> Any:
@@ -117,14 +113,11 @@ def advance(generator: torch.Generator, draws: int) -> None:
     torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
 
 
-# Drawing from another generator than the default one.
-
 _RANDOM = re.compile(
     r"(feature_)?(alpha_)?dropout(\dd)?|stochastic_depth|rand(n|int|perm)?(_like)?|random_|uniform_?|(\w+_)?normal_?"
     r"|bernoulli_?|binomial|multinomial|poisson|cauchy_|exponential_|geometric_|gumbel_softmax|rrelu"
 )
 """Functions that draw random numbers, as code names them."""
-_DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
 class LaneRandomness(TorchDispatchMode):
@@ -136,10 +129,8 @@ class LaneRandomness(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if draws_numbers(func) and kwargs.get("generator") is None:
-            overload = with_generator(func)
-            if overload is not None:
-                return overload(*args, **{**kwargs, "generator": self._generator})
+        if draws_numbers(func) and kwargs.get("generator") is None and (overload := with_generator(func)) is not None:
+            return overload(*args, **{**kwargs, "generator": self._generator})
         return func(*args, **kwargs)
 
 
@@ -169,7 +160,7 @@ def may_draw(module: nn.Module) -> bool:
 
 
 def _part_may_draw(part: nn.Module) -> bool:
-    if isinstance(part, _DRAWING):
+    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
         return getattr(part, "p", 1.0) > 0
     kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
     return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))

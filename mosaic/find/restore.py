@@ -38,14 +38,9 @@ _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()) -> Iterator[None]:
     """Restores what running a model changes, bit for bit, also after an error or an interrupt.
 
-    Inside, no tensor has a gradient, and hooks that follow its accumulation are not called.
-
-    Args:
-        sample: A batch, or a function that runs the model.
-        alone: Modules that run alone, as ``Subject``s.
-
-    Raises:
-        UnsupportedModelError: The model writes into its parameters and is too large to be copied.
+    Inside, no tensor has a gradient, and hooks that follow its accumulation are not called. ``sample`` is a batch, or a
+    function that runs the model; ``alone`` has ``Subject``s, which run alone. Raises UnsupportedModelError if the model
+    wrote into its parameters and they are too large to be copied.
     """
     settings, numbers = read(SETTINGS), random_state()
     objects = Objects(model, sample, [(each.args, each.kwargs) for each in alone])
@@ -99,16 +94,15 @@ class Objects:
     def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yields each container or array that differs, the key in a dict, and the values before and now, or None."""
         for container, content in self.contents:
-            now = _content(container)
-            if same(now, content):
+            if same(now := _content(container), content):
                 continue
-            if not isinstance(container, dict):
+            if isinstance(container, dict):
+                before = _as_dict(content)
+                for key in {**before, **container}:
+                    if not same(before.get(key), container.get(key)):
+                        yield container, key, before.get(key), container.get(key)
+            else:
                 yield container, None, content, now
-                continue
-            before = _as_dict(content)
-            for key in {**before, **container}:
-                if not same(before.get(key), container.get(key)):
-                    yield container, key, before.get(key), container.get(key)
         for array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 yield array, None, values, array
@@ -225,8 +219,6 @@ def _unseen() -> Iterator[None]:
 
 
 class _Tensor:
-    """One tensor, as it was."""
-
     def __init__(self, tensor: torch.Tensor, name: str, *, is_copied: bool) -> None:
         self.tensor = tensor
         self._name = name
@@ -240,7 +232,6 @@ class _Tensor:
         self._hooks: dict[Any, Any] = dict(hooks or {})  # called once a gradient has been added: an optimizer's step
 
     def set_gradient_aside(self) -> None:
-        """Leaves the tensor without a gradient, and without what follows when it gets one."""
         if self._is_leaf:
             self.tensor.grad = None
         if self._hooks:

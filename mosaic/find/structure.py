@@ -50,10 +50,9 @@ class Nesting:
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:
     leaves = [*args, *kwargs.values()]
-    for leaf in leaves:
-        if not isinstance(leaf, _FLAT_TYPES):
-            leaves, spec = flatten((args, kwargs))
-            return leaves, _nesting_of(spec)
+    if any(map(is_opaque, leaves)):
+        leaves, spec = flatten((args, kwargs))
+        return leaves, _nesting_of(spec)
     return leaves, _flat_nesting(len(args), tuple(kwargs))
 
 

@@ -12,8 +12,6 @@ import torch
 from torch import _C
 from torch.backends import mha
 
-_SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
-
 
 class Setting(NamedTuple):
     name: str
@@ -65,7 +63,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_autocast("cpu"),
     *_autocast("cuda"),
     Setting("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, "call"),
-    Setting("flushing of denormals", lambda: _SMALLEST * 0.5 == 0.0, torch.set_flush_denormal, "call"),
+    Setting("flushing of denormals", lambda: sys.float_info.min * 0.5 == 0.0, torch.set_flush_denormal, "call"),
     Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _older("the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

@@ -2,18 +2,17 @@
 
 Memory has labels, which say what its values stem from: modules, weights, inputs. The results of an operator have the
 labels of its inputs, and so has what it writes into. This sees frozen modules and every edge; autograd walks, fx,
-export and dynamo each fail on some models. ``mosaic.engine.finding`` and ``mosaic.parts.finding`` subclass the tracer.
+export and dynamo each fail on some models.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import cache, partial, reduce
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -34,8 +33,6 @@ Labels = TypeVar("Labels")  # joined by ``|``: a frozenset, or the bits of an in
 
 @dataclass(slots=True)
 class Operation:
-    """One operator in a run, with its tensors."""
-
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -68,7 +65,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         return True
 
     @contextmanager
-    def following(self, modules: Mapping[str, nn.Module] = MappingProxyType({})) -> Iterator[None]:
+    def following(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
         """Follows what this thread runs in the block, and the calls of some modules, by their names."""
 
         def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -84,10 +81,8 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         with ExitStack() as stack:
             for name, module in modules.items():
                 if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                    before = module.register_forward_pre_hook(functools.partial(enter, name), with_kwargs=True)
-                    after = module.register_forward_hook(functools.partial(leave, name), always_call=True)
-                    stack.callback(before.remove)
-                    stack.callback(after.remove)
+                    stack.callback(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(partial(leave, name), always_call=True).remove)
             with _Functions(self), self:
                 yield
 
@@ -122,7 +117,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
 
     def labels(self, tensors: Sequence[torch.Tensor]) -> Labels:
         labels = (self._labels.get(self.memory(tensor), self._nothing) for tensor in tensors)
-        return functools.reduce(operator.or_, labels, self._nothing)
+        return reduce(operator.or_, labels, self._nothing)
 
     def mark(self, tensor: torch.Tensor, labels: Labels, *, anew: bool = False) -> None:
         """Adds labels to a tensor's memory; with ``anew``, replaces them."""
@@ -168,7 +163,7 @@ def written_by(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]
     return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_places(function)]
 
 
-@functools.cache
+@cache
 def _written_places(function: Any) -> tuple[tuple[int, str], ...]:
     arguments = enumerate(function._schema.arguments)
     return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)

@@ -51,11 +51,8 @@ def find_split(
 ) -> ModelSplit:
     """Runs a microbatch once, without gradients, and returns the split of the model; or raises UnsplittableError.
 
-    Args:
-        model: The user's model, whose state stays unchanged; layers without memory, on the meta device, do not run.
-        sample: Keyword arguments of the model, of every modality: a module that is not reached cannot be cut.
-        modules: Names of lists of layers, as in ``named_modules``, instead of the detected ones.
-        loss: Loss of the model's output, whose leaves the last chunk makes; by default all leaves.
+    The model's state stays unchanged; layers on the meta device do not run. A module that ``sample`` does not reach
+    cannot be cut. The last chunk makes the leaves of the output that ``loss`` reads, by default all.
     """
     check_model(model)
     lists = _find_lists(model, modules)
@@ -144,9 +141,7 @@ def check_model(model: nn.Module) -> None:
         drops = [f"{drop}={rate}" for drop, rate in rates.items() if isinstance(rate, float) and rate > 0]
         hooked = [weight for weight in vars(module) if f"{weight}_orig" in module._parameters]
         if isinstance(module, _BatchNorm) and module.training:
-            reason = (
-                f"is a {type(module).__name__}, over a batch; use GroupNorm or LayerNorm, or eval() after each train()"
-            )
+            reason = f"is a {type(module).__name__}; use GroupNorm or LayerNorm, or call eval() after each train()"
         elif drops and module.training:
             reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
         elif isinstance(module, torch.jit.ScriptModule):

@@ -38,6 +38,6 @@ def test_a_result_has_the_labels_of_the_values_that_it_stems_from(name: str, wit
         x, y = torch.randn(2, 2), torch.randn(2, 2)
         tracer.mark(x, X)
         tracer.mark(y, Y)
-        with tracer.following():
+        with tracer.following({}):
             result = run(x, y)
     assert tracer.labels([result]) == labels
