@@ -7,7 +7,6 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line and exits with its code."""
     if sys.argv[1:2] != ["doctor"]:  # which says what the user's own scripts meet
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
     try:

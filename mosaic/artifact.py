@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -30,37 +31,25 @@ from mosaic.errors import InvalidFileError, MosaicError
 T = TypeVar("T")
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # costs 40 ms, and only files need it
-
-    return TypeAdapter(kind)
-
-
 def to_json(value: object) -> str:
     """Returns a frozen dataclass as indented JSON text; a number that is infinite or none becomes null."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n"
+    from pydantic_core import to_json as encoded
+
+    return encoded(value, indent=2, inf_nan_mode="null").decode() + "\n"
 
 
 def fingerprint(value: object) -> str:
     """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
-    text = json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    from pydantic_core import to_json as encoded
 
-
-def _plain(value: object) -> Any:
-    from pydantic_core import to_jsonable_python
-
-    return to_jsonable_python(value, inf_nan_mode="null")
+    return hashlib.sha256(encoded(value, inf_nan_mode="null")).hexdigest()[:16]
 
 
 def save(value: object, path: Path) -> None:
-    """Writes a frozen dataclass to ``path`` as JSON; see ``write_bytes``."""
     write_text(to_json(value), path)
 
 
 def write_text(text: str, path: Path) -> None:
-    """Writes text to ``path``; see ``write_bytes``."""
     write_bytes(text.encode(), path)
 
 
@@ -102,7 +91,6 @@ def check_writable(path: Path) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Returns True for a device or a pipe."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -111,12 +99,7 @@ def _unwritable(path: Path, reason: object) -> MosaicError:
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Reads ``path`` and checks it against the frozen dataclass ``kind``.
-
-    Raises:
-        InvalidFileError: The file is missing, truncated, of another schema, or has a field that is missing, unknown, or
-            of the wrong type or range. The message has the field and the rule.
-    """
+    """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the rule that it breaks."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -125,8 +108,16 @@ def load(kind: type[T], path: Path) -> T:
     return parse(kind, text, source=str(path))
 
 
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def parse(kind: type[T], text: str, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
+    from pydantic import ValidationError  # costs 40 ms, and only files need it
     from pydantic_core import from_json
 
     try:
@@ -141,24 +132,8 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
             f"{source}: schema_version={version!r}, and this Mosaic reads {schema.default}; make the file again, or "
             "upgrade mosaic-colocate if the file is newer"
         )
-    return _validate(kind, text, source)
-
-
-def parse_toml(kind: type[T], text: str, *, source: str) -> T:
-    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``."""
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidFileError(f"{source}: not valid TOML: {error}") from error
-    return _validate(kind, json.dumps(raw, default=str), source)
-
-
-def _validate(kind: type[T], text: str, source: str) -> T:
-    """Returns the dataclass that JSON describes; an error has pydantic's places and rules."""
-    from pydantic import ValidationError
-
-    try:
-        erased: Any = kind
+        erased: Any = kind  # for mypy, to which not every type is hashable
         value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
         lines = [
@@ -172,13 +147,19 @@ def _validate(kind: type[T], text: str, source: str) -> T:
     return value
 
 
+def parse_toml(kind: type[T], text: str, *, source: str) -> T:
+    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidFileError(f"{source}: not valid TOML: {error}") from error
+    return parse(kind, json.dumps(raw, default=str), source=source)
+
+
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
     """Adds a row to a new or an old file; a torn line before it stays a line of its own.
 
     ``flush`` waits until the row is on the disk; a process that is killed loses nothing either way.
-
-    Raises:
-        OSError: The disk is full, or the folder cannot be written.
     """
     with path.open("ab+") as file:
         torn = b""
@@ -197,12 +178,9 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(row, dict):
-                yield row
+            with suppress(json.JSONDecodeError):
+                if isinstance(row := json.loads(line), dict):
+                    yield row
 
 
 def steps_in(path: Path) -> dict[int, dict[str, Any]]:
@@ -223,7 +201,6 @@ class Provenance:
 
     @staticmethod
     def here() -> Provenance:
-        """Reads it off this process."""
         words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
         return Provenance(
             command=shlex.join([Path(sys.argv[0]).name, *words]),

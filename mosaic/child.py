@@ -1,8 +1,7 @@
 """Processes that answer requests, one line of JSON each, for plain loops that Mosaic is compared with.
 
 Mosaic's process has OpenMP's threads wait passively, which its lanes need. A plain loop is faster with torch's own way
-of waiting on a quiet machine, and with the passive one where others use the CPU. A plain loop therefore runs in two
-children, one of each way, and the faster one counts.
+of waiting on a quiet machine, and with the passive one where others use the CPU. It runs in both; the faster counts.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ WAITING = {"in torch's own way": {}, "passively": {"OMP_WAIT_POLICY": "PASSIVE"}
 
 @contextmanager
 def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., Any]]:
-    """Yields how to call methods of an object in a process of its own, which ends with the block.
+    """Yields a function that calls methods of an object in a process of its own, which ends with the block.
 
-    ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``. Methods take and return plain data for JSON; a
-    call raises MosaicError if the process has ended.
+    ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``. Methods take and return plain data for JSON.
     """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     with subprocess.Popen(
@@ -43,12 +41,9 @@ def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., A
         assert answers is not None
 
         def call(method: str, *arguments: Any) -> Any:
-            try:
+            with suppress(BrokenPipeError):
                 print(json.dumps([method, *arguments]), file=requests, flush=True)
-                answer = answers.readline()
-            except BrokenPipeError:
-                answer = ""
-            if not answer:
+            if not (answer := answers.readline()):
                 code = process.wait()
                 raise MosaicError(f"the plain loop's process ended with exit code {code}; see its error above")
             return json.loads(answer)
@@ -65,7 +60,7 @@ def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., A
 
 @contextmanager
 def plain_loops(factory: str, argument: str) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Yields how to call a plain loop in each of two processes, by their threads' way of waiting."""
+    """Yields a ``child``'s function for each waiting policy."""
     with ExitStack() as stack:
         yield {waiting: stack.enter_context(child(factory, argument, waiting)) for waiting in WAITING}
 

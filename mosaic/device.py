@@ -24,7 +24,6 @@ class Device(StrictFile):
     """
 
     name: str
-    """Product name, as the driver or the operating system says it."""
     kind: Literal["host", "cuda"]
     num_slots: Annotated[int, Ge(1)]
     sms_per_slot: Annotated[int, Ge(1)] = 1
@@ -34,18 +33,9 @@ class Device(StrictFile):
     memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory in bytes; 0 where unknown."""
 
-    def __post_init__(self) -> None:
-        if self.num_slots < 1 or self.sms_per_slot < 1 or self.remainder_sms < 0 or self.memory_bytes < 0:
-            raise ValueError(f"{self} needs at least one slot of one SM, and no negative number")
-
     @property
     def slots(self) -> tuple[int, ...]:
-        """All slot indices of the device."""
         return tuple(range(self.num_slots))
-
-    def fraction(self, quota: int) -> float:
-        """Returns a quota in slots as a share of the device between 0 and 1."""
-        return quota / self.num_slots
 
     def check_quota(self, quota: int, *, of: str) -> None:
         """Raises InvalidPlanError unless ``quota`` is between one slot and all of them."""

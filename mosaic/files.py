@@ -34,12 +34,7 @@ def load(path: str | Path) -> Plan | Profile:
 
 
 def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Artifact | None:
-    """Returns a plan or a profile, read from a file where the value is its path.
-
-    Raises:
-        InvalidPlanError, InvalidProfileError: The file holds the other of the two.
-        TypeError: The value is neither of that kind nor a path.
-    """
+    """Returns a plan or a profile, read from a file where the value is its path."""
     if value is None or isinstance(value, kind):
         return value
     name = kind.__name__

@@ -46,17 +46,14 @@ class Placement(StrictFile):
 
     @property
     def module(self) -> str:
-        """Name of its module."""
         return self.part.module
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Device indices, one for each of its ranks."""
         return self.grid.ranks
 
     @property
     def quota(self) -> int:
-        """Number of slots on each device."""
         return len(self.slots)
 
     @property
@@ -66,11 +63,9 @@ class Placement(StrictFile):
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
-        """Each device and slot that it holds."""
         return tuple((device, slot) for device in self.devices for slot in self.slots_on(device))
 
     def slots_on(self, device: int) -> tuple[int, ...]:
-        """Returns its slots on one of its devices; raises ValueError for another."""
         place = self.devices.index(device)
         return self.slots_by_device[place] if self.slots_by_device else self.slots
 
@@ -83,7 +78,6 @@ class Stage(StrictFile):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the modules in this stage."""
         return tuple(placement.module for placement in self.placements)
 
     @property
@@ -104,24 +98,17 @@ class SearchRecord(StrictFile):
     method: str
     """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
     seconds: Annotated[float, Ge(0)] = 0.0
-    """Wall time of the search."""
     status: Literal["optimal", "feasible"] = "feasible"
     """``optimal`` if the search proved that no plan is predicted faster."""
     bound_ms: Annotated[float, Ge(0)] = 0.0
     """No plan is predicted to take less, in milliseconds; 0 where the search gives no bound."""
     simulated_ms: Annotated[float, Ge(0)] = 0.0
-    """Step for which it was chosen among several plans, simulated with modules that share the network between devices,
-    in milliseconds; nothing is proven of it. 0 where it was not chosen so."""
+    """Step over a shared network for which it was chosen among several plans, in milliseconds; 0 where it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(StrictFile):
-    """Stages in order, with every module of a graph, or its parts one after the other, in exactly one of them.
-
-    Raises:
-        InvalidPlanError: A module is placed twice, in part only, or not on a slot of the device, or two parts of one
-            stage share a slot of one device.
-    """
+    """Stages in order, with every module of a graph, or its parts one after the other, in exactly one of them."""
 
     schema_version: int = 4
     device: Device
@@ -165,24 +152,17 @@ class Plan(StrictFile):
         of, devices, by_device = f"module {placement.module!r}", placement.devices, placement.slots_by_device
         self.device.check_quota(placement.quota, of=of)
         if not devices or len(set(devices)) != len(devices) or not set(devices) <= set(range(self.num_devices)):
-            raise InvalidPlanError(
-                f"{of} has devices {devices}; name each device once, at least one of 0 to {self.num_devices - 1}"
-            )
+            raise InvalidPlanError(f"{of} has devices {devices}; name each once, of 0 to {self.num_devices - 1}")
         if by_device and (len(by_device) != len(devices) or by_device[0] != placement.slots):
-            raise InvalidPlanError(
-                f"{of} has slots_by_device {by_device}; give one entry for each of devices {devices}, first ``slots``"
-            )
+            raise InvalidPlanError(f"{of} has slots_by_device {by_device}; begin with ``slots``, one for each device")
         for slots in (placement.slots, *by_device):
             is_rising = list(slots) == sorted(set(slots)) and len(slots) == placement.quota
             if not is_rising or slots[0] < 0 or slots[-1] >= self.device.num_slots:
-                raise InvalidPlanError(
-                    f"{of} has slots {slots}; list slots 0 to {self.device.num_slots - 1} of {self.device.name} once, "
-                    "rising, and as many on every device"
-                )
+                rule = f"list slots 0 to {self.device.num_slots - 1} once, rising, and as many on every device"
+                raise InvalidPlanError(f"{of} has slots {slots} of {self.device.name}; {rule}")
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """All placements, stage after stage."""
         return tuple(placement for stage in self.stages for placement in stage.placements)
 
     @property
@@ -209,17 +189,14 @@ class Plan(StrictFile):
 
     @property
     def sliced(self) -> tuple[str, ...]:
-        """Modules that are placed in several parts, sorted."""
-        return tuple(sorted({placement.module for placement in self.placements if not placement.part.is_whole}))
+        return tuple(sorted({each.module for each in self.placements if each.part.count < each.part.total}))
 
     @property
     def is_colocated(self) -> bool:
-        """True if any stage has more than one module."""
         return any(len(stage.placements) > 1 for stage in self.stages)
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that name this plan."""
         return fingerprint(self)
 
     def save(self, path: str | Path) -> None:
@@ -255,10 +232,7 @@ class Plan(StrictFile):
             )
 
     def check_covers(self, graph: ModuleGraph) -> None:
-        """Raises InvalidPlanError unless each module is placed once, after everything that it depends on.
-
-        Paper section 3.1, formulas 2 and 3.
-        """
+        """Raises InvalidPlanError unless each module is placed, after what it depends on (paper 3.1, formulas 2, 3)."""
         stages: dict[str, list[int]] = {}
         for index, stage in enumerate(self.stages):
             for name in stage.names:
@@ -289,10 +263,7 @@ def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph,
     """
     built = []
     for quotas in stages:
-        if sum(quotas.values()) > device.num_slots:
-            raise InvalidPlanError(
-                f"stage {dict(quotas)} asks for {sum(quotas.values())} slots; {device.name} has {device.num_slots}"
-            )
+        device.check_quota(sum(quotas.values()), of=f"stage {dict(quotas)}")
         ends = accumulate(quotas.values())
         placements = (
             Placement(part=Part(module=name), slots=tuple(range(end - quota, end)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from mosaic.artifact import Ge, Le, fingerprint, save
@@ -140,17 +140,11 @@ class Environment(StrictFile):
 
 
 def note_of_others(share: float | None, device: Device, *, strict: bool = False) -> str:
-    """Returns the note on anything measured while other processes used the CPU; empty if they hardly did.
-
-    A GPU's own events time its work, whatever the CPU does.
-
-    Raises:
-        UnstableMeasurementError: Times on the host are not comparable, and ``strict``.
-    """
+    """Returns a note if other processes used the CPU during a measurement; with ``strict`` on the host, raises it."""
     if share is None or share <= COMPARABLE_SHARE:
         return ""
     note = f"other processes used {share:.0%} of the CPU"
-    if device.kind != "host":
+    if device.kind != "host":  # a GPU's own events time its work
         return note
     note += "; times are not comparable"
     if strict:
@@ -160,12 +154,7 @@ def note_of_others(share: float | None, device: Device, *, strict: bool = False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(StrictFile):
-    """Everything measured about the modules of one graph on one device.
-
-    Raises:
-        InvalidProfileError: A sample or pair names an unknown module or asks for more slots than there are, or
-            two samples describe the same module, phase, degree and quota.
-    """
+    """Everything measured about the modules of one graph on one device."""
 
     schema_version: int = 6
     device: Device
@@ -182,16 +171,11 @@ class Profile(StrictFile):
     environment: Environment
 
     def __post_init__(self) -> None:
-        seen: set[tuple[str, Phase, int, int]] = set()
         for sample in self.samples:
             self._check_fits("sample", [sample.module], sample.quota)
-            key = (sample.module, sample.phase, sample.degree, sample.quota)
-            if key in seen:
-                raise InvalidProfileError(
-                    f"two samples for {sample.module!r} {sample.phase} at degree {sample.degree}, "
-                    f"quota {sample.quota}; keep one"
-                )
-            seen.add(key)
+        counts = Counter((sample.module, sample.phase, sample.degree, sample.quota) for sample in self.samples)
+        for module, phase, degree, quota in (key for key, count in counts.items() if count > 1):
+            raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; keep one")
         for pair in self.pairs:
             self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
         self._check_fits("structure", list(self.structures))
@@ -201,7 +185,6 @@ class Profile(StrictFile):
         save(self, Path(path))
 
     def _check_fits(self, what: str, names: list[str], quota: int = 0) -> None:
-        """Raises InvalidProfileError unless modules are in the graph and fit on the device."""
         listed = " beside ".join(map(repr, names))
         if unknown := [name for name in names if name not in self.graph.names]:
             raise InvalidProfileError(f"the profile has a {what} of {listed}; {unknown[0]!r}, not in its graph")
@@ -212,7 +195,6 @@ class Profile(StrictFile):
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that name this profile."""
         return fingerprint(self)
 
     @property
@@ -221,26 +203,10 @@ class Profile(StrictFile):
         began = self.environment.began
         return tuple(sample for sample in self.samples if sample.measured and sample.measured < began)
 
-    def samples_of(self, module: str, phase: Phase, degree: int = 1) -> tuple[Sample, ...]:
-        """Returns the samples of one module, phase and degree by rising quota."""
-        chosen = [s for s in self.samples if (s.module, s.phase, s.degree) == (module, phase, degree)]
-        return tuple(sorted(chosen, key=lambda sample: sample.quota))
-
     def check_matches(
-        self,
-        *,
-        graph: ModuleGraph,
-        device: Device,
-        environment: Environment | None = None,
-        structures: Mapping[str, str] = MappingProxyType({}),
+        self, *, graph: ModuleGraph, device: Device, environment: Environment, structures: Mapping[str, str]
     ) -> None:
-        """Checks that this profile is of this model and was measured here; None and unknown structures fit any.
-
-        Another driver or torch shifts times without making them useless, so it is a ``UserWarning``.
-
-        Raises:
-            InvalidProfileError: Device, graph or a module's structure differs.
-        """
+        """Raises InvalidProfileError if the profile is of another model or device; warns of other versions."""
         if self.device != device:
             raise InvalidProfileError(
                 f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, and this is "
@@ -248,13 +214,12 @@ class Profile(StrictFile):
             )
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(
-                f"the profile is of modules {', '.join(self.graph.names)} (graph {self.graph.fingerprint}), "
-                f"not of {', '.join(graph.names)} (graph {graph.fingerprint}) with these input shapes; "
-                "profile this model again"
+                f"the profile is of graph {self.graph.fingerprint} ({', '.join(self.graph.names)}), this model is "
+                f"{graph.fingerprint} ({', '.join(graph.names)}); profile this model again for these input shapes"
             )
         if changed := [name for name, now in structures.items() if self.structures.get(name, now) != now]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
-        for name in ("driver_version", "driver", "torch_version") if environment is not None else ():
+        for name in ("driver_version", "driver", "torch_version"):
             then, now = getattr(self.environment, name), getattr(environment, name)
             if then and now and then != now:
                 text = f"the profile was measured with {name}={then}, this is {now}: times may have shifted"

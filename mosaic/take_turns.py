@@ -40,9 +40,6 @@ class TrialSettings:
 
     After ``max_lost_steps`` no further step with a candidate begins; on a GPU, where times are known late, the steps
     that were launched by then still run.
-
-    Raises:
-        ValueError: A bound is out of range.
     """
 
     max_steps: int = 120
@@ -87,10 +84,9 @@ def take_turns(
 
 
 def median_interval(samples: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Returns an interval that holds the median of the distribution of ``samples``, whatever that distribution is.
+    """Returns an interval that holds the median of any distribution: the r-th least and the r-th largest sample.
 
-    The r-th least and the r-th largest sample, with the largest r for which the binomial distribution gives the
-    confidence; from nothing to infinity if the samples are too few.
+    r is the largest that gives the confidence by the binomial distribution; too few samples give 0 to infinity.
     """
     ordered, n = sorted(samples), len(samples)
     outside, rank = 0.0, 0
@@ -243,13 +239,11 @@ class Turns:
 
     def _sentence(self, number: int, decision: Decision | None) -> str:
         candidate = self.candidates[number]
-        outcome = candidate.exclusion or candidate.elimination
+        default = "being tried" if decision is None else "not faster beyond the noise"
+        default = default if number else "what others are compared with"
+        outcome = candidate.exclusion or candidate.elimination or default
         if decision is not None and decision.winner == number:
             outcome = "runs from now on"
-        elif number == 0:
-            outcome = outcome or "what others are compared with"
-        else:
-            outcome = outcome or ("being tried" if decision is None else "not faster beyond the noise")
         if not candidate.samples:
             return f"tried {candidate.name}: no step timed; {outcome}"
         low, high = candidate.interval

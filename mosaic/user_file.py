@@ -12,11 +12,7 @@ from mosaic.errors import MosaicError
 
 
 def import_file(path: Path) -> Any:
-    """Runs a Python file as a module of its name; what lies beside it can be imported from it.
-
-    Raises:
-        MosaicError: There is no such file, or it raises.
-    """
+    """Runs a Python file as a module of its name; what lies beside it can be imported from it."""
     if not path.is_file():
         raise MosaicError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -33,12 +29,7 @@ def import_file(path: Path) -> Any:
 
 
 def import_function(where: str, *, otherwise: str) -> Callable[..., Any]:
-    """Returns the function of ``FILE:FUNCTION``.
-
-    Raises:
-        ValueError: The text names no function; the message has the other choice, ``otherwise``.
-        MosaicError: There is no such file or function, or the file raises.
-    """
+    """Returns the function of ``FILE:FUNCTION``; the message for other texts has the other choice, ``otherwise``."""
     path, _, name = where.rpartition(":")
     if not path or not name:
         raise ValueError(f"{where!r} is not FILE:FUNCTION; write it as train.py:make, or {otherwise}")

@@ -61,7 +61,7 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
                 placement.module,
                 slots_text(placement.devices),
                 " / ".join(slots_text(slots) for slots in placement.slots_by_device or (placement.slots,)),
-                f"{placement.quota}/{plan.device.num_slots} ({plan.device.fraction(placement.quota):.0%})",
+                f"{placement.quota}/{plan.device.num_slots} ({placement.quota / plan.device.num_slots:.0%})",
                 f"{placement.forward_ms:.2f}",
                 f"{placement.backward_ms:.2f}",
             ]
@@ -146,8 +146,8 @@ def _bars(plan: Plan, placement: Placement, phase: str, start_ms: float, end_ms:
             yield Bar(
                 start_ms=start_ms,
                 end_ms=end_ms,
-                low=device + _MARGIN + plan.device.fraction(first) * (1 - 2 * _MARGIN),
-                height=plan.device.fraction(count) * (1 - 2 * _MARGIN),
+                low=device + _MARGIN + first / plan.device.num_slots * (1 - 2 * _MARGIN),
+                height=count / plan.device.num_slots * (1 - 2 * _MARGIN),
                 color=lighter(color) if phase == "backward" else color,
                 edge=color,
                 label=placement.module,

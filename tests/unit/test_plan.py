@@ -46,7 +46,7 @@ def test_quotas_become_disjoint_slots():
     ("broken", "message"),
     [
         (lambda: by_hand({"image": 1, "text": 0}), "'text' asks for a quota of 0 slots; four cores has 4: use 1 to 4"),
-        (lambda: by_hand({"image": 3, "text": 3}), "asks for 6 slots; four cores has 4"),
+        (lambda: by_hand({"image": 3, "text": 3}), "stage .* asks for a quota of 6 slots; four cores has 4"),
         (lambda: plan({"image": (3, 4)}), "slots 0 to 3"),
         (lambda: plan({"image": (0, 1), "text": (1, 2)}), "'image' and 'text' of one stage both hold slot 1"),
         (lambda: plan({"image": (0,)}, {"image": (1,)}), "'image' is placed as image in stage 0, as image in"),

@@ -61,11 +61,11 @@ def test_numbers_and_names_that_cannot_be_are_refused(make, said):
 def test_another_driver_or_torch_warns_and_goes_on(field):
     measured = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
     with pytest.warns(UserWarning, match=f"measured with {field}=1.0, this is 2.0"):
-        measured.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}))
+        measured.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}), structures={})
 
 
 def test_a_module_that_was_rebuilt_since_the_profile_is_refused_by_name():
     measured = replace(profile(sample()), structures={"image": "a1"})
     now = {"image": "b2", "text": "c3"}
     with pytest.raises(InvalidProfileError, match="image changed since the profile; profile this model again"):
-        measured.check_matches(graph=GRAPH, device=DEVICE, structures=now)
+        measured.check_matches(graph=GRAPH, device=DEVICE, environment=HERE, structures=now)

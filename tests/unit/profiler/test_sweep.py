@@ -94,7 +94,8 @@ def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
     kinds = {(s.degree, s.source, s.infeasible is None) for s in profile.samples}
     assert kinds == {(1, "measured", True), (2, "composed", True), (8, "composed", False)}
     reduce_ms = RING.all_reduce_ms(sum(parameter.nbytes for parameter in model.left.parameters()), 2)
-    (backward,) = [s for s in profile.samples_of("left", Phase.BACKWARD, 2) if s.quota == 1]
+    point = ("left", Phase.BACKWARD, 2, 1)
+    (backward,) = [s for s in profile.samples if (s.module, s.phase, s.degree, s.quota) == point]
     assert min(backward.times_ms) > reduce_ms > 0.02
     assert CostModel.from_profile(profile).degrees("left") == (1, 2)
 
