@@ -152,7 +152,7 @@ class Plan(StrictFile):
         of, devices, by_device = f"module {placement.module!r}", placement.devices, placement.slots_by_device
         self.device.check_quota(placement.quota, of=of)
         if not devices or len(set(devices)) != len(devices) or not set(devices) <= set(range(self.num_devices)):
-            raise InvalidPlanError(f"{of} has devices {devices}; name each once, of 0 to {self.num_devices - 1}")
+            raise InvalidPlanError(f"{of} has devices {devices}; name one or more of 0 to {self.num_devices - 1}, once")
         if by_device and (len(by_device) != len(devices) or by_device[0] != placement.slots):
             raise InvalidPlanError(f"{of} has slots_by_device {by_device}; begin with ``slots``, one for each device")
         for slots in (placement.slots, *by_device):
