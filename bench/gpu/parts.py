@@ -111,6 +111,7 @@ _IN_ORDER = (
         "measure_outside_backward",
         3,
     ),
+    _unknown("launching", "how much CPU time does a step of small modules take more on lanes?", "measure_launching", 6),
     _unknown("warps", "how many warps are in flight as CLIP trains?", "measure_warps", 8),
     *_models(2, 9),
     *(

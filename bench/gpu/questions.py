@@ -7,11 +7,14 @@ confinement of a forward, and of a backward started on its lane (``isolation``).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
+import mosaic
 from bench.gpu.bench import Bench
 from bench.gpu.models import Step, Workload, colocated, even_plan
 from bench.record import Figure, median_figure, missing_figure
@@ -108,6 +111,47 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
                 yield median_figure("step_ms", times, labels=labels)
             except Exception as error:  # of any kind: the reason of this figure; other variants go on
                 yield missing_figure("step_ms", error, labels)
+
+
+WIDTH = 256
+RECORDED_STEPS = 100  # from the first one: lanes record the times of all calls in them
+
+
+class Towers(nn.Module):
+    """Two small encoders of equal size and a contrastive loss."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True) for _ in range(2 * num_layers)]
+        self.left, self.right = nn.Sequential(*layers[::2]), nn.Sequential(*layers[1::2])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = (nn.functional.normalize(hidden.mean(1), dim=-1) for hidden in (self.left(x), self.right(y)))
+        return nn.functional.cross_entropy(left @ right.T, torch.arange(len(x), device=x.device))
+
+
+def measure_launching(bench: Bench) -> Iterator[Figure]:
+    """Measures the CPU time of all threads that launch a step of two towers, plain and on lanes, in turns."""
+    x, y = (torch.randn(4, 16, WIDTH, device=bench.torch_device) for _ in range(2))
+    for num_layers in (1,) if bench.dry_run else (1, 4, 12):
+        models = {variant: Towers(num_layers).to(bench.torch_device) for variant in ("plain", "lanes")}
+        optimizers = {variant: torch.optim.AdamW(model.parameters()) for variant, model in models.items()}
+        plan = even_plan(find_modules(models["lanes"], (x, y)).graph, bench.device)
+        handle = mosaic.colocate(models["lanes"], sample=(x, y), plan=plan, backend=bench.backend)
+        times: dict[str, list[float]] = {variant: [] for variant in models}
+        for number in range(8 if bench.dry_run else RECORDED_STEPS + 80):
+            for variant, model in models.items():
+                busy = time.process_time()
+                model(x, y).backward()
+                optimizers[variant].step()
+                optimizers[variant].zero_grad()
+                bench.synchronize()
+                if bench.dry_run or number > RECORDED_STEPS:
+                    times[variant].append((time.process_time() - busy) * 1e3)
+        handle.remove()
+        for variant, samples in times.items():
+            labels = {"layers": str(num_layers), "variant": variant}
+            yield median_figure("launching_cpu_ms", samples, labels=labels)
 
 
 WINDOW_S = 1.0
