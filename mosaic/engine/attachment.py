@@ -17,12 +17,12 @@ from torch.utils.hooks import RemovableHandle
 from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden import Parts, Rewind
 from mosaic.engine.calls.placed_module import PendingBackwards
+from mosaic.engine.calls.thread_state import on_user_stream
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.host.executor import detach_parts
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session
-from mosaic.engine.streams.tensor import on_user_stream
 from mosaic.engine.trial import Trial, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
 from mosaic.find.structure import tensors_in

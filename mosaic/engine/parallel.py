@@ -18,13 +18,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mosaic.backends.base import Backend, Lane
 from mosaic.backends.table import open_backend
 from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.hidden import HOOKED, HeldTensors, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule, owner_of
+from mosaic.engine.calls.thread_state import on_user_stream
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.order import HeldState
-from mosaic.engine.streams.tensor import StreamTensor, on_user_stream
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import InvalidPlanError
 from mosaic.find.structure import memory_of, tensors_in
 from mosaic.plan import Plan
@@ -214,11 +216,12 @@ class _StreamBlock(ParallelBlock):
         if module is None:
             site.obstacle = _IS_FUNCTION
         else:
+            site.obstacle = HOOKED if HeldTensors(parts_of(module)).has_gradient_hooks() else None
             memory = {memory_of(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
             if any(self._users.get(address, site.lane) is not site.lane for address in memory):
                 self.executor.settle()
             self._users.update(dict.fromkeys(memory, site.lane))
-        self.executor.held.setdefault(site, HeldState(None))  # operations of a block are seen
+        self.executor.orders.held.setdefault(site, HeldState(None))  # operations of a block are seen
         is_ours = isinstance(_get_current_function_mode(), _Watch)  # and no mode of the user's is above
         unwatched: AbstractContextManager[Any] = _pop_mode_temporarily() if is_ours else nullcontext()
         with unwatched:

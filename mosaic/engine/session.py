@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -226,7 +226,7 @@ class Session:
         request, trial = self.request, self.trial_settings
         backend, graphs = request.backend, request.options.cuda_graphs
         if backend.api is not None:
-            warm_up(self.model, self.finding.subjects, backend.api)
+            warm_up(self.model, [s for s in self.finding.subjects if s.name not in self.finding.in_place], backend.api)
         if trial is None:
             self.placed = self.open_lanes(PlanCandidate(self.plan, graphs=graphs is True))
         else:
@@ -275,15 +275,17 @@ class Session:
         return (*(PlanCandidate(plan, graphs=graphs) for plan in (best, *others)), *variants)[: trial.max_plans]
 
 
-def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> None:
-    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed."""
-    named = list(subjects)
+def warm_up(model: nn.Module, subjects: list[Subject], api: StreamApi) -> None:
+    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed.
+
+    The subjects must need nothing that the model sets around their calls.
+    """
 
     def run() -> None:
-        for subject in named:
+        for subject in subjects:
             subject.backward(subject.forward())
 
-    with preserved(model, alone=named):
+    with preserved(model, alone=subjects):
         run_aside(api, run)
 
 

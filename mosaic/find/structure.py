@@ -74,7 +74,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
     is_sequence = isinstance(value, (tuple, list))
     if kind in (tuple, list) or (is_sequence and kind not in pytree.SUPPORTED_NODES and not hasattr(kind, "_fields")):
-        items = [map_tensors(function, item) for item in value]
+        items = [function(e) if isinstance(e, torch.Tensor) else map_tensors(function, e) for e in value]
         return value if all(map(operator.is_, items, value)) else items if isinstance(value, list) else tuple(items)
     if isinstance(value, PLAIN_TYPES):
         return value
@@ -92,6 +92,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """Returns all tensors in nested containers, in order, repeated where they repeat."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,7 @@ def open_executor(session: RankSession, plan: Plan, *, is_warm: bool = False) ->
             return HostRankExecutor(lanes, progress)
         if not is_warm:
             here = {placed.module for placed in plan.placements if session.world.rank in placed.devices}
+            here -= finding.in_place.keys()
             warm_up(session.model, [s for s in finding.subjects if s.name in here], lanes.streams.api)
         return StreamRankExecutor(lanes.streams, progress)
     except BaseException:

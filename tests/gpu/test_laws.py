@@ -14,7 +14,7 @@ import engine_cases
 import pytest
 import torch
 from engine_cases import assert_near
-from hidden_state_cases import BETWEEN, CASES, EAGER, held_back, run_on_streams, shown, train
+from hidden_state_cases import BETWEEN, CASES, EAGER, held_back, is_hooked, run_on_streams, shown, train
 from loop_cases import LOOPS, check, check_removing_between_forward_and_backward
 from no_trace_cases import DOINGS, by_plan, by_profile, made, no_trace
 from random_models import Recipe, for_recipes, train_on_streams
@@ -85,8 +85,8 @@ def test_what_is_done_around_a_call_is_seen_by_the_call(
 
 @pytest.mark.parametrize("case", BETWEEN)
 def test_what_is_done_between_the_model_s_calls_is_seen(case: str, graphs: bool, cuda_backend: CudaBackend):
-    captured = not held_back(case)
-    run_on_streams(*BETWEEN[case], graphs=graphs, captured=captured, backend=cuda_backend, compare=assert_near)
+    options = {"graphs": graphs, "captured": not held_back(case), "hooked": is_hooked(case)}
+    run_on_streams(*BETWEEN[case], backend=cuda_backend, compare=assert_near, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in DOINGS if name != "by numpy"])

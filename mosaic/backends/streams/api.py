@@ -25,32 +25,6 @@ def start_autograd(device: torch.device) -> None:
         (torch.ones(1, device=device, requires_grad=True) * 1).backward()
 
 
-class _CurrentStream:
-    """A block in which a stream is the current one of its device, and its device the current one."""
-
-    __slots__ = ("_before", "_device", "_ordinal", "_stream")
-
-    def __init__(self, ordinal: int, stream: torch.cuda.Stream) -> None:
-        self._ordinal = ordinal
-        self._stream = stream
-        self._before: tuple[int, int, int] = (0, 0, 0)
-        self._device = 0
-
-    def __enter__(self) -> None:
-        self._device = torch._C._cuda_getDevice()
-        self._before = torch._C._cuda_getCurrentStream(self._ordinal)
-        stream = self._stream
-        torch._C._cuda_setStream(
-            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-        )
-
-    def __exit__(self, *_: object) -> None:
-        stream_id, device_index, device_type = self._before
-        torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)
-        if self._device != self._ordinal:
-            torch._C._cuda_setDevice(self._device)
-
-
 class StreamApi:
     """The part of ``torch.cuda`` that lanes and their graphs use, for one device.
 
@@ -104,8 +78,8 @@ class StreamApi:
         return stream
 
     def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Makes ``stream`` current inside the block, and its device; quicker than ``torch.cuda.stream``."""
-        return _CurrentStream(self._ordinal, stream)
+        """Makes a stream current inside a block, and its device; quicker than ``torch.cuda.stream``."""
+        return stream
 
     def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
         """Returns an event without the Python calls of ``torch.cuda.Event`` around those of its base."""

@@ -30,12 +30,12 @@ T = TypeVar("T")
 class StreamTicket(Generic[T]):
     """Work that was launched on a lane; made by ``StreamLane`` alone."""
 
-    def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any) -> None:
+    def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any, result: T) -> None:
         self.lane = lane
         self.end = end  # an event
         self.start = start
-        self.result: T | None = None
-        self._error: BaseException | None = None
+        self.result = result
+        self.error: BaseException | None = None
 
     @property
     def done(self) -> bool:
@@ -60,13 +60,13 @@ class StreamTicket(Generic[T]):
 
         Tensors in the result may be used on that stream, and let go at any time.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         api = self.lane.api
         here = api.current_stream()
         self.order(here)
         _record_use(api, self.result, here)
-        return self.result  # type: ignore[return-value]  # set whenever there is no error
+        return self.result
 
 
 class StreamLane(Lane):
@@ -97,13 +97,13 @@ class StreamLane(Lane):
         self.libraries = libraries
         self.closed = False
         self._rivals: tuple[weakref.ref[StreamLane], ...] = ()
-        self._turn: AbstractContextManager[object] = nullcontext()
+        self._turn = threading.RLock()
         self._process = os.getpid()
 
-    def share_slots_with(self, lanes: Sequence[StreamLane], turn: AbstractContextManager[object]) -> None:
+    def share_slots_with(self, lanes: Sequence[StreamLane], turn: threading.RLock) -> None:
         """Names the other lanes whose work excludes its own; threads hold the lock ``turn`` while they launch."""
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
-        self._turn = turn if lanes else nullcontext()
+        self._turn = turn if lanes else self._turn
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
         """Launches work behind what the caller's stream was given so far; keeps its error for ``wait``.
@@ -111,12 +111,17 @@ class StreamLane(Lane):
         Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
         ``api.record_use``: torch's allocator does not know of this lane.
         """
-        ticket, error = self._launch(work, after, behind_caller=True, timed=True)
-        ticket._error = error
-        try:
-            return ticket
-        finally:  # an error holds the frames that it passed, and they must not hold its ticket
-            del ticket, error
+        errors: list[BaseException] = []
+
+        def caught() -> Any:
+            try:
+                return work()
+            except BaseException as error:
+                errors.append(error)
+
+        ticket = self.launch(caught, after=after)
+        ticket.error = errors.pop() if errors else None  # out of the list, which the error's frames hold
+        return ticket
 
     def launch(
         self,
@@ -134,10 +139,24 @@ class StreamLane(Lane):
             behind_caller: Start it after all that the caller's stream was given so far, too.
             timed: Give its ticket an interval.
         """
-        ticket, error = self._launch(work, after, behind_caller=behind_caller, timed=timed)
-        if error is not None:
-            raise error
-        return ticket
+        self._check_open()
+        with self._turn:
+            if behind_caller:
+                self.order_after_caller()
+            if after or self._rivals:
+                self._order_after(after)
+            start = self.mark() if timed else None
+            try:
+                with self.api.use_stream(self.stream):
+                    if self.libraries is None:
+                        result = work()
+                    else:
+                        with self.libraries.during(self.num_sms):
+                            result = work()
+            finally:
+                end = self.last = self.api.new_event(timing=timed)
+                end.record(self.stream)
+        return StreamTicket(self, start, end, result)
 
     def mark(self) -> StreamMark:
         return self.origin.clock.mark(self.stream)
@@ -153,33 +172,6 @@ class StreamLane(Lane):
             event = self.api.new_event()
             event.record(here)
             event.wait(self.stream)
-
-    def _launch(
-        self, work: Callable[[], T], after: Sequence[object], *, behind_caller: bool, timed: bool
-    ) -> tuple[StreamTicket[T], BaseException | None]:
-        self._check_open()
-        result: T | None = None
-        error: BaseException | None = None
-        with self._turn:
-            if behind_caller:
-                self.order_after_caller()
-            if after or self._rivals:
-                self._order_after(after)
-            start = self.mark() if timed else None
-            with self.api.use_stream(self.stream), self.under_settings():
-                try:
-                    result = work()
-                except BaseException as raised:
-                    error = raised
-            end = self.api.new_event(timing=timed)
-            end.record(self.stream)
-            self.last = end
-        ticket: StreamTicket[T] = StreamTicket(self, start, end)
-        ticket.result = result
-        try:
-            return ticket, error
-        finally:
-            del ticket, error, result
 
     def _order_after(self, after: Sequence[object]) -> None:
         for ticket in after:

@@ -28,6 +28,7 @@ from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
 _NUM_OF_TORCH = len(vars(nn.Module()))
+HOOKED = "hooks follow its gradients, which lanes would call in another order"
 _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
@@ -45,6 +46,13 @@ def parts_of(module: nn.Module | None) -> list[nn.Module]:
     return parts
 
 
+def has_hooks(leaves: Iterable[torch.Tensor], *, own: bool = True) -> bool:
+    """Returns whether hooks follow the gradients of leaves; with ``own``, Mosaic's count, too."""
+    tables = [leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves]
+    hooks = [hook for table in filter(None, tables) for hook in table.values()]
+    return any(own or not getattr(hook, "__module__", "").startswith("mosaic.") for hook in hooks)
+
+
 class HeldTensors:
     """The parameters, buffers and children of some parts, as they were when this was made.
 
@@ -57,6 +65,11 @@ class HeldTensors:
         self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
         self.tensors = [*self.parameters, *self.buffers]
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
+        self._backward_hooks = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
+
+    def has_gradient_hooks(self) -> bool:
+        """Returns True if hooks other than Mosaic's follow gradients of the parts or of their parameters."""
+        return any(self._backward_hooks) or has_hooks(self.parameters, own=False)
 
     def are_same(self) -> bool:
         return same(*self._held)
@@ -75,9 +88,8 @@ class Parts(HeldTensors):
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
         self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
         self._attributes = _with_contents(map(vars, parts))
-        backward = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
-        self._hooks = [*backward, *(h for part in parts for h in (part._forward_hooks, part._forward_pre_hooks))]
-        self.has_backward_hooks = any(backward)
+        forward = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._hooks = [*self._backward_hooks, *forward]
         self._hook_numbers = list(map(tuple, filter(None, self._hooks)))  # hooks may keep a whole run alive
 
     def is_now(self) -> bool:

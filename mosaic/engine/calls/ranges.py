@@ -8,12 +8,14 @@ Lanes of the host are threads, which torch's profiler shows only if asked for al
 
 from __future__ import annotations
 
+import os
 from typing import Any, Self
 
 import torch
 from torch.autograd import profiler
 
 _NVTX: Any = getattr(torch._C, "_nvtx", None)
+_HAS_TOOL = "NVTX_INJECTION64_PATH" in os.environ  # as Nsight Systems starts programs
 
 
 class ProfilerRange:
@@ -39,3 +41,8 @@ class ProfilerRange:
             self._nvtx = None
 
     __exit__ = close
+
+
+def is_profiled() -> bool:
+    """Returns True while torch's profiler runs in any thread, or if a tool that reads NVTX started this process."""
+    return _HAS_TOOL or profiler._is_profiler_enabled

@@ -143,6 +143,11 @@ def on_lane() -> bool:
     return _HERE.on_lane
 
 
+def on_user_stream() -> bool:
+    """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
+    return torch._C._current_graph_task_id() == -1 and not _HERE.on_lane
+
+
 def become_lane() -> None:
     """Marks the calling thread for good; one of a lane runs nothing else."""
     _HERE.on_lane = True

@@ -87,6 +87,9 @@ class TorchFunction:
     writes_any: bool  # its schema has it write into some argument
     statistics: bool  # may write into running statistics
     inplace: int | None  # the position of a parameter called ``inplace``
+    may_write: bool  # into an argument, apart from ``out``
+    is_pure: bool  # reads its arguments, and makes new tensors and views
+    moves: bool  # may copy to another device
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         targets = [] if "out" not in kwargs else tensors_in(kwargs["out"])
@@ -110,25 +113,27 @@ class TorchFunction:
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Returns True if a call may copy to another device, which the host could take for work of its own stream."""
-        if self.name not in _MOVES:
-            return False
-        return any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))
+        return self.moves and any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))
 
 
 @lru_cache(maxsize=4096)
 def look_up(func: Callable[..., Any]) -> TorchFunction:
-    name = _name(func)
-    sets = name in _SETS
+    name, writes_any, inplace = _name(func), _schema_writes(func), _inplace_position(func)
+    sets, writes = name in _SETS, name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    may_write = writes or writes_any or inplace is not None
     return TorchFunction(
         name=name,
         reads=name in _READS,
         sets=sets,
         value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
         listed=name in _FOLLOWS,
-        writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
-        writes_any=_schema_writes(func),
+        writes=writes,
+        writes_any=writes_any,
         statistics=name in _STATISTICS,
-        inplace=_inplace_position(func),
+        inplace=inplace,
+        may_write=may_write,
+        is_pure=name in _FOLLOWS and not may_write and name not in _MOVES,
+        moves=name in _MOVES,
     )
 
 

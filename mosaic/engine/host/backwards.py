@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from mosaic.backends.base import Ticket
+from mosaic.engine.calls.hidden import has_hooks
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
 
@@ -113,13 +114,6 @@ class RunningBackward:
 
     def __call__(self) -> None:
         self._backwards.end(self)
-
-
-def has_hooks(leaves: Sequence[torch.Tensor], *, own: bool = True) -> bool:
-    """Returns whether hooks follow the gradients of leaves; with ``own``, Mosaic's count, too."""
-    tables = [leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves]
-    hooks = [hook for table in filter(None, tables) for hook in table.values()]
-    return any(own or not getattr(hook, "__module__", "").startswith("mosaic.") for hook in hooks)
 
 
 class SumTicket:

@@ -13,11 +13,10 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
-from mosaic.engine.calls.hidden import ModuleState
+from mosaic.engine.calls.hidden import ModuleState, has_hooks
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments, Signature, layout_of
-from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness

@@ -27,13 +27,13 @@ from torch import nn
 
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
-from mosaic.engine.calls.hidden import ModuleState, Surroundings, compiled_code, read_settings
+from mosaic.engine.calls.hidden import HOOKED, ModuleState, Surroundings, compiled_code, read_settings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
-from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket, has_hooks
+from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
@@ -418,8 +418,8 @@ class HostExecutor(Executor):
 
 
 def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState) -> str | None:
-    if arguments.grad and (state.parts.has_backward_hooks or has_hooks(state.trained, own=False)):
-        return "hooks follow its gradients, which lanes would call in another order"
+    if arguments.grad and state.parts.has_gradient_hooks():
+        return HOOKED
     if arguments.opaque is not None:
         return f"it takes a {arguments.opaque}, which may hide tensors"
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):

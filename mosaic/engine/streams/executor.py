@@ -12,23 +12,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.hidden import HOOKED
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.thread_state import TRANSFORMED, AsLane, is_traced, is_transformed, on_lane
+from mosaic.engine.calls.ranges import ProfilerRange, is_profiled
+from mosaic.engine.calls.thread_state import TRANSFORMED, AsLane, is_traced, on_lane, on_user_stream
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import (
     StreamTensor,
     join_tensor,
-    on_user_stream,
     patch_torch,
     tagged,
 )
@@ -37,6 +36,7 @@ from mosaic.find.structure import map_tensors, tensors_in, version_of, versions_
 from mosaic.timeline import Span
 
 _MAX_PENDING = 512
+_ALL_RECORDED, _EACH_RECORDED = 100, 10
 
 
 class StreamExecutor(Executor):
@@ -48,10 +48,9 @@ class StreamExecutor(Executor):
     def __init__(self, lanes: StreamLanes, *, graphs: ModuleGraphs | None = None) -> None:
         super().__init__(lanes)
         self.graphs = graphs
-        self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
-        self.orders = Orders(lanes)
         patch_torch()
-        self.log = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
+        self.log = StreamTimeline(lanes.api, lanes.clock)
+        self.orders = Orders(lanes, self.log.note_backward)
         self._num_launched = 0
         self._barrier: Any = None  # the event at the end of the last call that ran behind all lanes, before all others
         self._waited: set[StreamLane] = set()
@@ -62,13 +61,17 @@ class StreamExecutor(Executor):
         """Calls a placed module on its lane's stream; what it raises comes out here."""
         if on_lane():
             return run(*args, **kwargs)
-        reason = site.obstacle or self._obstacle()
+        reason, held = site.obstacle or self._obstacle(), self._held_by(site)
         if reason is not None:
             return self.run_here(site.name, run, args, kwargs, reason)
         if not on_user_stream():
             return _run_joined(run, args, kwargs)
         if site.is_alone and self.graphs is None:
             return self.run_alone(site, run, args, kwargs)
+        if self.orders.call is None:
+            held.look_for_hooks()
+        if held.is_hooked:
+            return self.run_here(site.name, run, args, kwargs, HOOKED)
         launched = run if self.graphs is None else partial(self.graphs.call, site, run)
         try:
             return self._launch(site, launched, args, kwargs, self.log)
@@ -95,27 +98,33 @@ class StreamExecutor(Executor):
         if self._barrier is not None and lane not in self._waited:
             self._barrier.wait(lane.stream)
             self._waited.add(lane)
-        order, held = self.orders.of(lane), self._held_by(site)
+        order, held, model_call = self.orders.of(lane), self._held_by(site), self.orders.call
         call = _Call(order, site.name)
-        args, kwargs = map_tensors(call.take, args), map_tensors(call.take, kwargs)
+        args = map_tensors(call.take, args)
+        kwargs = map_tensors(call.take, kwargs) if kwargs else kwargs
         plains, who = call.plains, repr(site.name)
         order.check_held(held, who)
-        order.enter(ready=all(map(self.orders.is_ready, plains)) and held.was_there())
+        order.enter(ready=model_call is not None and all(map(model_call.had, plains)) and held.was_there())
         order.seal()
         point = order.new_point()  # what it launches before it fails may still be running
         before = versions_of(call.inputs)
+        is_recorded = timeline is not None and timeline.is_recording
 
         def work() -> Any:
-            with AsLane(), ProfilerRange(site.name, "forward"):
-                return run(*args, **kwargs)
+            with AsLane():
+                if not is_recorded:
+                    return run(*args, **kwargs)
+                with ProfilerRange(site.name, "forward"):
+                    return run(*args, **kwargs)
 
         try:
-            ticket = lane.launch(work, behind_caller=False)
+            ticket = lane.launch(work, behind_caller=False, timed=is_recorded)
         finally:
             held.note_call()  # what the call wrote is part of it
         point.event, result = ticket.end, ticket.result
-        if timeline is not None:
-            timeline.note(site, "forward", ticket.start, ticket.end)  # type: ignore[arg-type]  # it is timed
+        if timeline is not None and ticket.start is not None:
+            timeline.note(site, "forward", ticket.start, ticket.end)
+        if timeline is not None and (is_recorded or lane.libraries is not None):
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
             lane.api.record_use(plain, lane.stream)
@@ -124,7 +133,8 @@ class StreamExecutor(Executor):
         if before != versions_of(call.inputs):
             call.note_writes(before)
         tagged_result = map_tensors(lambda tensor: call.tag(tensor, point), result)
-        order.settle()
+        if order.is_owing:
+            order.settle()
         return tagged_result
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,7 +144,7 @@ class StreamExecutor(Executor):
         try:
             with api.use_stream(api.current_stream()):  # an interrupt inside may leave a lane's stream current
                 self.orders.call = ModelCall(api, tensors_in((args, kwargs)))
-                for held in self.held.values():
+                for held in self.orders.held.values():
                     held.begin()
                 result = run(*args, **kwargs)
                 if self._num_launched:
@@ -146,7 +156,7 @@ class StreamExecutor(Executor):
         finally:
             self.orders.call = before
             if before is not None:  # a model that calls itself: the outer call began earlier
-                for held in self.held.values():
+                for held in self.orders.held.values():
                     held.is_reached = True
         if self._num_launched:
             self.orders.join()
@@ -157,13 +167,14 @@ class StreamExecutor(Executor):
         if self._num_launched:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
-        start = self.log.mark()
+        start = self.log.mark() if self.log.is_recording else None
         with ProfilerRange(site.name, "forward"):
             result = run(*args, **kwargs)
         self._barrier = self.log.mark().event
         self._waited.clear()
-        self.log.note(site, "forward", start, self._barrier)
-        self.log.watch_backward(site, result, tensors_in((args, kwargs)))
+        if start is not None:
+            self.log.note(site, "forward", start, self._barrier)
+            self.log.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
     def reach(self, site: PlacedModule) -> None:
@@ -175,9 +186,9 @@ class StreamExecutor(Executor):
         self._held_by(site).is_reached = True
 
     def _held_by(self, site: PlacedModule) -> HeldState:
-        held = self.held.get(site)
+        held = self.orders.held.get(site)
         if held is None:
-            held = self.held[site] = HeldState(site.module)
+            held = self.orders.held[site] = HeldState(site.module)
         return held
 
     def _obstacle(self) -> str | None:
@@ -188,7 +199,7 @@ class StreamExecutor(Executor):
             return "its lanes are closed"
         if self.lanes.api.is_capturing():
             return "the loop captures a CUDA graph, in which lanes cannot wait for what is outside"
-        return TRANSFORMED if is_transformed() else None
+        return TRANSFORMED if torch._C._are_functorch_transforms_active() else None
 
     def run_here(self, module: str, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         """Makes a call on the user's own stream, behind all lanes and before what they are given later."""
@@ -206,8 +217,7 @@ class StreamExecutor(Executor):
 
     def settle(self) -> None:
         if not self.closed and on_user_stream() and not self.lanes.api.is_capturing():
-            self.orders.join()
-            self.lanes.join()
+            self.orders.join(with_backward=True)
 
     @property
     def is_in_flight(self) -> bool:
@@ -242,7 +252,6 @@ class _Call:
         self.inputs: list[torch.Tensor] = []  # its tensors, plain
         self.plains: list[torch.Tensor] = []  # those that no lane made
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: the caller's
-        self._tagged: dict[int, torch.Tensor] = {}
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Orders the lane behind an input and returns it plain."""
@@ -256,11 +265,10 @@ class _Call:
 
     def tag(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
         """Tags a result; an argument that is returned is the caller's, a view of one stays with the lane of that."""
-        owner = self._owners.get(id(tensor), self._tagged.get(id(tensor)))
+        owner = self._owners.get(id(tensor))
         if owner is None:
-            owner = self._tagged[id(tensor)] = (
-                self._tag_view(tensor, point) if tensor._is_view() else tagged(tensor, point)
-            )
+            owner = self._tag_view(tensor, point) if tensor._is_view() else tagged(tensor, point)
+            self._owners[id(tensor)] = owner
         return owner
 
     def _tag_view(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
@@ -297,20 +305,25 @@ class StreamTimeline(SpanLog):
     """Forwards and backwards of placed modules, by timed events that are read later, so that no step waits for them.
 
     A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
-    it trains none, to that of an input.
+    it trains none, to that of an input. The events cost the launching thread more than the order of work does, so they
+    are recorded in the first hundred steps, then in each tenth, and in all while a profiler shows them.
     """
 
-    def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object]) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
         super().__init__()
         self._clock = clock
-        self._begins = begins  # called when one begins
         self._api = api
-        self._task = -1
+        self._first_step = 0  # since spans were cleared
         self._in_step: set[tuple[str, str]] = set()
         self._pending: deque[tuple[PlacedModule, str, int, StreamMark, Any]] = deque()
         self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
         self._ends = LastGradients()
+
+    @property
+    def is_recording(self) -> bool:
+        num_steps = self.num_backwards - self._first_step
+        return num_steps < _ALL_RECORDED or num_steps % _EACH_RECORDED == 0 or is_profiled()
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
@@ -331,15 +344,14 @@ class StreamTimeline(SpanLog):
         if not torch.is_grad_enabled():
             return
         results = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
-        if not results:
-            return
-        backward = _Backward(self, site)
-        for tensor in results:
-            tensor.register_hook(backward.begin)
-        if not self._ends.watch(site, partial(self._end, site.name)):
-            for tensor in inputs:
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _: backward.end())
+        if results:
+            backward = _Backward(self, site)
+            for tensor in results:
+                tensor.register_hook(backward.begin)
+            if not self._ends.watch(site, partial(self._end, site.name)):
+                for tensor in inputs:
+                    if tensor.requires_grad:
+                        tensor.register_hook(lambda _: backward.end())
 
     def spans(self) -> tuple[Span, ...]:
         """Returns what ran since the lanes were opened; waits for it."""
@@ -350,19 +362,18 @@ class StreamTimeline(SpanLog):
         self._read(wait=False)  # so that the clock forgets the events of the steps
         super().clear()
         self._pending.clear()
+        self._first_step = self.num_backwards
 
     def close(self) -> None:
         """Reads what is left, and takes the hooks off the parameters."""
         self._read(wait=True)
         self._ends.close()
 
+    def note_backward(self) -> None:
+        self.num_backwards += 1
+
     def began(self, backward: _Backward) -> None:
         """Called by the first gradient of a module's results."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
-            self.num_backwards += 1
-            self._begins()
         self._running[backward.site.name] = backward
 
     def _end(self, module: str) -> None:

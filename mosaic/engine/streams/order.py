@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -30,8 +31,9 @@ from torch import nn
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.hidden import HeldTensors, parts_of
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.errors import ModuleContractError
-from mosaic.find.structure import memory_of, version_of, versions_of
+from mosaic.find.structure import memory_of, version_of
 from mosaic.find.trace import caller
 
 
@@ -56,7 +58,7 @@ class ModelCall:
         self._arguments: dict[int, tuple[torch.Tensor, int | None]] = {}
         for tensor in arguments:
             self._arguments[id(tensor)] = (tensor, version_of(tensor))
-            if tensor._is_view() and (base := tensor._base) is not None:
+            if (base := tensor._base) is not None:
                 self._arguments[id(base)] = (base, version_of(base))
 
     def had(self, tensor: torch.Tensor) -> bool:
@@ -64,7 +66,7 @@ class ModelCall:
         argument = self._arguments.get(id(tensor))
         if argument is None and tensor._is_view():
             argument = self._arguments.get(id(tensor._base))
-        return argument is not None and argument[1] is not None and argument[1] == version_of(argument[0])
+        return argument is not None and argument[1] is not None and argument[1] == argument[0]._version
 
 
 class LaneOrder:
@@ -74,14 +76,15 @@ class LaneOrder:
         self.is_owing = False  # it made something that carries no point, for which the user's stream has to wait
         self.lane = lane
         self.stream = lane.stream
+        self.handle: int = lane.stream.cuda_stream
         self.device = home.api.device
         self.home = home
         self._index = 0
         self._open: Point | None = None
         self._last: Point | None = None
         self._last_write: Point | None = None
-        self._readers: set[Any] = set()
-        self._known_to: dict[Any, int] = {}
+        self._readers: dict[int, Any] = {}  # streams by handle, whose own comparisons take longer
+        self._known_to: dict[int, int] = {}  # by handle: the index of the point that a stream waits for
         self._reads: deque[tuple[int, HeldState | weakref.ref[torch.Tensor], int, str]] = deque()
         self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
         self._lent: Any = None  # likewise: the call in which the user's stream may read memory that nobody tells of
@@ -93,7 +96,7 @@ class LaneOrder:
         call = self.home.call
         if call is not None and self._entered is not call.began:
             call.began.wait(self.stream)
-            self._readers.discard(call.stream)
+            self._readers.pop(call.stream.cuda_stream, None)
             self._entered = call.began
         if call is None or not ready or self._lent is call.began:
             self.wait_for(self.home.api.current_stream())
@@ -104,18 +107,18 @@ class LaneOrder:
 
     def wait_for(self, stream: Any) -> None:
         self.home.order(stream, before=self.stream)
-        self._readers.discard(stream)
+        self._readers.pop(stream.cuda_stream, None)
 
     def hold_back_writer(self, stream: Any) -> None:
         """Makes a stream wait for whoever reads this lane's tensors, since it is going to write into one."""
-        for reader in self._readers:
+        for reader in self._readers.values():
             self.home.order(reader, before=stream)
-        if stream == self.stream:
+        if stream.cuda_stream == self.handle:
             self._readers.clear()
 
     def has_readers(self, besides: Any) -> bool:
         """Returns True if other streams than the lane's own and one more were given work on its tensors."""
-        return not self._readers <= {besides}
+        return not self._readers.keys() <= {besides.cuda_stream}
 
     # What waits for the lane.
 
@@ -131,6 +134,11 @@ class LaneOrder:
         self._last = Point(self, self._index)
         return self._last
 
+    def point_at_end(self) -> None:
+        """Makes a point behind all that the stream was given, whoever gave it."""
+        point, self._open = self._open or self.new_point(), None
+        self._record(point)
+
     def seal(self) -> None:
         point, self._open = self._open, None
         if point is not None:
@@ -145,20 +153,21 @@ class LaneOrder:
 
         ``reads`` says whether work on the stream will use tensors of the lane.
         """
-        if stream == self.stream or self.lane.closed:
+        handle = stream.cuda_stream
+        if handle == self.handle or self.lane.closed:
             return
         if reads:
-            self._readers.add(stream)
+            self._readers[handle] = stream
         if self._last_write is not None and self._last_write.index > point.index:
             point = self._last_write
-        if self._known_to.get(stream, 0) >= point.index:
+        if self._known_to.get(handle, 0) >= point.index:
             return
         if point is self._open:
             self.seal()
         elif point.event is None:  # an interrupt came before it was recorded, or another thread is about to
             self._record(point)
         point.event.wait(stream)
-        self._known_to[stream] = point.index
+        self._known_to[handle] = point.index
 
     def _record(self, point: Point) -> None:
         event = self.home.api.new_event()
@@ -181,7 +190,7 @@ class LaneOrder:
     def note_joined(self, stream: Any) -> None:
         """Notes that a stream waits for all lanes, hence for all readers."""
         if self._readers:
-            self._readers = {stream}
+            self._readers = {stream.cuda_stream: stream}
 
     # Tensors of the user's stream.
 
@@ -202,7 +211,7 @@ class LaneOrder:
         """
         if not self._reads:
             return
-        index, changed = self._known_to.get(stream, 0), None
+        index, changed = self._known_to.get(stream.cuda_stream, 0), None
         while self._reads and self._reads[0][0] <= index:
             _, what, version, who = self._reads.popleft()
             if isinstance(what, HeldState):
@@ -215,7 +224,8 @@ class LaneOrder:
 
     def check_held(self, held: HeldState, who: str) -> None:
         """Checks before another call of a module that nobody wrote to what the lane is perhaps still reading."""
-        if any(what is held for _, what, _, _ in self._reads) and not (held.is_as_left() and held.holds_the_same()):
+        is_read = self._reads and any(what is held for _, what, _, _ in self._reads)
+        if is_read and not (held.is_as_left() and held.holds_the_same()):
             raise _written_beside(f"a parameter or buffer of {who}")
 
 
@@ -227,12 +237,22 @@ def _written_beside(what: str) -> ModuleContractError:
 
 
 class Orders:
-    """All lanes that are open together."""
+    """All lanes that are open together.
 
-    def __init__(self, lanes: StreamLanes) -> None:
+    Args:
+        lanes: The lanes.
+        note_backward: Called when any backward begins.
+    """
+
+    alive: ClassVar[weakref.WeakSet[Orders]] = weakref.WeakSet()
+
+    def __init__(self, lanes: StreamLanes, note_backward: Callable[[], object]) -> None:
         self.api = lanes.api
+        self.held: dict[PlacedModule, HeldState] = {}
+        self.note_backward = note_backward
         self.call: ModelCall | None = None  # the call of the whole model that is running, or None
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
+        self.alive.add(self)
 
     def of(self, lane: StreamLane) -> LaneOrder:
         order = self._lanes.get(lane.slots)
@@ -242,23 +262,40 @@ class Orders:
 
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""
-        if stream != before:
+        if stream.cuda_stream != before.cuda_stream:
             fence = self.api.new_event()  # of its own, since autograd's thread and the loop's may be here at once
             fence.record(stream)
             fence.wait(before)
 
-    def lend(self) -> None:
+    def begin_backward(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
+        self.note_backward()
         for order in self._lanes.values():
             order.lend()
+
+    def end_backward(self, gradients: Iterable[torch.Tensor | None], *, twice: bool) -> None:
+        """Tells the allocator of gradients that the current stream has now, which a later backward may let go.
+
+        ``twice`` says whether gradients have gradients, and so a graph that holds what it read of them.
+        """
+        if torch._C._are_functorch_transforms_active():
+            return  # they are wrappers, of what no lane made
+        held = [t.grad for state in self.held.values() for t in state.parameters] if twice else []
+        here = self.api.current_stream()
+        for gradient in (*gradients, *held):
+            if gradient is not None and gradient.layout is torch.strided:
+                self.api.record_use(gradient, here)
 
     def is_ready(self, tensor: torch.Tensor) -> bool:
         """Returns True if a tensor of the user's stream was there when the running call of the model began."""
         return self.call is not None and self.call.had(tensor)
 
-    def join(self) -> None:
+    def join(self, *, with_backward: bool = False) -> None:
+        """Makes the user's stream wait for all work of lanes that has points, or for what autograd launched, too."""
         here = self.api.current_stream()
         for order in self._lanes.values():
+            if with_backward:
+                order.point_at_end()
             order.hold_all(here)
         for order in self._lanes.values():
             order.note_joined(here)
@@ -275,15 +312,24 @@ class HeldState:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
+        self.is_hooked = False  # hooks follow its gradients in the model's call
         self._held = HeldTensors(parts_of(module))
         self._module = weakref.ref(module, lambda _: self._forget()) if module is not None else None
         self._began: Any = None
         self._after: Any = None
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return self._held.parameters
+
     def begin(self) -> None:
         """Notes the state at the beginning of a call of the model; what was done before is ordered before all lanes."""
         self.is_reached = False
         self._began = self._marks()
+        self.look_for_hooks()
+
+    def look_for_hooks(self) -> None:
+        self.is_hooked = torch.is_grad_enabled() and self._held.has_gradient_hooks()
 
     def was_there(self) -> bool:
         """Returns True if all of it was there, as it is now, when the model's call began."""
@@ -291,7 +337,6 @@ class HeldState:
 
     def note_call(self) -> None:
         """Notes the state behind a call of the module, which includes the call's own writes."""
-        self.holds_the_same()
         self._after = self._marks()
 
     def is_as_left(self) -> bool:
@@ -305,15 +350,15 @@ class HeldState:
         self._held = HeldTensors(parts_of(self._module() if self._module is not None else None))
         return False
 
-    def _marks(self) -> Any:
-        return versions_of(self._held.tensors), _addresses_of(self._held.tensors)
+    def _marks(self) -> list[Any]:
+        tensors = self._held.tensors
+        try:
+            return [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
+        except RuntimeError:  # one is of inference mode, or has no memory of its own
+            return [*map(version_of, tensors), *map(memory_of, tensors)]
 
     def _forget(self) -> None:
         self._held = HeldTensors(())
 
 
-def _addresses_of(tensors: list[torch.Tensor]) -> list[int]:
-    try:
-        return list(map(torch.Tensor.data_ptr, tensors))
-    except RuntimeError:  # one has no memory of its own
-        return [memory_of(tensor) for tensor in tensors]
+_version = attrgetter("_version")

@@ -14,9 +14,9 @@ past them (autograd functions, operators in C++) finds a tensor with the same me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, wraps
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -24,13 +24,13 @@ import torch.utils.dlpack
 from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
-from mosaic.engine.calls.thread_state import on_lane, without_cast_cache
+from mosaic.engine.calls.thread_state import on_user_stream, without_cast_cache
 from mosaic.engine.calls.torch_functions import TorchFunction, look_up
-from mosaic.engine.streams.order import LaneOrder, Point
+from mosaic.engine.streams.order import LaneOrder, Orders, Point
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, versions_of
 
-_SCALARS = (int, float, bool, type(None), str)
+_SCALARS = frozenset({int, float, bool, type(None), str, slice, torch.Size, torch.dtype, torch.device})
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -41,7 +41,7 @@ class StreamTensor(torch.Tensor):
     _point: Point
     _loose = False  # made while autograd was off: an autograd function may give it a place in the graph
     _adopted = False  # one did: its place in the graph is the shell's own
-    _told: tuple[Any, ...] = ()
+    _told: tuple[int, ...] = ()  # streams that the allocator knows of, by handle
 
     @property
     def order(self) -> LaneOrder:
@@ -63,31 +63,38 @@ class StreamTensor(torch.Tensor):
 
     def order_before(self, stream: Any) -> None:
         """Orders a stream behind this tensor, and tells the allocator."""
-        order = self._point.order
-        if stream is not order.stream and stream != order.stream and not order.lane.closed:
+        order, handle = self._point.order, stream.cuda_stream
+        if handle != order.handle and not order.lane.closed:
             order.hold(stream, self._point)
-            if stream not in self._told:
+            if handle not in self._told:
                 order.home.api.record_use(self._plain, stream)
-                self._told = (*self._told, stream)
+                self._told = (*self._told, handle)
 
     def join(self) -> torch.Tensor:
         """Orders the current stream behind this tensor and returns it plain."""
         order = self._point.order
         here = order.home.api.current_stream()
-        plain = self.plain_for(here)
+        self.order_before(here)
         if on_user_stream():
             order.check_reads(here)
-        return plain
+        return self.plain()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         does = look_up(func)
+        if does.is_pure and args and type(args[0]) is StreamTensor:
+            others, order = (*args[1:], *kwargs.values()) if kwargs else args[1:], args[0]._point.order
+            if _SCALARS.issuperset(map(type, others)) and on_user_stream() and not order.lane.closed:
+                order.enter(ready=True)
+                with order.home.api.use_stream(order.stream):
+                    result = func(args[0].plain(), *args[1:], **(kwargs or {}))
+                return _tagged(result, order, args[:1])
         if does.reads or does.sets:
             return _on_object(func, does, args, kwargs or {})
         if does.name == "__iter__":
             return iter(args[0].unbind(0))
-        return _Operation(func, does, args, kwargs or {}).run()
+        return _run(func, does, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
@@ -117,112 +124,116 @@ _decides._torchdynamo_disable, _SKIP = True, dynamo._FrameAction.SKIP
 dynamo.set_code_exec_strategy(_decides.__code__, dynamo._FrameExecStrategy(_SKIP, _SKIP))
 
 
-class _Operation:
-    """One torch function that has a tensor of a lane among its arguments."""
+def _run(func: Any, does: TorchFunction, args: Any, kwargs: Any) -> Any:
+    """Runs a torch function that has tensors of lanes among its arguments: on their lane, or joined."""
+    shells: list[StreamTensor] = []
+    others: list[torch.Tensor] = []
+    plain_args = _plain_values(args, shells, others)
+    plain_kwargs = dict(zip(kwargs, _plain_values(kwargs.values(), shells, others), strict=True)) if kwargs else kwargs
+    order = shells[0]._point.order
+    written = does.written(args, kwargs) if does.may_write or "out" in kwargs else ()
+    if (
+        does.value
+        or order.lane.closed
+        or (len(shells) > 1 and len({shell._point.order for shell in shells}) > 1)
+        or (written and {*map(type, written)} != {StreamTensor})
+        or not on_user_stream()
+        or (does.moves and does.moves_elsewhere(args, kwargs, order.device))
+    ):
+        return _run_joined(partial(func, *plain_args, **plain_kwargs), shells, written)
+    return _run_checked(partial(func, *plain_args, **plain_kwargs), does, shells, others, bool(written))
 
-    __slots__ = ("args", "does", "func", "kwargs", "plain_args", "plain_kwargs", "plains", "shells", "stands_for")
 
-    def __init__(self, func: Any, does: TorchFunction, args: Any, kwargs: Any) -> None:
-        self.func = func
-        self.does = does
-        self.args = args
-        self.kwargs = kwargs
-        self.shells: list[StreamTensor] = []
-        self.plains: list[torch.Tensor] = []
-        self.stands_for: dict[int, StreamTensor] = {}
-        self.plain_args = list(map(self._take, args))
-        self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
+def _run_joined(call: Callable[[], Any], shells: Sequence[StreamTensor], written: Sequence[torch.Tensor]) -> Any:
+    """Runs it on the current stream, behind the lanes of its arguments."""
+    for shell in shells:
+        shell.join()
+    with _writing(written, shells[0].order.home.api.current_stream()) if written else nullcontext():
+        result = call()
 
-    def _take(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is StreamTensor:
-            plain = value.plain()
-            self.shells.append(value)
-            self.stands_for[id(plain)] = value
-            return plain
-        if kind not in _SCALARS:
-            if isinstance(value, torch.Tensor):
-                self.plains.append(value)
-            elif isinstance(value, (tuple, list, dict)):
-                return map_tensors(self._take, value)
-        return value
-
-    def run(self) -> Any:
-        order, does = self.shells[0]._point.order, self.does
-        written = does.written(self.args, self.kwargs)
-        if (
-            does.value
-            or order.lane.closed
-            or (len(self.shells) > 1 and any(shell._point.order is not order for shell in self.shells))
-            or (written and any(type(tensor) is not StreamTensor for tensor in written))
-            or not on_user_stream()
-            or does.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
-        ):
-            return self._joined(written)
-        return self._followed(order, writes=bool(written))
-
-    def _joined(self, written: Sequence[torch.Tensor]) -> Any:
-        here = self.shells[0].order.home.api.current_stream()
-        for shell in self.shells:
-            shell.join()
-        if not written:
-            result = self.func(*self.plain_args, **self.plain_kwargs)
-        else:
-            with _writing(written, here):
-                result = self.func(*self.plain_args, **self.plain_kwargs)
-        return map_tensors(self._restored, result)
-
-    def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
+    def shown(tensor: torch.Tensor) -> torch.Tensor:
         """Keeps an argument that is returned as it was, and a view of a lane's tensor with the lane."""
-        if id(tensor) in self.stands_for:
-            return self.stands_for[id(tensor)]
-        if tensor._is_view() and on_user_stream():
-            for shell in self.shells:
-                if tensor._base is shell._plain or tensor._base is shell._plain._base:
-                    shell.order.wait_for(shell.order.home.api.current_stream())
-                    return tagged(tensor, shell.order.point())
+        is_view = tensor._is_view() and on_user_stream()
+        for shell in shells:
+            if tensor is shell._plain:
+                return shell
+            if is_view and (tensor._base is shell._plain or tensor._base is shell._plain._base):
+                shell.order.wait_for(shell.order.home.api.current_stream())
+                return tagged(tensor, shell.order.point())
         return tensor
 
-    def _followed(self, order: LaneOrder, *, writes: bool) -> Any:
-        home, plains = order.home, self.plains
-        order.enter(ready=not plains or all(map(home.is_ready, plains)))
-        if writes:
-            order.hold_back_writer(order.stream)
-        tensors = [*(shell._plain for shell in self.shells), *plains]
-        before = versions_of(tensors)
-        may_cast = plains and torch.is_autocast_enabled(home.api.device.type)
-        with home.api.use_stream(order.stream):
-            if may_cast:  # a weight that was cast on one lane must not be found by another, which did not wait
-                with without_cast_cache():
-                    result = self.func(*self.plain_args, **self.plain_kwargs)
-            else:
-                result = self.func(*self.plain_args, **self.plain_kwargs)
-        point = order.point()
-        stands_for = self.stands_for
+    return map_tensors(shown, result)
 
-        def shown(tensor: torch.Tensor) -> torch.Tensor:
-            return stands_for[id(tensor)] if id(tensor) in stands_for else tagged(tensor, point)
 
-        result = shown(result) if isinstance(result, torch.Tensor) else map_tensors(shown, result)
-        for plain in plains:
-            home.api.record_use(plain, order.stream)
-            order.note_read(plain, point, f"{self.does.name}, which follows a placed module on its lane,")
-        after, num_shells = versions_of(tensors), len(self.shells)
-        # Orders others behind what was written, be it known beforehand or not.
-        if writes or before[:num_shells] != after[:num_shells]:
-            if not writes and order.has_readers(besides=order.stream):
-                raise ModuleContractError(
-                    f"{self.does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
-                    "name or schema says that it writes; write to a copy"
-                )
-            order.wrote()
-        if plains and (self.does.statistics or before[num_shells:] != after[num_shells:]):
-            here = home.api.current_stream()
-            order.hold(here, order.point())
-            order.check_reads(here)
-        if order.is_owing:
-            order.settle()
-        return result
+def _run_checked(
+    call: Callable[[], Any], does: TorchFunction, shells: list[StreamTensor], others: list[torch.Tensor], writes: bool
+) -> Any:
+    """Runs on the lane of its arguments what has other tensors, too, or may write."""
+    order, num_shells = shells[0].order, len(shells)
+    home = order.home
+    order.enter(ready=all(map(home.is_ready, others)))
+    if writes:
+        order.hold_back_writer(order.stream)
+    tensors = [*(shell._plain for shell in shells), *others]
+    before = versions_of(tensors)
+    may_cast = others and torch.is_autocast_enabled(order.device.type)
+    # A weight that was cast on one lane must not be found by another, which did not wait.
+    with home.api.use_stream(order.stream), without_cast_cache() if may_cast else nullcontext():
+        result = call()
+    point = order.point()
+    for other in others:
+        home.api.record_use(other, order.stream)
+        order.note_read(other, point, f"{does.name}, which follows a placed module on its lane,")
+    after = versions_of(tensors)
+    # Orders whoever comes behind what was written, be it known beforehand or not.
+    if writes or before[:num_shells] != after[:num_shells]:
+        if not writes and order.has_readers(besides=order.stream):
+            raise ModuleContractError(
+                f"{does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
+                "name or schema says that it writes; write to a copy"
+            )
+        order.wrote()
+    if others and (does.statistics or before[num_shells:] != after[num_shells:]):
+        here = home.api.current_stream()
+        order.hold(here, order.point())
+        order.check_reads(here)
+    return _tagged(result, order, shells)
+
+
+def _plain_values(values: Iterable[Any], shells: list[StreamTensor], others: list[torch.Tensor]) -> list[Any]:
+    """Returns values with tensors of lanes plain; notes these and all other tensors."""
+    plain = []
+    for value in values:
+        kind = type(value)
+        if kind is StreamTensor:
+            shells.append(value)
+            plain.append(value.plain() if value._loose else value._plain)
+        elif kind in _SCALARS:
+            plain.append(value)
+        elif isinstance(value, torch.Tensor):
+            others.append(value)
+            plain.append(value)
+        elif kind is list or kind is tuple:
+            plain.append(kind(_plain_values(value, shells, others)))
+        else:
+            plain.append(map_tensors(lambda tensor: _plain_values((tensor,), shells, others)[0], value))
+    return plain
+
+
+def _tagged(result: Any, order: LaneOrder, shells: Sequence[StreamTensor]) -> Any:
+    """Returns a result with its tensors tagged; an argument that is returned stays the same object."""
+    point = order.point()
+
+    def shown(tensor: torch.Tensor) -> torch.Tensor:
+        for shell in shells:
+            if tensor is shell._plain:
+                return shell
+        return tagged(tensor, point)
+
+    result = shown(result) if isinstance(result, torch.Tensor) else map_tensors(shown, result)
+    if order.is_owing:
+        order.settle()
+    return result
 
 
 def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
@@ -255,11 +266,6 @@ def _writing(written: Sequence[torch.Tensor], here: Any) -> Iterator[None]:
         order.wrote()
 
 
-def on_user_stream() -> bool:
-    """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
-    return torch._C._current_graph_task_id() == -1 and not on_lane()
-
-
 def _on_object(func: Any, does: TorchFunction, args: Any, kwargs: dict[str, Any]) -> Any:
     if does.name == "__hash__":
         return id(args[0])
@@ -290,11 +296,11 @@ def join_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def patch_torch() -> None:
-    """Has functions of torch that no tensor's class sees wait for its lane, or count their writes, from now on.
+    """Has functions of torch that no tensor's class sees wait for lanes, tell them, or count their writes, from now on.
 
-    These are ``to_dlpack``, unless its name was imported before, and two whose kernels leave version counters as they
-    are on CUDA (seen in 2.11), so that a lane would not wait for an average of weights that the model takes in its own
-    call, such as a momentum encoder's.
+    These are ``to_dlpack``, unless its name was imported before; the one that runs all backwards; and two whose kernels
+    leave version counters as they are on CUDA (seen in 2.11), so that a lane would not wait for an average of weights
+    that the model takes in its own call, such as a momentum encoder's.
     """
     to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
@@ -304,8 +310,22 @@ def patch_torch() -> None:
 
     for home in (torch, torch.utils.dlpack):
         home.to_dlpack = joining  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = _told(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     for name in ("_foreach_lerp_", "_foreach_zero_"):
         setattr(torch, name, _counted(getattr(torch, name)))
+
+
+def _told(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run_backward)
+    def telling(tensors: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
+        for orders in Orders.alive:
+            orders.begin_backward()
+        result = run_backward(tensors, gradients, keep_graph, create_graph, *args, **kwargs)
+        for orders in Orders.alive:
+            orders.end_backward(result or (), twice=create_graph)
+        return result
+
+    return telling
 
 
 def _counted(write: Callable[..., None]) -> Callable[..., None]:

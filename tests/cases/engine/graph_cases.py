@@ -45,7 +45,11 @@ class Bench:
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         lane = self.lane(name)
         site = PlacedModule(name, module, lane)
-        return lane.launch(lambda: self.graphs.call(site, module, *args, **kwargs), timed=False).wait()
+        try:
+            return lane.launch(lambda: self.graphs.call(site, module, *args, **kwargs), timed=False).wait()
+        except BaseException:
+            self.lanes.join()  # before its inputs are let go, which it may still read
+            raise
 
 
 @contextmanager

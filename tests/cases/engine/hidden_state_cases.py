@@ -286,7 +286,12 @@ BETWEEN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 def held_back(case: str) -> bool:
     """Returns True for cases of ``BETWEEN`` that keep something of their modules, which graphs do not capture."""
-    return "feature" in case or case.endswith(" is")
+    return "feature" in case or case.endswith(" is") or is_hooked(case)
+
+
+def is_hooked(case: str) -> bool:
+    """Returns True for cases of ``BETWEEN`` with hooks on parameters, which run in place."""
+    return "in backward" in case
 
 
 def shown(case: str, in_sample: bool) -> Glued:
@@ -303,6 +308,7 @@ def run_on_streams(
     graphs: bool,
     captured: bool = True,
     in_place: bool = False,
+    hooked: bool = False,
     backend: Backend | None = None,
     compare: Callable[[Record, Record], None] = assert_same,
 ) -> str:
@@ -324,9 +330,10 @@ def run_on_streams(
         compare=compare,
         graphs=graphs,
         include=["left", "right"],
+        on_lanes=not hooked,
     )
     (executor,) = opened
-    assert executor._num_launched > 0
-    assert in_place or not executor.in_place
+    assert executor._num_launched > 0 or hooked
+    assert in_place or hooked or not executor.in_place
     assert not (graphs and captured) or executor.graphs.num_replays > 0, executor.notes
     return described

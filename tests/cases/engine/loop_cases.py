@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bench.sweep.device import device
+from mosaic.engine.calls.hidden import HOOKED
 
 ON_LANES = ""
 NOT_THERE = "the fake streams have no sparse tensors"
@@ -250,7 +251,7 @@ LOOPS = {
     "autograd.grad": LoopCase(loop=asking_for_gradients),
     "backward to named inputs": LoopCase(loop=backward_to_named_inputs),
     "hooks on tensors and parameters": LoopCase(
-        make=lambda: Glued(hooked), loop=firing_hooks, host="hooks follow its gradients", on_lanes=False
+        make=lambda: Glued(hooked), loop=firing_hooks, host=HOOKED, streams=HOOKED, cuda=HOOKED, on_lanes=False
     ),
     **{
         f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(

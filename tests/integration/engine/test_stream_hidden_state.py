@@ -17,6 +17,7 @@ from hidden_state_cases import (
     EAGER,
     following,
     held_back,
+    is_hooked,
     run_on_streams,
     shown,
     teacher,
@@ -39,7 +40,7 @@ def test_what_is_done_around_a_call_is_seen_by_the_call(case: str, in_sample: bo
 
 @pytest.mark.parametrize(("case", "graphs"), [(case, number % 2 == 1) for number, case in enumerate(BETWEEN)])
 def test_what_is_done_between_the_model_s_calls_is_seen_and_ordered(case: str, graphs: bool):
-    run_on_streams(*BETWEEN[case], graphs=graphs, captured=not held_back(case))
+    run_on_streams(*BETWEEN[case], graphs=graphs, captured=not held_back(case), hooked=is_hooked(case))
 
 
 def buffer_written_after(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import Mock
@@ -18,40 +18,6 @@ from mosaic.errors import BackendUnavailableError
 @pytest.fixture
 def api() -> StreamApi:
     return StreamApi(1)
-
-
-class Runtime:
-    """The functions of ``torch._C`` that know current streams and devices."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: int = 0) -> None:
-        self.device = device
-        self.current = {number: (number * 10, number, 1) for number in range(2)}
-        for name in ("getDevice", "setDevice", "getCurrentStream", "setStream"):
-            monkeypatch.setattr(torch._C, f"_cuda_{name}", getattr(self, name), raising=False)
-
-    def getDevice(self) -> int:  # noqa: N802
-        return self.device
-
-    def setDevice(self, device: int) -> None:  # noqa: N802
-        self.device = device
-
-    def getCurrentStream(self, device: int) -> tuple[int, int, int]:  # noqa: N802
-        return self.current[device]
-
-    def setStream(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802
-        self.device, self.current[device_index] = device_index, (stream_id, device_index, device_type)
-
-
-@pytest.mark.parametrize("device", [0, 1])
-def test_a_block_makes_a_stream_and_its_device_current_and_both_are_put_back(
-    api: StreamApi, monkeypatch: pytest.MonkeyPatch, device: int
-):
-    runtime = Runtime(monkeypatch, device)
-    stream = Mock(stream_id=77, device_index=1, device_type=1)
-    with suppress(KeyError), api.use_stream(stream):
-        assert (runtime.device, runtime.current[1]) == (1, (77, 1, 1))
-        raise KeyError
-    assert (runtime.device, runtime.current[1]) == (device, (10, 1, 1))
 
 
 @dataclass(frozen=True, slots=True)

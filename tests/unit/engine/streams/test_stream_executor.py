@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -141,7 +142,8 @@ def gradients_in_the_call(model: nn.Module) -> None:
         return model.left(x).sum() * penalty
 
     model.forward = forward  # type: ignore[method-assign]
-    model(*pair_batch())
+    with mock.patch.object(Orders, "end_backward", nothing):  # which does not know of gradients that backward() adds
+        model(*pair_batch())
 
 
 class Strange(torch.Tensor):
@@ -371,11 +373,27 @@ def test_foreach_writes_that_torch_does_not_count_are_counted(monkeypatch: pytes
         monkeypatch.setattr(torch, name, uncounted)
     for home in (torch, torch.utils.dlpack):
         monkeypatch.setattr(home, "to_dlpack", home.to_dlpack)
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
     patch_torch.__wrapped__()
     torch._foreach_lerp_([weight], [weight], 0.5)
     torch._foreach_zero_([weight])
     assert weight._version == 2
     assert not weight.any()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_the_allocator_is_told_of_gradients_that_a_later_backward_may_let_go(monkeypatch: pytest.MonkeyPatch):
+    """Such a gradient lies in a lane's memory, the user's stream reads it, and the node that saved it may free it."""
+    told: list[torch.Tensor] = []
+    monkeypatch.setattr(FakeStreams, "record_use", lambda _, tensor, stream: told.append(tensor))
+    model, (x, y) = TwoTowers(), pair_batch()
+    x.requires_grad_()
+    with colocated(model, (x, y), SIDE_BY_SIDE):
+        loss = model(x, y).square().sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        assert any(tensor is gradient for tensor in told)
+        (loss + gradient.pow(2).sum()).backward(create_graph=True)
+        assert {id(parameter.grad) for parameter in model.left.parameters()} <= set(map(id, told))
 
 
 def test_a_capsule_of_a_lane_s_tensor_joins_the_lane():
@@ -385,6 +403,22 @@ def test_a_capsule_of_a_lane_s_tensor_joins_the_lane():
         torch.from_dlpack(torch.utils.dlpack.to_dlpack(left)) + 1
         assert backend.api.launches[-1].stream == 0
         assert backend.api.launches[-1].is_after(backend.launches_of(handle, "left")[-1])
+
+
+def test_a_module_that_needs_what_the_model_sets_around_its_call_is_not_called_alone():
+    def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layers(x)
+        return made * self.scale
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.right.scale = x.mean()
+        right = self.right(y)
+        del self.right.scale
+        return self.left(x) @ right.T
+
+    model = Glued(glue, right=Doing(scaled))
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        steps(model)
 
 
 # Records, and what is left behind.
