@@ -158,15 +158,20 @@ class Attachment:
             return plain(*args, **kwargs)
         if not placed.executor.calls_again:
             return placed.executor.whole(plain, args, kwargs)
+        unforeseen: UnforeseenError | None = None  # after a call whose draws in Python were not noted
         while True:  # each turn but the last finds a module that stays in place from then on
             parts = self._parts if self._parts is not None and self._parts.is_now() else Parts(self._model)
             rewind, self._parts = Rewind(parts), None
             try:
                 result = placed.executor.whole(plain, args, kwargs)
-            except UnforeseenError:
+            except UnforeseenError as error:
                 if not rewind.undo():
                     raise
+                unforeseen = unforeseen if parts.draws_in_python else error
             else:
+                parts.draws_in_python = rewind.draws_in_python()
+                if parts.draws_in_python and unforeseen is not None:
+                    raise unforeseen
                 self._parts = parts if parts.is_now() else None  # what was in attributes may keep a whole step alive
                 return result
             placed.forget_calls()

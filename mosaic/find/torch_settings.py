@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -36,8 +35,10 @@ def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> 
     """Returns a setting that torch does not read where somebody has set its newer parts, which then count."""
 
     def read_or_none() -> Any:
-        with suppress(RuntimeError):
+        try:
             return read()
+        except RuntimeError:
+            return None
 
     return Setting(name, read_or_none, lambda before: before is not None and change(before))
 

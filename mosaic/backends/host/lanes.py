@@ -67,9 +67,8 @@ class HostTicket(Generic[T]):
         finally:
             self.interval_ns = (start, time.perf_counter_ns())
 
-    def finish(self) -> None:
+    def wake(self) -> None:
         """Wakes the waiters."""
-        self.done = True
         self._running.release()
 
 
@@ -120,9 +119,10 @@ class _Arbiter:
                 if ticket is not None:
                     self.held.difference_update(ticket.slots)
                     self.num_running -= 1
-                    ticket.finish()
-                    ticket = None  # or the tensors it holds live until the next one
+                    ticket.done = True
                     self._wake_ready(besides=key)
+                    ticket.wake()  # late, since a waiter needs the interpreter lock, too
+                    ticket = None  # or the tensors it holds live until the next one
                     if not self.num_running:
                         self.at_rest.notify_all()
                 if queue and self._may_run(queue[0]):

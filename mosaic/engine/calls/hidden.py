@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.find.random_numbers import CPU, random_state
+from mosaic.find.random_numbers import CPU, RandomState, python_state, random_state, torch_state
 from mosaic.find.restore import Objects, same
 from mosaic.find.structure import tensors_in, version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
@@ -85,6 +85,7 @@ class Parts(HeldTensors):
         parts = parts_of(module)
         super().__init__(parts)
         self.number = number
+        self.draws_in_python = True  # a call draws Python's or numpy's numbers, or may
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
         self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
         self._attributes = _with_contents(map(vars, parts))
@@ -128,23 +129,23 @@ class ModuleState(NamedTuple):
     parts: Parts
     trained: list[nn.Parameter]
     settings: tuple[Any, ...]
-    versions: tuple[list[int | None], list[int | None]]
+    versions: list[int | None]
     """Version counters of parameters and of buffers."""
 
     @staticmethod
     def take(parts: Parts) -> ModuleState:
         trained = [parameter for parameter in parts.parameters if parameter.requires_grad]
-        versions = versions_of(parts.parameters), versions_of(parts.buffers)
-        return ModuleState(parts, trained, read(_OF_PROCESS), versions)
+        return ModuleState(parts, trained, read_settings(), versions_of(parts.tensors))
 
     def written(self, *, writes_buffers: bool) -> str | None:
-        if self.versions[0] != versions_of(self.parts.parameters):
-            return "a parameter"
-        return None if writes_buffers or self.versions[1] == versions_of(self.parts.buffers) else "a buffer"
+        versions, count = versions_of(self.parts.tensors), len(self.parts.parameters)
+        if versions == self.versions or (writes_buffers and versions[:count] == self.versions[:count]):
+            return None
+        return "a buffer" if versions[:count] == self.versions[:count] else "a parameter"
 
     def changed(self) -> str | None:
         """Names a setting or an attribute that differs now, or returns None."""
-        setting = changed_setting(self.settings, read(_OF_PROCESS))
+        setting = changed_setting(self.settings, read_settings())
         if setting is not None:
             return f"torch's setting of the process ({setting})"
         difference = self.parts.difference()
@@ -310,7 +311,7 @@ class Rewind:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._random = random_state(CPU)
+        self._random = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
         self._containers = [(value, value.copy()) for value in parts.containers]
         small = [b for b in parts.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
@@ -335,3 +336,7 @@ class Rewind:
                     tensor.copy_(before)
         self._random.restore()
         return True
+
+    def draws_in_python(self) -> bool:
+        noted = RandomState((), self._random.python, self._random.numpy)
+        return noted.python is not None and not noted.is_same(python_state())

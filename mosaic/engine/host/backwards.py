@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from mosaic.backends.base import Ticket
 from mosaic.engine.calls.hidden import has_hooks
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
@@ -21,36 +21,29 @@ class Backwards:
 
     def __init__(self, executor: Any) -> None:  # see ``HostExecutor``
         self._executor = executor
-        self._begun: list[weakref.ref[RunningBackward]] = []
+        self._begun: dict[int, weakref.ref[Any]] = {}  # what autograd calls at their end, by its number of each
         self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
-    def current(self) -> RunningBackward:
-        """Returns the running backward; makes it wait for the lanes before it returns."""
+    def begin(self) -> None:
+        """Makes the running backward wait for the lanes before it returns."""
         task = torch._C._current_graph_task_id()
-        alive = [running for ref in self._begun if (running := ref()) is not None]
-        for running in alive:
-            if running.task == task:
-                return running
-        if not alive:
+        if task not in self._begun:
             self.forget_failed()
-        running = RunningBackward(self, task)
-        self._begun.append(weakref.ref(running, self.forget_failed))
-        torch.autograd.Variable._execution_engine.queue_callback(running)  # type: ignore[attr-defined]
-        return running
+            at_end = partial(self.end, task)
+            self._begun[task] = weakref.ref(at_end, self.forget_failed)
+            torch.autograd.Variable._execution_engine.queue_callback(at_end)  # type: ignore[attr-defined]
 
     def forget_failed(self, _: object = None) -> None:
         """Cleans up after a backward that an error cut short; autograd drops it before the error reaches the loop."""
-        if self._begun and all(ref() is None for ref in self._begun):
+        if self._begun and all(ref() is None for ref in self._begun.values()):
             self._executor.drain()
             self._executor.errors.clear()
             self._begun.clear()
             self._settle()
 
-    def end(self, ended: RunningBackward) -> None:
-        self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
+    def end(self, ended: int) -> None:
+        self._begun = {task: ref for task, ref in self._begun.items() if ref() is not None and task != ended}
         try:
-            for ticket in ended.launched:
-                ticket.wait()
             self._executor.check_errors()
         except BaseException:
             self._executor.drain()
@@ -97,23 +90,11 @@ class Backwards:
 
         def arrived(grad: torch.Tensor) -> Any:
             if site.in_flight:
-                self.current()
+                self.begin()
                 self.reach(site, site.parameters)
             return to_plain(grad)
 
         site.in_place.note(outputs, arrived)
-
-
-class RunningBackward:
-    """Called by autograd at the end of one backward, and dropped when that backward fails."""
-
-    def __init__(self, backwards: Backwards, task: int) -> None:
-        self._backwards = backwards
-        self.task = task  # autograd's number of it
-        self.launched: list[Ticket[Any]] = []  # what it handed to lanes
-
-    def __call__(self) -> None:
-        self._backwards.end(self)
 
 
 class SumTicket:

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
@@ -201,7 +201,7 @@ class Call:
         # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
         only_asked = not torch._C._will_engine_execute_node(site.anchor_node)
         by_caller = only_asked or has_hooks(self.parameters)
-        running = executor.backwards.current()
+        executor.backwards.begin()
         if not by_caller:
             executor.backwards.reach(site, self.parameters)
         if not keep:
@@ -211,7 +211,6 @@ class Call:
         if by_caller or self._has_leaf:
             computed = list(executor.wait(ticket))
             return computed + [None] * (len(edges) + len(self.parameters) - len(computed))
-        running.launched.append(ticket)
         picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
         pending: list[torch.Tensor | None] = [None] * (len(edges) + len(self.parameters))
         for edge, index in enumerate(edges):
@@ -233,17 +232,17 @@ class Call:
                 "freed. Specify retain_graph=True in the first backward."
             )
         self._captured[:] = [None] * len(self.signature.edges)
-        values = [grad.value() if isinstance(grad, LaneTensor) else grad for grad in grads]
-        roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
-        grads = [grad for grad in values if grad is not None]
+        values = [grad.value() if type(grad) is LaneTensor else grad for grad in grads]
+        roots = tuple([root for root, grad in zip(self._roots, values, strict=True) if grad is not None])
+        reached = tuple([grad for grad in values if grad is not None])
         gradients: list[torch.Tensor | None] = []
         try:
             if by_caller and roots:
                 wanted = [*self._inputs, *self.parameters]
                 with _without_hooks(self.parameters):
-                    gradients = list(torch.autograd.grad(roots, wanted, grads, retain_graph=keep, allow_unused=True))
-            elif roots:
-                torch.autograd.backward(roots, grads, retain_graph=keep)
+                    gradients = list(torch.autograd.grad(roots, wanted, reached, retain_graph=keep, allow_unused=True))
+            elif roots:  # torch.autograd.backward would compare shapes in Python, which the caller's engine has done
+                _engine_run_backward(roots, reached, keep, False, (), allow_unreachable=True, accumulate_grad=True)
         except BaseException as error:
             add_place(error, "in the backward of module", self)
             raise

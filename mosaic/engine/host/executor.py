@@ -133,9 +133,9 @@ class HostExecutor(Executor):
             with torch._C.DisableTorchFunctionSubclass():
                 arguments = Arguments.take(args, kwargs, join_joined)
                 state = site.state()
-                reason = _unplanned(site, arguments, state)
-                signature = site.signatures.get(_kind(arguments, state)) if reason is None else None
-                if signature is not None:
+                signature = site.signatures.get(_kind(arguments, state))
+                reason = _unplanned(site, arguments, state, signature)
+                if reason is None and signature is not None:
                     reason = self._obstacle(site, signature, arguments)
                     if reason is None:
                         return self._send(site, run, arguments, signature, state)
@@ -190,7 +190,7 @@ class HostExecutor(Executor):
         sees_end = self._ends.watch(site, ended)
 
         def arrived(grad: torch.Tensor) -> Any:
-            self.backwards.current()  # counts this backward
+            self.backwards.begin()  # counts it
             self.drain()  # its slots are those of the lanes
             if sees_end and site.name not in self._began:
                 self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
@@ -264,19 +264,21 @@ class HostExecutor(Executor):
         for tensor in inputs:
             waits_for_plain(tensor)
         after = self.inputs_of(arguments.tensors, site)
-        ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
-        if not call.is_glue:
-            self.num_launched += 1
-            site.last_forward = ticket
-            self._called[site.name] = site
         results = [
-            LaneTensor(info.like, self, site.lane, ticket, pick, site.name, is_shared=info.shares_memory)
+            LaneTensor(info.like, self, site.lane, None, pick, site.name, is_shared=info.shares_memory)
             for pick, info in enumerate(signature.new_outputs)
         ]
         if any(output.differentiable for output in signature.new_outputs):
             site.in_flight.add(call)
             edges = [inputs[index] for index in signature.edges]
             results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
+        ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
+        for tensor in results:
+            tensor._ticket = ticket
+        if not call.is_glue:
+            self.num_launched += 1
+            site.last_forward = ticket
+            self._called[site.name] = site
         if signature.is_single:
             return results[0]
         fresh = iter(results)
@@ -417,9 +419,11 @@ class HostExecutor(Executor):
         return self._learned.total()
 
 
-def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState) -> str | None:
+def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState, signature: Signature | None) -> str | None:
     if arguments.grad and state.parts.has_gradient_hooks():
         return HOOKED
+    if signature is not None:
+        return None  # the first call of its kind has passed
     if arguments.opaque is not None:
         return f"it takes a {arguments.opaque}, which may hide tensors"
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
@@ -433,7 +437,7 @@ def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState) -> 
 
 def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
     parts = state.parts
-    dtypes = tuple([tensor.dtype for tensor in (*parts.parameters, *parts.buffers)])
+    dtypes = tuple([tensor.dtype for tensor in parts.tensors])
     return arguments.key(parts.number, tuple(map(id, state.trained)), dtypes)
 
 

@@ -47,7 +47,7 @@ class LaneTensor(torch.Tensor):
         like: torch.Tensor,
         executor: Any,
         lane: Lane,
-        ticket: Ticket[list[torch.Tensor | None]],
+        ticket: Any,  # None until its work is submitted
         pick: int,
         module: str,
         *,

@@ -108,7 +108,7 @@ class HostRankExecutor(RankExecutor):
 
     def _begin_backward(self) -> None:
         """Makes the end of this backward wait for its work on lanes, before anything is reduced there."""
-        self.engine.backwards.current()
+        self.engine.backwards.begin()
         for reducer in self._shared if self.routed else ():
             for parameter in reducer.parameters:  # what comes is added up before it is added to what was there
                 self.engine.backwards.set_aside(parameter)
@@ -204,7 +204,7 @@ class _LaneCall(Call):
 
         pending = super().launch_backward(grads)
         if routed.reducer is not None:
-            engine.backwards.current().launched.append(engine.submit(self.site, "reduction", reduce, ()))
+            engine.submit(self.site, "reduction", reduce, ())
         return pending
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, colocated, pair_batch, run_both, train
 from torch import nn
 from torch.nn import functional
+
+from mosaic.errors import UnforeseenError
 
 
 class Skips(nn.Module):
@@ -62,6 +65,36 @@ def test_results_that_depend_on_values_end_in_place_and_nothing_is_counted_twice
 
     described = run_both(lambda: Ragged(kind), pair_batch(), SIDE_BY_SIDE, loop)
     assert "depend on values" in described or "another number of random numbers" in described
+
+
+class Drawing(TwoTowers):
+    """Draws from Python's random numbers in every call, or in those whose input asks for it."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__(Skips("drops"), Skips("drops"))
+        self.always = always
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        factor = random.random() if self.always or x[0, 1] > 0 else 0.5
+        return super().forward(x, y) * factor
+
+
+def test_a_call_that_is_made_again_draws_python_s_numbers_anew():
+    def loop(model: Any, record: Record) -> None:
+        random.seed(0)
+        train(8)(model, record)
+        record.note(torch.tensor(random.random()))
+
+    run_both(partial(Drawing, always=True), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_a_call_that_cannot_draw_python_s_numbers_anew_is_an_error():
+    (x, y), model = (tensor.abs() for tensor in pair_batch()), Drawing(always=False)
+    with colocated(model, (-x, -y), SIDE_BY_SIDE):
+        for _ in range(4):
+            model(-x, -y).sum().backward()
+        with pytest.raises(UnforeseenError, match="another number of random numbers"):
+            model(x, y)
 
 
 def number(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, int]:
