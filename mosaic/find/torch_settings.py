@@ -32,12 +32,10 @@ def _precision(of: str) -> Setting:
 
 
 def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> Setting:
-    """Returns a setting that torch does not read where somebody has set its newer parts, which then count."""
-
     def read_or_none() -> Any:
         try:
             return read()
-        except RuntimeError:
+        except RuntimeError:  # somebody has set its newer parts, which then count
             return None
 
     return Setting(name, read_or_none, lambda before: before is not None and change(before))
