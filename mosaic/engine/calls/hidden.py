@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
+from operator import attrgetter
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
 _NUM_OF_TORCH = len(vars(nn.Module()))
+_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 HOOKED = "hooks follow its gradients, which lanes would call in another order"
 _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
@@ -69,7 +71,10 @@ class HeldTensors:
 
     def has_gradient_hooks(self) -> bool:
         """Returns True if hooks other than Mosaic's follow gradients of the parts or of their parameters."""
-        return any(self._backward_hooks) or has_hooks(self.parameters, own=False)
+        if any(self._backward_hooks):
+            return True
+        is_hooked = any(map(_HOOKS, self.parameters)) or any(map(_LATE_HOOKS, self.parameters))
+        return is_hooked and has_hooks(self.parameters, own=False)
 
     def are_same(self) -> bool:
         return same(*self._held)
