@@ -76,7 +76,9 @@ class ModuleGraphs:
         """Makes a call by replay on its lane's stream, the current one; captures it first, or launches it eagerly."""
         if self._closed:
             raise MosaicError("these graphs are closed; colocate the model again to make new ones")
-        reason = self._interception()
+        reason = "it is being traced" if is_traced() else surrounding()
+        if _get_current_function_mode_stack() or _get_current_dispatch_mode_stack():
+            reason = "a torch mode is active, such as a default device"
         if reason is None:
             try:
                 arguments = Arguments.take(args, kwargs)
@@ -98,13 +100,6 @@ class ModuleGraphs:
         """Frees all graphs, after the device has come to rest; to be called before the streams end."""
         self._closed = True
         self._finalizer()
-
-    def _interception(self) -> str | None:
-        if is_traced():
-            return "it is being traced"
-        if _get_current_function_mode_stack() or _get_current_dispatch_mode_stack():
-            return "a torch mode is active, such as a default device"
-        return surrounding()
 
     def _graph_of(
         self, site: PlacedModule, run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]

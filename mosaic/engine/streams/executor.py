@@ -255,7 +255,10 @@ class _Call:
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Orders the lane behind an input and returns it plain."""
-        plain = tensor.plain_for(self._order.stream) if type(tensor) is StreamTensor else tensor
+        plain = tensor
+        if type(tensor) is StreamTensor:
+            tensor.order_before(self._order.stream)
+            plain = tensor.plain()
         if id(plain) not in self._owners:
             self._owners[id(plain)] = tensor
             self.inputs.append(plain)
@@ -317,7 +320,7 @@ class StreamTimeline(SpanLog):
         self._in_step: set[tuple[str, str]] = set()
         self._pending: deque[tuple[PlacedModule, str, int, StreamMark, Any]] = deque()
         self._reading = threading.Lock()
-        self._running: dict[str, _Backward] = {}
+        self.running: dict[str, _Backward] = {}  # by module, from the first gradient of its results on
         self._ends = LastGradients()
 
     @property
@@ -372,13 +375,9 @@ class StreamTimeline(SpanLog):
     def note_backward(self) -> None:
         self.num_backwards += 1
 
-    def began(self, backward: _Backward) -> None:
-        """Called by the first gradient of a module's results."""
-        self._running[backward.site.name] = backward
-
     def _end(self, module: str) -> None:
-        if module in self._running:
-            self._running.pop(module).end()
+        if module in self.running:
+            self.running.pop(module).end()
 
     def _read(self, *, wait: bool) -> None:
         with self._reading:
@@ -407,7 +406,7 @@ class _Backward:
         task = torch._C._current_graph_task_id()
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()
-            self._timeline.began(self)
+            self._timeline.running[self.site.name] = self
             self._shown = ProfilerRange(self.site.name, "backward")
             lane = self.site.lane
             if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:

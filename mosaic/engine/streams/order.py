@@ -286,10 +286,6 @@ class Orders:
             if gradient is not None and gradient.layout is torch.strided:
                 self.api.record_use(gradient, here)
 
-    def is_ready(self, tensor: torch.Tensor) -> bool:
-        """Returns True if a tensor of the user's stream was there when the running call of the model began."""
-        return self.call is not None and self.call.had(tensor)
-
     def join(self, *, with_backward: bool = False) -> None:
         """Makes the user's stream wait for all work of lanes that has points, or for what autograd launched, too."""
         here = self.api.current_stream()

@@ -57,10 +57,6 @@ class StreamTensor(torch.Tensor):
                     self._loose, self._adopted = False, True
         return self._plain
 
-    def plain_for(self, stream: Any) -> torch.Tensor:
-        self.order_before(stream)
-        return self.plain()
-
     def order_before(self, stream: Any) -> None:
         """Orders a stream behind this tensor, and tells the allocator."""
         order, handle = self._point.order, stream.cuda_stream
@@ -171,7 +167,7 @@ def _run_checked(
     """Runs on the lane of its arguments what has other tensors, too, or may write."""
     order, num_shells = shells[0].order, len(shells)
     home = order.home
-    order.enter(ready=all(map(home.is_ready, others)))
+    order.enter(ready=home.call is not None and all(map(home.call.had, others)))
     if writes:
         order.hold_back_writer(order.stream)
     tensors = [*(shell._plain for shell in shells), *others]
