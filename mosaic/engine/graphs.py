@@ -35,7 +35,7 @@ from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import Surroundings, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.thread_state import AsLane, is_traced, saved_tensor_hooks, surrounding, without_cast_cache
+from mosaic.engine.calls.thread_state import AsLane, saved_tensor_hooks, surrounding, without_cast_cache
 from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.find.random_numbers import CPU, python_state, torch_state
 from mosaic.find.restore import preserved
@@ -76,7 +76,7 @@ class ModuleGraphs:
         """Makes a call by replay on its lane's stream, the current one; captures it first, or launches it eagerly."""
         if self._closed:
             raise MosaicError("these graphs are closed; colocate the model again to make new ones")
-        reason = "it is being traced" if is_traced() else surrounding()
+        reason = surrounding()
         if _get_current_function_mode_stack() or _get_current_dispatch_mode_stack():
             reason = "a torch mode is active, such as a default device"
         if reason is None:

@@ -116,9 +116,10 @@ class LaneOrder:
         if stream.cuda_stream == self.handle:
             self._readers.clear()
 
-    def has_readers(self, besides: Any) -> bool:
-        """Returns True if other streams than the lane's own and one more were given work on its tensors."""
-        return not self._readers.keys() <= {besides.cuda_stream}
+    @property
+    def has_readers(self) -> bool:
+        """True if other streams were given work on the lane's tensors."""
+        return bool(self._readers)
 
     # What waits for the lane.
 
@@ -144,9 +145,9 @@ class LaneOrder:
         if point is not None:
             self._record(point)
 
-    def wrote(self, point: Point | None = None) -> None:
+    def wrote(self) -> None:
         """Notes that the lane's last work wrote into one of its tensors: every reader must wait for it."""
-        self._last_write = point or self.point()
+        self._last_write = self.point()
 
     def hold(self, stream: Any, point: Point, *, reads: bool = True) -> None:
         """Makes a stream wait for a point of this lane, and for writes into the lane's tensors.

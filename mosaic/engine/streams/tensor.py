@@ -183,7 +183,7 @@ def _run_checked(
     after = versions_of(tensors)
     # Orders whoever comes behind what was written, be it known beforehand or not.
     if writes or before[:num_shells] != after[:num_shells]:
-        if not writes and order.has_readers(besides=order.stream):
+        if not writes and order.has_readers:
             raise ModuleContractError(
                 f"{does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                 "name or schema says that it writes; write to a copy"
