@@ -86,6 +86,24 @@ def train(model: nn.Module, device: torch.device, steps: int) -> None:
         optimizer.zero_grad()
 
 
+def derivatives(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Returns gradients of several results at once, and gradients of a gradient."""
+    made = model(x.requires_grad_(), y).square().mean(1)
+    three = torch.eye(3, device=x.device)
+    (several,) = torch.autograd.grad(made[:3], x, three, is_grads_batched=True, retain_graph=True)
+    (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+    return [several, *torch.autograd.grad(made.sum() + gradient.square().sum(), list(model.parameters()))]
+
+
+def test_other_derivatives_are_the_plain_model_s(backend: Backend):
+    model = Three().to(backend.torch_device)
+    x, y = batch(backend.torch_device, 0)
+    with colocated(model, backend) as handle:
+        ours = derivatives(model, x, y)
+        with handle.disabled():
+            torch.testing.assert_close(ours, derivatives(model, x, y), rtol=1e-3, atol=1e-5)
+
+
 def test_forward_glue_and_backward_run_on_the_lane_s_stream(backend: Backend):
     model = Three().to(backend.torch_device)
     seen: dict[str, set[int]] = {"forward": set(), "backward": set(), "glue": set()}
@@ -93,9 +111,12 @@ def test_forward_glue_and_backward_run_on_the_lane_s_stream(backend: Backend):
     def note(phase: str) -> None:
         seen[phase].add(torch.cuda.current_stream(backend.torch_device).cuda_stream)
 
-    first = model.left[0]
-    first.register_forward_hook(lambda *_: note("forward"))
-    first.layers[0].weight.register_post_accumulate_grad_hook(lambda _: note("backward"))
+    def look(_: nn.Module, __: Any, result: torch.Tensor) -> None:
+        note("forward")
+        if result.requires_grad:
+            result.register_hook(lambda _: note("backward"))
+
+    model.left[0].register_forward_hook(look)
     with colocated(model, backend) as handle:
         assert handle._executor is not None
         lane: Any = handle._executor.lanes.lane(handle.plan.placement("left").slots)

@@ -245,7 +245,7 @@ class Orders:
         note_backward: Called when any backward begins.
     """
 
-    alive: ClassVar[weakref.WeakSet[Orders]] = weakref.WeakSet()
+    alive: ClassVar[set[weakref.ref[Orders]]] = set()
 
     def __init__(self, lanes: StreamLanes, note_backward: Callable[[], object]) -> None:
         self.api = lanes.api
@@ -253,7 +253,7 @@ class Orders:
         self.note_backward = note_backward
         self.call: ModelCall | None = None  # the call of the whole model that is running, or None
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
-        self.alive.add(self)
+        self.alive.add(weakref.ref(self, self.alive.discard))
 
     def of(self, lane: StreamLane) -> LaneOrder:
         order = self._lanes.get(lane.slots)
@@ -271,7 +271,7 @@ class Orders:
     def begin_backward(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
         self.note_backward()
-        for order in self._lanes.values():
+        for order in list(self._lanes.values()):  # another thread may be opening one
             order.lend()
 
     def end_backward(self, gradients: Iterable[torch.Tensor | None], *, twice: bool) -> None:
@@ -280,11 +280,12 @@ class Orders:
         ``twice`` says whether gradients have gradients, and so a graph that holds what it read of them.
         """
         if torch._C._are_functorch_transforms_active():
-            return  # they are wrappers, of what no lane made
-        held = [t.grad for state in self.held.values() for t in state.parameters] if twice else []
+            return  # they are wrappers
+        held = [t.grad for state in list(self.held.values()) for t in state.parameters] if twice else []
         here = self.api.current_stream()
         for gradient in (*gradients, *held):
-            if gradient is not None and gradient.layout is torch.strided:
+            is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided  # and not being traced
+            if is_plain and not torch._C._functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched
                 self.api.record_use(gradient, here)
 
     def join(self, *, with_backward: bool = False) -> None:

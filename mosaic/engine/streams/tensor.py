@@ -314,10 +314,11 @@ def patch_torch() -> None:
 def _told(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run_backward)
     def telling(tensors: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
-        for orders in Orders.alive:
+        alive = [orders for each in list(Orders.alive) if (orders := each()) is not None]
+        for orders in alive:
             orders.begin_backward()
         result = run_backward(tensors, gradients, keep_graph, create_graph, *args, **kwargs)
-        for orders in Orders.alive:
+        for orders in alive:
             orders.end_backward(result or (), twice=create_graph)
         return result
 

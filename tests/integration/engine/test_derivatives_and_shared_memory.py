@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -46,9 +47,18 @@ def per_sample(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return model(x, y).square().mean() * scale
 
 
+def penalty(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Gradients of gradients."""
+    loss = model(x.requires_grad_(), y).square().mean()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + gradient.square().mean()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, at its first forward derivative
-@pytest.mark.parametrize("on", ["host", "streams"])
-@pytest.mark.parametrize("loss", [slopes, per_sample])
+@pytest.mark.parametrize(
+    ("loss", "on"),
+    [*product((slopes, per_sample), ("host", "streams")), (penalty, "streams")],
+)
 def test_other_derivatives_of_a_model_are_those_of_the_plain_one(loss: Callable[..., torch.Tensor], on: str):
     both = run_both if on == "host" else stream_cases.run_both
     described = both(TwoTowers, pair_batch(), SIDE_BY_SIDE, partial(stepping, loss))
