@@ -284,8 +284,9 @@ class Orders:
         held = [t.grad for state in list(self.held.values()) for t in state.parameters] if twice else []
         here = self.api.current_stream()
         for gradient in (*gradients, *held):
-            is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided  # and not being traced
-            if is_plain and not torch._C._functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched
+            if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+                continue  # none, or one that is being traced
+            if not torch._C._functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched
                 self.api.record_use(gradient, here)
 
     def join(self, *, with_backward: bool = False) -> None:
