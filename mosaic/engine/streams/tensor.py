@@ -30,7 +30,7 @@ from mosaic.engine.streams.order import LaneOrder, Orders, Point
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, versions_of
 
-_SCALARS = frozenset({int, float, bool, type(None), str, slice, torch.Size, torch.dtype, torch.device})
+_SCALARS = frozenset({int, float, bool, type(None), str, torch.Size, torch.dtype, torch.device})
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -209,6 +209,9 @@ def _plain_values(values: Iterable[Any], shells: list[StreamTensor], others: lis
         elif isinstance(value, torch.Tensor):
             others.append(value)
             plain.append(value)
+        elif kind is slice:  # torch would ask for its ends on the lane's stream
+            ends = (value.start, value.stop, value.step)
+            plain.append(slice(*(int(end) if isinstance(end, torch.Tensor) else end for end in ends)))
         elif kind is list or kind is tuple:
             plain.append(kind(_plain_values(value, shells, others)))
         else:

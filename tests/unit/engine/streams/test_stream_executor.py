@@ -421,6 +421,16 @@ def test_a_module_that_needs_what_the_model_sets_around_its_call_is_not_called_a
         steps(model)
 
 
+def test_a_slice_that_ends_at_a_tensor_reads_it_in_the_order_of_the_user_s_stream():
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        count = (y.square().sum() > 0).long() + 2
+        return self.left(x)[:count, :4] @ self.right(y)[:count, :4].T
+
+    model = Glued(glue)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        steps(model)
+
+
 # Records, and what is left behind.
 
 
