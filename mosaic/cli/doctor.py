@@ -105,10 +105,10 @@ def examine_model(where: str) -> Diagnosis:
     for name, sources in examination.modules.items():
         lines.append(f"  - {escape(name)}" + (f", after {escape(', '.join(sources))}" if sources else ""))
     diagnosis = Diagnosis({"model": where, "modules": examination.modules}, blocks=["\n".join(lines)])
-    for remark in examination.refused:
-        diagnosis.find("error", remark.seen, remark.todo)
-    for remark in examination.in_place:
-        diagnosis.find("warning", remark.seen, remark.todo)
+    for description, remedy in examination.refused.items():
+        diagnosis.find("error", description, remedy)
+    for description, remedy in examination.in_place.items():
+        diagnosis.find("warning", description, remedy)
     return diagnosis
 
 

@@ -43,6 +43,7 @@ class Attachment:
         self._root: nn.Module | None = None
         self._parts: Parts | None = None  # of the model, if its last call changed none
         self._hook: RemovableHandle | None = None  # on optimizers' steps
+        self._is_watched = False  # plans are switched on the host, but not while a backward is due
         self._pending: PendingBackwards | None = None
         self._depth = 0
         self._lock = threading.RLock()
@@ -54,14 +55,15 @@ class Attachment:
         self.placed = placed
         try:
             if placed is not None or trial is not None:
-                self.take_modules(watched=trial is not None and trial.request.backend.device.kind == "host")
+                self._is_watched = trial is not None and trial.request.backend.device.kind == "host"
+                self.take_modules()
                 if not any(module is self._model for module in self._taken):
                     attach(self._model, self._whole_call)
                     self._root = self._model
-            if trial is not None and trial.trial_settings is not None:
-                self.trial = Trial(self, trial, trial.trial_settings)
+            if trial is not None:
+                self.trial = Trial(self, trial)
                 self.trial.open_all()
-            self._hook = _step_hook(self)
+            self._hook = self._watch_optimizers()
         except BaseException:
             self.end()
             raise
@@ -78,16 +80,25 @@ class Attachment:
         if self.trial is not None:
             self.trial.stop()
         if self.placed is not None:
-            self.placed.close()
+            self.placed.executor.close()
+
+    def _watch_optimizers(self) -> RemovableHandle:
+        reference = weakref.WeakMethod(self._before_optimizer)  # torch's table of hooks must not keep the model alive
+
+        def before_step(optimizer: Optimizer, *_: Any) -> None:
+            if (before_optimizer := reference()) is not None:
+                before_optimizer(optimizer)
+
+        return register_optimizer_step_pre_hook(before_step)
 
     def settle(self) -> None:
         if self.placed is not None:
             self.placed.executor.settle()
 
     @property
-    def has_pending(self) -> bool:
-        """Returns True if a call that ran in the plain way waits for its backward."""
-        return bool(self._pending)
+    def is_busy(self) -> bool:
+        """Returns True if a call waits for a backward that needs what runs the model now."""
+        return bool(self._pending) or (self.placed is not None and self.placed.is_in_flight)
 
     def release_modules(self) -> None:
         """Restores the plain classes of placed modules, and of parts that an executor attached."""
@@ -99,41 +110,36 @@ class Attachment:
 
     def switch_to(self, placed: PlacedPlan | None) -> None:
         """Runs the model on other lanes from now on, or in the plain way; nothing may be in flight."""
-        if placed is self.placed:
-            return
-        self.settle()
-        self.placed = placed
+        if placed is not self.placed:
+            self.settle()
+            self.placed = placed
 
-    def take_modules(self, *, watched: bool = False) -> None:
-        """Intercepts the calls of placed modules; ``watched``: plans are switched, but not while a backward is due."""
-        self._pending = PendingBackwards() if watched else None
+    def take_modules(self) -> None:
+        self._pending = PendingBackwards() if self._is_watched else None
         for subject in self._finding.subjects:
-            attach(subject.module, self._placed_call(subject.name), partial(self._reach, subject.name))
+            attach(subject.module, partial(self._placed_call, subject.name), partial(self._reach, subject.name))
             self._taken.append(subject.module)
 
-    def _placed_call(self, name: str) -> Any:
-        def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._is_called, placed = True, self.placed
-            if placed is None or not self.enabled:
-                result = plain(*args, **kwargs)
-            elif not placed.on_streams or not on_user_stream():
+    def _placed_call(self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._is_called, placed = True, self.placed
+        if placed is None or not self.enabled:
+            result = plain(*args, **kwargs)
+        elif not placed.on_streams or not on_user_stream():
+            result = placed.executor.call(placed.sites[name], plain, args, kwargs)
+        elif not self._lock.acquire(blocking=False):  # the other thread may be waiting for this one
+            raise ModuleContractError(
+                f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread "
+                f"at a time can use; call the whole model in each thread, or leave it out: colocate(..., "
+                f"exclude=[{name!r}])"
+            )
+        else:
+            try:
                 result = placed.executor.call(placed.sites[name], plain, args, kwargs)
-            elif not self._lock.acquire(blocking=False):  # the other thread may be waiting for this one
-                raise ModuleContractError(
-                    f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread "
-                    f"at a time can use; call the whole model in each thread, or leave it out: colocate(..., "
-                    f"exclude=[{name!r}])"
-                )
-            else:
-                try:
-                    result = placed.executor.call(placed.sites[name], plain, args, kwargs)
-                finally:
-                    self._lock.release()
-            if self._pending is not None:
-                self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
-            return result
-
-        return intercept
+            finally:
+                self._lock.release()
+        if self._pending is not None:
+            self._pending.note(tensor for tensor in tensors_in(result) if type(tensor) is not LaneTensor)
+        return result
 
     def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the model; threads take turns, unless this is part of a call, or of a backward, that one is in."""
@@ -197,15 +203,3 @@ class Attachment:
             holds = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
             self._held[optimizer] = len(optimizer.param_groups), holds
         return holds
-
-
-def _step_hook(attachment: Attachment) -> RemovableHandle:
-    """Registers for every optimizer's steps; torch's table is global, so it must not keep the model alive."""
-    reference = weakref.ref(attachment)
-
-    def before_step(optimizer: Optimizer, *_: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive._before_optimizer(optimizer)
-
-    return register_optimizer_step_pre_hook(before_step)

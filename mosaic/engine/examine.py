@@ -14,29 +14,13 @@ from mosaic.engine.session import backend_for, refuse
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """An observation about a module."""
-
-    module: str
-    what: str
-    where: str
-    """File, line and function of the user's code; empty where ``what`` has it."""
-    todo: str
-    """The remedy."""
-
-    @property
-    def seen(self) -> str:
-        return f"{self.module}: {self.what}" + (f" ({self.where})" if self.where else "")
-
-
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The modules of a model and the obstacles to placing them."""
+    """The modules of a model, with those that feed them, and the obstacles to placing them, with their remedies."""
 
     modules: dict[str, tuple[str, ...]]
-    refused: tuple[Remark, ...]
-    in_place: tuple[Remark, ...]
+    refused: dict[str, str]
+    in_place: dict[str, str]
 
 
 def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
@@ -45,35 +29,23 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
         refuse(model, backend_for(model))
         finding = find_modules(model, sample)
     except (BackendUnavailableError, UnsupportedModelError) as error:
-        problem = Remark(module="the model", what=str(error), where=origin, todo="name modules, or change these")
-        return Examination({}, (problem,), ())
+        return Examination({}, {f"the model: {error} ({origin})": "name modules, or change these"}, {})
     except Exception as error:
-        return Examination({}, (_failed(error.__cause__ or error, origin),), ())
+        sentence = _failure(error.__cause__ or error, origin)
+        return Examination({}, {sentence: "let the factory return a sample that the model takes"}, {})
     sources = {name: tuple(e.source for e in finding.graph.edges if e.target == name) for name in finding.graph.names}
-    left_out = []
-    for name, reason in finding.left_out.items():
-        where = "" if ".py:" in reason else _class_of(model.get_submodule(name))
-        left_out.append(Remark(module=name, what=reason, where=where, todo=reason.todo))
-    in_place = (
-        Remark(module=name, what=reason, where=_class_of(model.get_submodule(name)), todo=reason.todo)
-        for name, reason in finding.in_place.items()
-    )
-    return Examination(sources, (), (*left_out, *in_place))
+    in_place = {}
+    for name, reason in (*finding.left_out.items(), *finding.in_place.items()):
+        kind = type(model.get_submodule(name))
+        code = None if ".py:" in reason else getattr(kind.forward, "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno} in {kind.__qualname__})" if code is not None else ""
+        in_place[f"{name}: {reason}{where}"] = reason.todo
+    return Examination(sources, {}, in_place)
 
 
-def _class_of(module: nn.Module) -> str:
-    code = getattr(type(module).forward, "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
-
-
-def _failed(error: BaseException, origin: str) -> Remark:
+def _failure(error: BaseException, origin: str) -> str:
     torch_folder = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(torch_folder)]
     own = [frame for frame in frames if f"mosaic{Path('/')}engine" not in frame.filename]
     where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else origin
-    return Remark(
-        module="the model",
-        what=f"it does not run on the sample: {type(error).__name__}: {error}",
-        where=where,
-        todo="let the factory return a sample that the model takes",
-    )
+    return f"the model: it does not run on the sample: {type(error).__name__}: {error} ({where})"

@@ -31,12 +31,7 @@ _CLASSES = "to know: placed modules have classes derived from their own: isinsta
 
 
 class Handle(Checkpointer):
-    """A colocated model.
-
-    Attributes:
-        active: Whether calls are placed now; False where Mosaic stepped aside, with the reason in ``describe()``, and
-            while a trial runs the plain loop.
-    """
+    """A colocated model."""
 
     def __init__(self, session: Session, prepare: Callable[[Request], Session]) -> None:
         self._model = session.model
@@ -45,11 +40,10 @@ class Handle(Checkpointer):
         self._is_over = False
         self._begin(session)
 
-    def _begin(self, session: Session) -> None:
+    def _begin(self, session: Session, num_steps: int = 0) -> None:
         self._session = session
-        before: Attachment | None = getattr(self, "_attachment", None)
         self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
-        self._attachment.num_steps = before.num_steps if before is not None else 0
+        self._attachment.num_steps = num_steps
         self._attachment.begin(session.placed, session if session.candidates else None)
         self._log()
 
@@ -70,7 +64,7 @@ class Handle(Checkpointer):
 
     @property
     def active(self) -> bool:
-        """Returns True if placed modules run on their lanes now."""
+        """Returns True if placed modules run on their lanes now; ``describe()`` says why they do not."""
         return self._executor is not None and not self._executor.closed and self._attachment.enabled
 
     @property
@@ -88,31 +82,30 @@ class Handle(Checkpointer):
 
     def describe(self) -> str:
         """Says in plain lines what runs where, what does not and why, and what to know about this machine."""
-        lines = []
-        runs_plain = self._executor is None and not self.is_trying
+        lines, executor = [], self._executor
+        runs_plain = executor is None and not self.is_trying
         if runs_plain:
             lines.append(f"{_PLAIN}:")
         for index, stage in enumerate(() if runs_plain else self.plan.stages):
             for placed in stage.placements:
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
-                executor = self._executor
                 lane = None if executor is None or executor.closed else executor.lanes.lane(placed.slots)
                 num_sms = getattr(lane, "num_sms", None)
                 of = f"{self.plan.device.num_slots}" + ("" if num_sms is None else f" ({num_sms} SMs)")
-                is_alone = self.plan.is_alone(placed.module)
-                where = ", in the loop's own thread" if is_alone and self._executor is not None else ""
+                is_alone = executor is not None and self.plan.is_alone(placed.module)
+                where = ", in the loop's own thread" if is_alone else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
         if self.profile is not None and not runs_plain:
             lines.append(f"slot time in use: {self.plan.utilisation:.0%}, modelled from predicted times")
         for name, obstacle in self._session.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
-        if self._executor is not None:
+        if executor is not None:
             lines.append(_CLASSES)
-            for (name, reason), count in self._executor.in_place.items():
-                place = self._executor.places[name, reason]
+            for (name, reason), count in executor.in_place.items():
+                place = executor.places[name, reason]
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")
-            lines.extend(self._executor.notes)
+            lines.extend(executor.notes)
         if self.profile is not None:
             lines.append(source_of(self.profile))
         if self._trial is not None:
@@ -152,23 +145,19 @@ class Handle(Checkpointer):
         ``setup_ms/find``, ``profile``, ``solve`` and ``open``. Of a trial: ``trials``, ``trial_steps``,
         ``trial_lost_ms``, and the median steps in ``trial_ms/plain`` and ``trial_ms/PLAN``.
         """
-        more = dict(self._trial.report.metrics) if self._trial is not None else {}
-        more["replans"] = float(len(self._reasons))
-        more |= {f"setup_ms/{part}": took_ms for part, took_ms in self._session.setup_ms.items()}
-        steps = float(self._attachment.num_steps)
-        if self._executor is None:
-            return {"steps": steps, "overlap": 0.0, "calls_in_place": 0.0, **more}
-        timeline = self.timeline()
+        executor, timeline = self._executor, self.timeline()
         times: dict[str, list[float]] = {}
         for span in timeline.spans:
             if span.phase != "glue":
                 times.setdefault(f"{span.phase}_ms/{span.module}", []).append(span.end_ms - span.start_ms)
         return {
-            "steps": steps or float(self._executor.num_backwards),
+            "steps": float(self._attachment.num_steps or (executor.num_backwards if executor is not None else 0)),
             "overlap": timeline.overlap,
-            "calls_in_place": float(sum(self._executor.in_place.values())),
+            "calls_in_place": float(sum(executor.in_place.values())) if executor is not None else 0.0,
             **{name: statistics.median(values) for name, values in sorted(times.items())},
-            **more,
+            **(self._trial.report.metrics if self._trial is not None else {}),
+            "replans": float(len(self._reasons)),
+            **{f"setup_ms/{part}": took_ms for part, took_ms in self._session.setup_ms.items()},
         }
 
     def timeline(self, title: str = "colocated") -> Timeline:
@@ -243,7 +232,16 @@ class Handle(Checkpointer):
         self._reasons.append(reason)
 
     def _replan(self, request: Request) -> None:
-        self._check_between_steps()
+        if self._is_over:
+            raise ModuleContractError("replan() after remove(): this handle is done; call mosaic.colocate again")
+        if not self._attachment.enabled:
+            raise ModuleContractError("replan() inside of handle.disabled(); leave that block before")
+        if self._attachment.is_busy or torch._C._current_graph_task_id() != -1 or on_lane():
+            raise ModuleContractError(
+                "replan() in the middle of a step: the backward of a call has yet to come, or to end; call it after "
+                "optimizer.step(), or drop the results that nobody will differentiate"
+            )
+        num_steps = self._attachment.num_steps
         self._settle()
         self._attachment.end()
         try:
@@ -252,28 +250,15 @@ class Handle(Checkpointer):
             error.add_note("handle.replan() failed; the model runs as it was written, with its weights, until the next")
             session = self._session
             session.placed, session.candidates, session.notes = None, (), (f"the last replan failed: {error}",)
-            self._begin(session)
+            self._begin(session, num_steps)
             raise
-        self._begin(session)
+        self._begin(session, num_steps)
 
     def remove(self) -> None:
         """Restores the plain classes of modules and ends the lanes; a second call does nothing."""
         self._is_over = True
         self._attachment.end()
         self.finish_saving()
-
-    def _check_between_steps(self) -> None:
-        placed, attachment = self._placed, self._attachment
-        if self._is_over:
-            raise ModuleContractError("replan() after remove(): this handle is done; call mosaic.colocate again")
-        if not attachment.enabled:
-            raise ModuleContractError("replan() inside of handle.disabled(); leave that block before")
-        in_backward = torch._C._current_graph_task_id() != -1 or on_lane()
-        if in_backward or attachment.has_pending or (placed is not None and placed.is_in_flight):
-            raise ModuleContractError(
-                "replan() in the middle of a step: the backward of a call has yet to come, or to end; call it after "
-                "optimizer.step(), or drop the results that nobody will differentiate"
-            )
 
     def _plan_name(self) -> str:
         return self.plan.fingerprint

@@ -101,26 +101,19 @@ class Options:
         return self.method == "auto" and not (self.profiling is not None and self.profiling.strict)
 
     def backend_of(self, backend: Backend) -> Backend:
-        """Returns the backend with an SM target if one is asked for.
-
-        Raises:
-            BackendUnavailableError: It cannot have one.
-        """
+        """Returns the backend with an SM target if one is asked for."""
         return backend.with_sm_target() if self.sm_target is True else backend
 
     def check_for_one_rank(self, kind: str) -> None:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""
         if self.cuda_graphs is True and kind == "host":
             raise ValueError("cuda_graphs=True needs a model on a GPU; leave cuda_graphs out on the host")
-        if self.method == DATA_PARALLEL:
-            raise ValueError(
-                f"method={self.method!r} is for several ranks, and this process is the only one; leave it out"
-            )
-        if self.ranks is not None:
-            raise ValueError(
-                f"ranks={self.ranks} is for several ranks, and this process is the only one; start it by torchrun, or "
-                "leave ranks out"
-            )
+        for name, is_wanted in {"method": self.method == DATA_PARALLEL, "ranks": self.ranks is not None}.items():
+            if is_wanted:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for several ranks, and this process is the only one; start it "
+                    f"by torchrun, or leave {name} out"
+                )
 
     def check_for_several_ranks(self) -> None:
         """Raises ValueError where several ranks cannot do what is asked for."""
@@ -132,4 +125,3 @@ class Options:
 
 
 DEFAULT_OPTIONS = Options()
-"""The options of a ``mosaic.colocate`` without any."""

@@ -91,12 +91,10 @@ class Executor(ABC):
 
     @property
     def num_learned(self) -> int:
-        """Number of first calls of their kind, which ran where they were made, on another number of threads."""
         return 0
 
     @property
     def num_backwards(self) -> int:
-        """Number of finished backwards."""
         return self.log.num_backwards
 
     def clear_spans(self) -> None:
@@ -132,14 +130,10 @@ class PlacedPlan:
     @property
     def is_in_flight(self) -> bool:
         """True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
-        if self.on_streams:  # autograd's own graph; any plan may follow
-            return self.executor.is_in_flight
-        return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
+        sites = () if self.on_streams else self.sites.values()  # autograd's own graph ends under any plan
+        return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in sites)
 
     def forget_calls(self) -> None:
         self.executor.forget_calls()
         for site in self.sites.values():
             site.forget_calls()
-
-    def close(self) -> None:
-        self.executor.close()

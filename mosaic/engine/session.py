@@ -17,7 +17,6 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import run_aside
 from mosaic.backends.table import default_backend
 from mosaic.cost import Cost, CostModel
-from mosaic.device import Device
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules, wrapped_parts
@@ -42,8 +41,6 @@ from mosaic.take_turns import TrialSettings
 
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
-_EFFORT = 1.0
-"""Most effort of the search for another plan."""
 _LOG = logging.getLogger("mosaic")
 
 
@@ -81,7 +78,7 @@ class PlanCandidate:
 
     def close(self) -> None:
         if self.placed is not None:
-            self.placed.close()
+            self.placed.executor.close()
             self.placed = None
 
 
@@ -106,7 +103,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
         for stage in best.stages:
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
-                    search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
+                    search = SearchOptions(limits=SearchLimits(effort=1.0))
                     others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
     others = [plan for plan in others if plan.predicted_speedup >= smallest_gain]
     chosen: dict[Hashable, Plan] = {}  # by what decides how a plan runs: its stages, and the slots of each module
@@ -188,12 +185,9 @@ class Session:
         request, graph, trial = self.request, self.finding.graph, self.trial_settings
         device, options = request.backend.device, request.options
         if request.plan is not None:
-            placed = {placement.module for placement in request.plan.placements}
-            for name, obstacle in self.finding.left_out.items():
-                if name in placed:
-                    raise UnsupportedModelError(
-                        f"the plan places {name!r}, which cannot be: {obstacle}; {obstacle.todo}"
-                    )
+            for name in (placement.module for placement in request.plan.placements):
+                if (obstacle := self.finding.left_out.get(name)) is not None:
+                    raise UnsupportedModelError(f"the plan places {name!r}, which cannot be: {obstacle.sentence}")
             request.plan.check_matches(graph=graph, device=device)
             self.plans = (request.plan,)
             return
@@ -232,10 +226,13 @@ class Session:
         else:
             self.candidates = self._candidates_of(trial)
 
-    def leave_alone(self, *notes: str) -> None:
-        self.notes = (*notes, *(self.notes or self.request.backend.notes))
+    def leave_alone(self, note: str) -> None:
+        graph, backend = self.finding.graph, self.request.backend
+        self.notes = (note, *(self.notes or backend.notes))
         if not self.plans:
-            self.plans = (sequential_plan(self.finding.graph, self.request.backend.device),)
+            quotas = [{name: backend.device.num_slots} for name in graph.topological_order()]
+            plan = plan_from_quotas(quotas, graph=graph, device=backend.device)
+            self.plans = (replace(plan, search=SearchRecord(method="sequential")),)
 
     def leave_alone_after(self, reason: str, error: Exception) -> None:
         """Lets the model run as it was after an error, if the request leaves the choice to Mosaic; else raises it."""
@@ -289,14 +286,6 @@ def warm_up(model: nn.Module, subjects: list[Subject], api: StreamApi) -> None:
         run_aside(api, run)
 
 
-def sequential_plan(graph: ModuleGraph, device: Device) -> Plan:
-    """Returns the plan of one module after the other on the whole device, without predicted times."""
-    plan = plan_from_quotas(
-        [{name: device.num_slots} for name in graph.topological_order()], graph=graph, device=device
-    )
-    return replace(plan, search=SearchRecord(method="sequential"))
-
-
 def warn_of_no_profile(reason: str, what_runs: str, error: Exception) -> str:
     """Logs a warning that nothing was profiled, and returns it for ``describe()``."""
     sentence = f"{reason}, so {what_runs} until the next start: {error}"
@@ -312,22 +301,18 @@ def load_of_others(profile: Profile, settings: ProfileSettings | None) -> str:
 
 def source_of(profile: Profile) -> str:
     reused, total = profile.reused, len(profile.samples)
+    date = max((sample.measured for sample in reused), default=profile.environment.created)
+    when = f"{date[:16].replace('T', ' ')} UTC"
     if not reused:
-        return f"planned from {total} samples measured {_minute(profile.environment.created)}"
-    when = _minute(max(sample.measured for sample in reused))
+        return f"planned from {total} samples measured {when}"
     if len(reused) == total:
         return f"planned from a profile of {when}, reused: nothing was measured again"
     return f"planned from {total} samples, of which {len(reused)} reused from {when} and {total - len(reused)} new"
 
 
-def _minute(date: str) -> str:
-    return f"{date[:16].replace('T', ' ')} UTC"
-
-
 def backend_for(model: nn.Module) -> Backend:
-    devices = {parameter.device for parameter in model.parameters()}
-    cuda = next((device for device in devices if device.type == "cuda"), None)
-    return default_backend(torch.device("cpu") if cuda is None else cuda)
+    gpus = (parameter.device for parameter in model.parameters() if parameter.device.type == "cuda")
+    return default_backend(next(gpus, torch.device("cpu")))
 
 
 def refuse(model: nn.Module, backend: Backend) -> None:

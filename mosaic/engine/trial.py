@@ -13,8 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -29,12 +28,11 @@ from mosaic.find.restore import preserved
 from mosaic.find.structure import tensors_in
 from mosaic.profile import COMPARABLE_SHARE
 from mosaic.profiler import ForeignLoad, Subject
-from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
+from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
 """Step boundaries in a row with a pending backward, after which a candidate is given up."""
-_COMPARED_STEPS = 2
 _RETRIAL_STEPS = 1000
 """Fewest steps between two trials; twice as many before each further one."""
 _WINDOW, _DRIFT = 40, 1.1
@@ -53,25 +51,22 @@ def outer_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     return tuple(shapes)
 
 
-@cache
-def _trying() -> weakref.WeakSet[Trial]:
-    """The trial of this process that is under way: two at a time would measure each other's changes."""
-    return weakref.WeakSet()
-
-
 # The trial.
 
 
 class Trial:
     """The trial of one colocated model in the first steps of its loop."""
 
-    def __init__(self, attachment: Any, session: Session, settings: TrialSettings) -> None:
+    _under_way: ClassVar[weakref.WeakSet[Trial]] = weakref.WeakSet()  # two would measure each other's changes
+
+    def __init__(self, attachment: Any, session: Session) -> None:
         self.decision: Decision | None = None  # None before the trial has ended
         self._attachment = attachment
         self._session = session
-        self._settings = settings
+        assert session.trial_settings is not None
+        self._settings = session.trial_settings
         self._candidates = session.candidates
-        self._clock = settings.clock if settings.clock is not None else clock_of(session.request.backend)
+        self._clock = self._settings.clock or clock_of(session.request.backend)
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._number, self._why = 1, ""
         self._turns = self._new_turns()
@@ -110,9 +105,8 @@ class Trial:
             finally:
                 self._attachment.switch_to(None)
             if reason is not None:
-                self._turns.candidates[number].exclusion = reason
+                self._exclude(number, reason)
                 candidate.close()
-                _LOG.warning("the trial goes on without %s: %s", candidate.name, reason)
 
     @property
     def is_running(self) -> bool:
@@ -122,7 +116,7 @@ class Trial:
     def report(self) -> TrialReport:
         turns, decision = self._turns, self.decision
         if self._phase == "waiting" and self._number == 1:
-            when = "once another model's trial has ended" if _trying() else "in the next steps of an optimizer"
+            when = "once another model's trial has ended" if self._under_way else "in the next steps of an optimizer"
             head = f"trial: not begun; {len(self._candidates)} plans will be tried {when}"
             excluded = (f"not tried {each.name}: {each.exclusion}" for each in turns.candidates if each.exclusion)
             return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
@@ -149,29 +143,27 @@ class Trial:
             self._try_step(key)
         elif self._phase == "watching":
             self._watch_step()
-        elif not _trying():
+        elif not self._under_way:
             self._begin()
 
     def before_call(self, shapes: Hashable) -> None:
         if self._phase == "trying":
             if len(self._key) < 64:
                 self._key.append(shapes)
-            self._was_busy = self._is_busy()
+            self._was_busy = self._attachment.is_busy
             if self._is_leaving and not self._was_busy:
                 self._end_visit()
 
     def note_error(self, error: BaseException) -> None:
         """The model's call raised: the trial goes on without the plan that ran."""
         self.spoil()
-        candidate = self._present()
-        if candidate is None or not isinstance(error, Exception):
-            return
-        if not self._was_busy and candidate.placed is not None:
-            candidate.placed.forget_calls()
-        self._give_up(f"{said_by(error)} was raised under it")
+        placed = self._attachment.placed
+        if placed is not None and self._visit is not None and isinstance(error, Exception):
+            if not self._was_busy:
+                placed.forget_calls()
+            self._give_up(f"{said_by(error)} was raised under it")
 
     def spoil(self) -> None:
-        """The present step's time cannot be compared with others."""
         self._is_spoiled = True
 
     def stop(self) -> None:
@@ -180,7 +172,7 @@ class Trial:
         self._leave()
 
     def _leave(self) -> None:
-        _trying().discard(self)
+        self._under_way.discard(self)
         self._visit = None
         self._marks.clear()
         for candidate in self._candidates:
@@ -194,7 +186,7 @@ class Trial:
         return Turns(self._settings, (PLAIN, *(candidate.name for candidate in self._candidates)), late=late)
 
     def _begin(self) -> None:
-        _trying().add(self)
+        self._under_way.add(self)
         self._phase = "trying"
         self._load = ForeignLoad() if self._session.request.backend.device.kind == "host" else None
         self._advance()
@@ -206,7 +198,7 @@ class Trial:
         self._num_launched += 1
         if self._num_launched < self._visit.num_steps and not self._turns.is_cut and not self._is_leaving:
             return
-        if not self._is_busy():
+        if not self._attachment.is_busy:
             self._end_visit()
             return
         self._num_busy += 1
@@ -250,8 +242,7 @@ class Trial:
     def _decide(self, decision: Decision) -> None:
         self.decision = decision
         self._phase, self._num_since, self._watched = "watching", 0, []
-        share = self._load.share if self._load is not None else None
-        self._was_loaded = (share or 0.0) > COMPARABLE_SHARE
+        self._was_loaded = self._load is not None and (self._load.share or 0.0) > COMPARABLE_SHARE
         winner = self._winner = self._candidates[decision.winner - 1] if decision.winner else None
         self._attachment.switch_to(winner.placed if winner is not None else None)
         self._leave()
@@ -281,7 +272,7 @@ class Trial:
             why = f"{_WINDOW} steps in a row took {median:.2f} ms, more than {self._limit_ms:.2f}"
         elif self._was_loaded:
             why = "other processes used the CPU during the last one"
-        if why and self._num_since >= _RETRIAL_STEPS << (self._number - 1) and not self._attachment.has_pending:
+        if why and self._num_since >= _RETRIAL_STEPS << (self._number - 1) and not self._attachment.is_busy:
             self._try_again(why)
 
     def _try_again(self, why: str) -> None:
@@ -289,38 +280,31 @@ class Trial:
         _LOG.info("plans are tried again: %s", why)
         self._attachment.switch_to(None)
         if self._winner is None:
-            self._attachment.take_modules(watched=self._session.request.backend.device.kind == "host")
+            self._attachment.take_modules()
         self._winner, self.decision, self._why = None, None, why
         self._number += 1
         self._leave()
         before, self._turns = self._turns, self._new_turns()
         self._reference = self._last_key = None
         for number, candidate in enumerate(self._candidates, 1):
+            reason = before.candidates[number].exclusion
             try:
-                if (reason := before.candidates[number].exclusion) is None:
+                if reason is None:
                     candidate.placed = self._session.open_lanes(candidate)
             except MosaicError as error:
                 reason = f"its lanes could not be opened: {error}"
-            if reason is not None:
-                self._turns.candidates[number].exclusion = reason
+            self._turns.candidates[number].exclusion = reason
         self._phase = "waiting"
-
-    def _present(self) -> PlanCandidate | None:
-        if self._visit is None or not self._visit.candidate:
-            return None
-        return self._candidates[self._visit.candidate - 1]
-
-    def _is_busy(self) -> bool:
-        candidate = self._present()
-        if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
-            return True
-        return bool(self._attachment.has_pending)
 
     def _give_up(self, reason: str) -> None:
         assert self._visit is not None
-        self._turns.candidates[self._visit.candidate].exclusion = reason
+        self._exclude(self._visit.candidate, reason)
         self._is_leaving = True
-        _LOG.warning("the trial goes on without %s: %s", self._turns.candidates[self._visit.candidate].name, reason)
+
+    def _exclude(self, number: int, reason: str) -> None:
+        candidate = self._turns.candidates[number]
+        candidate.exclusion = reason
+        _LOG.warning("the trial goes on without %s: %s", candidate.name, reason)
 
 
 # The same numbers.
@@ -363,7 +347,7 @@ class SampleComparison:
 
         The first call of a module is made in place, and the second one on its lane.
         """
-        for _ in range(_COMPARED_STEPS):
+        for _ in range(2):
             name, error = max(self._errors(self._numbers()), key=lambda pair: pair[1], default=("", 0.0))
             if not error <= self._limit:
                 return f"on the sample its {name} differs from the plain loop's by {error:.1e} of its size"
@@ -371,16 +355,12 @@ class SampleComparison:
 
     def _numbers(self) -> dict[str, torch.Tensor]:
         with preserved(self._model, self._sample, alone=self._subjects):
-            results = sample_step(self._run)
-            numbers = {f"result {index}": tensor for index, tensor in enumerate(results)}
+            # results may be views of what is restored
+            numbers = {f"result {index}": each.detach().clone() for index, each in enumerate(sample_step(self._run))}
             for name, parameter in self._model.named_parameters():
                 if parameter.grad is not None:
-                    numbers[f"gradient of {name}"] = parameter.grad
-            return {  # results may be views of what is restored; gradients are tensors of their own
-                name: tensor.detach().clone() if name.startswith("result ") else tensor.detach()
-                for name, tensor in numbers.items()
-                if tensor.is_floating_point() and tensor.layout is torch.strided
-            }
+                    numbers[f"gradient of {name}"] = parameter.grad.detach()
+        return {name: t for name, t in numbers.items() if t.is_floating_point() and t.layout is torch.strided}
 
     def _errors(self, numbers: Mapping[str, torch.Tensor]) -> list[tuple[str, float]]:
         if numbers.keys() != self._expected.keys():
@@ -439,14 +419,12 @@ class EventClock:
         return event
 
     def is_past(self, mark: Any) -> bool:
-        passed: bool = mark.query()
-        return passed
+        return bool(mark.query())
 
     def ms_between(self, earlier: Any, later: Any) -> float:
         earlier.synchronize()
         later.synchronize()
-        took: float = earlier.elapsed_time(later)
-        return took
+        return float(earlier.elapsed_time(later))
 
     def settle(self) -> None:
         self._api.synchronize()
