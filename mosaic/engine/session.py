@@ -125,8 +125,7 @@ class Session:
     model: nn.Module
     request: Request
     finding: Finding = field(init=False)
-    profile: Profile | None = None
-    """None for a plan that was passed without measurements."""
+    profile: Profile | None = None  # None for a plan that was passed without measurements
     plans: tuple[Plan, ...] = ()
     """The plan that runs, or those that are tried, the best first."""
     notes: tuple[str, ...] = ()
