@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
-
-if TYPE_CHECKING:
-    _Plain = nn.Module  # the class before it was swapped, next in line
-else:
-    _Plain = object
 
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-class _Attached(_Plain):
-    """First base of a swapped class; the instance itself holds nothing of Mosaic."""
+class _Attached:
+    """First base of a swapped class, before the plain one; the instance itself holds nothing of Mosaic."""
 
     _mosaic_plain: ClassVar[type[nn.Module]]
     _mosaic_owner: ClassVar[int]
@@ -28,7 +23,7 @@ class _Attached(_Plain):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
-        plain = super().__call__
+        plain = super().__call__  # type: ignore[misc]
         if id(self) != kind._mosaic_owner:  # a copy made by hand through type(module)
             return plain(*args, **kwargs)
         return kind._mosaic_intercept(plain, args, kwargs)
@@ -46,32 +41,21 @@ class _Attached(_Plain):
 
 
 class _Guarded(_Attached):
-    """A swapped class that notes whoever reaches into the module: its call may still be running on a lane.
-
-    Parameters, buffers and parts are read through ``__getattr__``, since they are no plain attributes, or through
-    ``_READERS``.
-    """
+    """A swapped class that notes whoever reaches into the module: its call may still be running on a lane."""
 
     _mosaic_reach: ClassVar[Callable[[], object]]
 
     def __getattr__(self, name: str) -> Any:
         type(self)._mosaic_reach()
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        type(self)._mosaic_reach()
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        type(self)._mosaic_reach()
-        super().__delattr__(name)
+        return super().__getattr__(name)  # type: ignore[misc]
 
 
-_READERS = (
+_REACHING = (
+    *("__setattr__", "__delattr__"),
     *("named_modules", "named_children", "_named_members", "state_dict", "load_state_dict", "_apply"),
     *("__getitem__", "__iter__", "keys", "values", "items"),
 )
-"""Methods of modules, and of containers of modules, that find parts, parameters and buffers past ``__getattr__``."""
+"""Methods of modules and their containers that write, or find parts, parameters and buffers past ``__getattr__``."""
 
 
 def _reaching(plain: type, name: str) -> Callable[..., Any]:
@@ -106,7 +90,7 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
             "_mosaic_owner": id(module),
             "_mosaic_intercept": staticmethod(intercept),
             "_mosaic_reach": staticmethod(reach) if reach is not None else None,
-            **{name: _reaching(plain, name) for name in _READERS if reach is not None and hasattr(plain, name)},
+            **{name: _reaching(plain, name) for name in _REACHING if reach is not None and hasattr(plain, name)},
         },
     )
     module.__class__ = swapped

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -20,8 +19,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 Target: TypeAlias = tuple[Node, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One edge from an operator inside the module to one of its inputs."""
 
     node: Node  # of the operator's backward
@@ -58,12 +56,13 @@ def target_of(tensor: torch.Tensor) -> Target:
     return edge.node, edge.output_nr
 
 
-def capture(uses: Sequence[Use], into: list[torch.Tensor | None]) -> list[Any]:
-    """Makes backward put each use's gradient into ``into`` instead of summing it; returns the hooks' handles."""
+def capture(uses: Sequence[Use], into: list[torch.Tensor | None]) -> None:
+    """Makes backward put each use's gradient into ``into`` instead of summing it."""
     by_node: dict[Node, list[tuple[int, int]]] = {}
     for edge, use in enumerate(uses):
         by_node.setdefault(use.node, []).append((edge, use.position))
-    return [node.register_hook(_capturing(edges, into)) for node, edges in by_node.items()]
+    for node, edges in by_node.items():
+        node.register_hook(_capturing(edges, into))
 
 
 def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) -> Any:
@@ -77,8 +76,7 @@ def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) ->
     return hook
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """The leaves and operators of the graph behind some tensors."""
 
     leaves: dict[int, torch.Tensor]  # by id

@@ -137,11 +137,6 @@ class ModuleState(NamedTuple):
     versions: list[int | None]
     """Version counters of parameters and of buffers."""
 
-    @staticmethod
-    def take(parts: Parts) -> ModuleState:
-        trained = [parameter for parameter in parts.parameters if parameter.requires_grad]
-        return ModuleState(parts, trained, read_settings(), versions_of(parts.tensors))
-
     def written(self, *, writes_buffers: bool) -> str | None:
         versions, count = versions_of(self.parts.tensors), len(self.parts.parameters)
         if versions == self.versions or (writes_buffers and versions[:count] == self.versions[:count]):
@@ -230,10 +225,7 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     The code is that of classes that are neither torch's nor Python's own, their methods, and functions among hooks and
     attributes, with the functions that these name, but not those that such functions name.
     """
-    places: dict[tuple[int, str], Place] = {}
-    for place in _all_places(parts):
-        places.setdefault((id(place.home), place.name), place)
-    return list(places.values())
+    return list({(id(place.home), place.name): place for place in _all_places(parts)}.values())
 
 
 def compiled_code(parts: Sequence[nn.Module]) -> str | None:

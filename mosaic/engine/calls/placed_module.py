@@ -10,9 +10,10 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from mosaic.backends.base import Lane, Ticket
-from mosaic.engine.calls.hidden import ModuleState, Parts
+from mosaic.engine.calls.hidden import ModuleState, Parts, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
+from mosaic.find.structure import versions_of
 
 MAX_KINDS = 1000
 """Kinds of calls of a module that are remembered, such as shapes."""
@@ -61,7 +62,9 @@ class PlacedModule:
         return [parameter for parameter in self._parts().parameters if parameter.requires_grad]
 
     def state(self) -> ModuleState:
-        return ModuleState.take(self._parts())
+        parts = self._parts()
+        trained = [parameter for parameter in parts.parameters if parameter.requires_grad]
+        return ModuleState(parts, trained, read_settings(), versions_of(parts.tensors))
 
     def _parts(self) -> Parts:
         """Returns the parts of the module: the same object while nothing about them changes."""

@@ -55,7 +55,7 @@ class OutputInfo:
     differentiable: bool
     same_input: int | None  # the index of the input leaf that it is
     shares_memory: bool = False  # another result that requires a gradient is a view of the same memory
-    view_of: int | None = None  # the index of the input leaf that it is a view of; of functions alone
+    view_of: int | None = None  # the index of the input leaf that it is a view of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,25 +189,25 @@ def learn(
     new_tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in inputs}.values())
     differentiable = [tensor for tensor in new_tensors if tensor.requires_grad]
     graph = survey(differentiable, arguments.differentiable)
-    memory = {place for tensor in differentiable if (place := memory_of(tensor))}
+    expected = _describe(leaves, spec, arguments)
     obstacles = (
-        _changes(watch.setting),
+        _changes(watch.setting) if watch.setting is not None else None,
         hides_tensors("returns", hidden) if hidden is not None else None,
         _WRITES if versions != versions_of(arguments.tensors) else None,
         watch.obstacle,
         _DRAWS if draws is None else None,
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
-        _foreign(graph, module),
+        None if module is None else _foreign(graph, module),
         _SHARES if parted & graph.leaves.keys() else None,
         _SPARSE if any(tensor.layout != torch.strided for tensor in new_tensors) else None,
-        _VIEWS if memory & set(map(memory_of, arguments.tensors)) else None,
+        _VIEWS if any(output.differentiable and output.view_of is not None for output in expected.outputs) else None,
         _RECASTS if graph.recasts and arguments.state.autocast and arguments.state.autocast_cache else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,
         sets_context(context, copy_context()),
         belongs_to_thread(module),
     )
     signature = replace(
-        _describe(leaves, spec, arguments),
+        expected,
         draws=draws or 0,
         may_draw=bool(draws) or module is None or may_draw(module),
         obstacle=next((reason for reason in obstacles if reason is not None), None),
@@ -225,9 +225,7 @@ def _alone(graph: Survey, state: ThreadState) -> str | None:
     return None
 
 
-def _changes(setting: str | None) -> Obstacle | None:
-    if setting is None:
-        return None
+def _changes(setting: str) -> Obstacle:
     return Obstacle(
         f"it changes {setting}, which torch has for the whole process, while it runs",
         todo="change it around the model's call",
@@ -235,9 +233,7 @@ def _changes(setting: str | None) -> Obstacle | None:
     )
 
 
-def _foreign(graph: Survey, module: torch.nn.Module | None) -> Obstacle | None:
-    if module is None:
-        return None
+def _foreign(graph: Survey, module: torch.nn.Module) -> Obstacle | None:
     own = {id(parameter) for parameter in module.parameters()}
     strange = [tensor for key, tensor in graph.leaves.items() if key not in own]
     if not strange:
@@ -258,9 +254,7 @@ def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature 
     zeros: dict[int, torch.Tensor] = {}
     for tensor in arguments.tensors:
         if id(tensor) not in zeros:
-            sizes = tuple(zip(tensor.size(), tensor.stride(), strict=True))
-            span = 0 if tensor.numel() == 0 else 1 + sum((size - 1) * stride for size, stride in sizes)
-            zero = torch.zeros(span, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+            zero = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
             zeros[id(tensor)] = zero.requires_grad_(tensor.requires_grad)
     like = Arguments([zeros.get(id(leaf), leaf) for leaf in arguments.leaves], arguments.nesting, arguments.state)
     args, kwargs = like.nesting.unflatten(like.leaves)
@@ -271,14 +265,7 @@ def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature 
     leaves, spec = flatten(result)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return None
-    signature = _describe(leaves, spec, like)
-    places = {memory_of(leaf): index for index, leaf in enumerate(like.leaves) if isinstance(leaf, torch.Tensor)}
-    places.pop(0, None)
-    outputs = [
-        replace(output, view_of=places.get(memory_of(leaf)) if output.same_input is None else None)
-        for output, leaf in zip(signature.outputs, {id(leaf): leaf for leaf in leaves}.values(), strict=True)
-    ]
-    return replace(signature, outputs=tuple(outputs))
+    return _describe(leaves, spec, like)
 
 
 def layout_of(tensor: torch.Tensor, differentiable: bool) -> tuple[Any, ...]:
@@ -294,6 +281,7 @@ def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) ->
     order = {key: index for index, key in enumerate(distinct)}
     inputs = arguments.differentiable
     came = {id(leaf): index for index, leaf in enumerate(arguments.leaves) if isinstance(leaf, torch.Tensor)}
+    places = {place: came[id(tensor)] for tensor in arguments.tensors if (place := memory_of(tensor))}
     results = list(distinct.values())
     returned = [came.get(id(tensor)) for tensor in results]
     new = [tensor for tensor, index in zip(results, returned, strict=True) if index is None]
@@ -307,6 +295,7 @@ def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) ->
             differentiable=tensor.requires_grad,
             same_input=index,
             shares_memory=index is None and tensor.requires_grad and memory[memory_of(tensor)] > 1,
+            view_of=places.get(memory_of(tensor)) if index is None else None,
         )
         for tensor, index in zip(results, returned, strict=True)
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from mosaic.engine.calls.hidden import has_hooks
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.host.lane_tensor import LaneTensor, to_plain
-
-T = TypeVar("T")
 
 
 class Backwards:
@@ -55,11 +53,9 @@ class Backwards:
                 self._settle()
 
     def reach(self, site: PlacedModule, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
+        """Sets a parameter's earlier gradient aside if it may get several in one backward, of calls or of the loop.
 
-        They may be those of several calls of its module, or the loop's own, such as a penalty's. The engine would add
-        all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
-        and added at the end.
+        The engine adds the new ones, such as a penalty's, before it adds them to what earlier backwards left.
         """
         several = len(site.in_flight) + len(site.in_place) > 1
         for parameter in parameters:
@@ -83,10 +79,7 @@ class Backwards:
             leaf.grad = earlier
 
     def follow_in_place(self, site: PlacedModule, outputs: Iterable[torch.Tensor]) -> None:
-        """Follows the results of a call that ran in place; until its backward later calls of the module do so, too.
-
-        Else both would add to the same gradients at once.
-        """
+        """Keeps later calls of a module in place until the backward of this one: both add to the same gradients."""
 
         def arrived(grad: torch.Tensor) -> Any:
             if site.in_flight:
@@ -120,14 +113,14 @@ class SumTicket:
         return self._sum
 
 
-class ReadyTicket(Generic[T]):
+class ReadyTicket:
     """A ticket for what is there already."""
 
     done = True
     interval_ns = (0, 0)
 
-    def __init__(self, result: T) -> None:
+    def __init__(self, result: Any) -> None:
         self._result = result
 
-    def wait(self) -> T:
+    def wait(self) -> Any:
         return self._result

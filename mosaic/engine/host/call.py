@@ -69,7 +69,15 @@ class Call:
         assert run is not None and arguments is not None, "a call ran twice"  # noqa: PT018
         try:
             try:
-                inputs, leaves, spec = self._run_module(run, arguments)
+                with arguments.state.applied():
+                    inputs = self._alias(arguments)
+                    args, kwargs = arguments.nesting.unflatten(inputs)
+                    if self.generator is None:
+                        result = arguments.context.run(run, *args, **kwargs)
+                    else:
+                        with LaneRandomness(self.generator[0]):
+                            result = arguments.context.run(run, *args, **kwargs)
+                    leaves, spec = flatten(result)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
@@ -81,18 +89,6 @@ class Call:
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         self._keep_uses_apart()
         return [tensor.detach() for tensor in self._roots]
-
-    def _run_module(
-        self, run: Callable[..., Any], arguments: Arguments
-    ) -> tuple[list[Any], list[Any], pytree.TreeSpec]:
-        """Returns the leaves of the arguments, those of the result, and how these nest."""
-        with arguments.state.applied():
-            inputs = self._alias(arguments)
-            args, kwargs = arguments.nesting.unflatten(inputs)
-            if self.generator is None:
-                return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
-            with LaneRandomness(self.generator[0]):
-                return inputs, *flatten(arguments.context.run(run, *args, **kwargs))
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         values: dict[int, torch.Tensor] = {}
@@ -216,7 +212,7 @@ class Call:
         for edge, index in enumerate(edges):
             if reached_from is None or not reached_from[edge].isdisjoint(picks):
                 blank = _blank(*self._likes[index])
-                pending[edge] = LaneTensor(blank, executor, site.lane, ticket, edge, site.name)
+                pending[edge] = LaneTensor(blank, executor, site, ticket, edge)
         return pending
 
     def backward(

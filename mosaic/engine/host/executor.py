@@ -7,10 +7,7 @@
     lane 1     |    [forward]-----|--------^     [results] ----'    | [backward]-- gradients to --.  |
     lane 2     |            [forward]------'                     [backward]------- leaves --------'
 
-The sections of ``HostExecutor`` follow a step: the model is called; a placed module's call is sent to its lane, or runs
-where it is made; the lane waits for the call's inputs and runs its forward; operations between modules follow their
-branch; the backward of each call is handed to the lane of its forward; at the end of the caller's backward the lanes
-are awaited and gradients of leaves become plain.
+The sections of ``HostExecutor`` follow a step.
 """
 
 from __future__ import annotations
@@ -265,7 +262,7 @@ class HostExecutor(Executor):
             waits_for_plain(tensor)
         after = self.inputs_of(arguments.tensors, site)
         results = [
-            LaneTensor(info.like, self, site.lane, None, pick, site.name, is_shared=info.shares_memory)
+            LaneTensor(info.like, self, site, None, pick, is_shared=info.shares_memory)
             for pick, info in enumerate(signature.new_outputs)
         ]
         if any(output.differentiable for output in signature.new_outputs):
@@ -318,9 +315,11 @@ class HostExecutor(Executor):
         """
         after = []
         for tensor in tensors:
-            if type(tensor) is LaneTensor and tensor._executor is not self:
+            if type(tensor) is not LaneTensor:
+                continue
+            if tensor._executor is not self:
                 tensor.value()
-            elif type(tensor) is LaneTensor and (tensor._lane is not site.lane or type(tensor._ticket) is SumTicket):
+            elif tensor._site.lane is not site.lane or type(tensor._ticket) is SumTicket:
                 after.append(tensor._ticket)  # its own lane is ordered anyway
         return after
 
@@ -357,10 +356,10 @@ class HostExecutor(Executor):
         signature = self._functions[key]
         if signature is None:
             return NotImplemented
-        place = (first._lane, first._module)
-        site = self._glue.get(place)
+        lane, name = first._site.lane, first._site.name
+        site = self._glue.get((lane, name))
         if site is None:
-            site = self._glue[place] = PlacedModule(first._module, None, first._lane)
+            site = self._glue[lane, name] = PlacedModule(name, None, lane)
         call = Call(self, site, func, arguments, signature, None, origin=caller(), is_glue=True)
         result = self.launch(site, call, arguments)
         for tensor, info in zip(flatten(result)[0], signature.new_outputs, strict=False):
@@ -369,14 +368,14 @@ class HostExecutor(Executor):
         return result
 
     def refuse_write(self, tensor: LaneTensor) -> Exception:
-        site, reason = self._called[tensor._module], SHARED_IS_WRITTEN
+        site, reason = self._called[tensor._site.name], SHARED_IS_WRITTEN
         return refuse(site, reason, reason.todo, origin=caller(), way_out=self.way_out)
 
     def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:
         for term in (first, second):
             if term._executor is not self:  # no lane of these may wait for another executor's
                 term.value()
-        return LaneTensor(second, self, second._lane, SumTicket(first, second), 0, second._module)
+        return LaneTensor(second, self, second._site, SumTicket(first, second), 0)
 
     # 5. Autograd reaches a call: ``Call.launch_backward``. Its end is ``Backwards.end``.
 

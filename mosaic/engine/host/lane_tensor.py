@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from mosaic.backends.base import Lane, Ticket
+from mosaic.backends.base import Ticket
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.thread_state import is_transformed, on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
@@ -33,12 +34,11 @@ class LaneTensor(torch.Tensor):
     """A tensor that a lane is computing; made by the executor alone."""
 
     _executor: Any  # see ``HostExecutor``
-    _lane: Lane
+    _site: PlacedModule
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
     _joined: torch.Tensor | None
     _joined_at: Any
-    _module: str
     _is_shared: bool
 
     @staticmethod
@@ -46,10 +46,9 @@ class LaneTensor(torch.Tensor):
         cls: type[LaneTensor],
         like: torch.Tensor,
         executor: Any,
-        lane: Lane,
+        site: PlacedModule,
         ticket: Any,  # None until its work is submitted
         pick: int,
-        module: str,
         *,
         is_shared: bool = False,
     ) -> LaneTensor:
@@ -58,12 +57,11 @@ class LaneTensor(torch.Tensor):
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=_CPU
         )
         tensor._executor = executor
-        tensor._lane = lane
+        tensor._site = site
         tensor._ticket = ticket
         tensor._pick = pick
         tensor._joined = tensor._joined_at = None
         tensor._is_shared = is_shared
-        tensor._module = module
         return tensor
 
     def value(self) -> Any:
@@ -98,7 +96,7 @@ class LaneTensor(torch.Tensor):
         pending = [tensor for tensor in tensors_in((*args, *kwargs.values())) if isinstance(tensor, LaneTensor)]
         if on_lane():
             # Lanes get plain values; this came by another way and could make lanes wait for each other.
-            name = pending[0]._module
+            name = pending[0]._site.name
             raise ModuleContractError(
                 f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, "
                 f"or leave one of them out: colocate(..., exclude=[{name!r}])"
@@ -166,11 +164,11 @@ def to_plain(grad: torch.Tensor) -> torch.Tensor:
     """Returns the gradient that a lane computes; any other as it is."""
     if not isinstance(grad, LaneTensor):
         return grad
-    plain = grad.value()
+    plain, name = grad.value(), grad._site.name
     if plain is None:
         raise ModuleContractError(
-            f"the backward of {grad._module!r} returned no gradient for one of its inputs, of which autograd expects "
-            f"one; return zeros, or leave it out: colocate(..., exclude=[{grad._module!r}])"
+            f"the backward of {name!r} returned no gradient for one of its inputs, of which autograd expects "
+            f"one; return zeros, or leave it out: colocate(..., exclude=[{name!r}])"
         )
     return plain  # type: ignore[no-any-return]
 
@@ -183,9 +181,9 @@ def waits_for_plain(tensor: torch.Tensor) -> None:
 
 
 def _is_one_branch(pending: list[LaneTensor]) -> bool:
-    lane = pending[0]._lane
+    lane = pending[0]._site.lane
     return all(
-        tensor._lane is lane and tensor._joined is None and not (tensor.requires_grad and tensor.is_leaf)
+        tensor._site.lane is lane and tensor._joined is None and not (tensor.requires_grad and tensor.is_leaf)
         for tensor in pending
     )
 
