@@ -254,7 +254,10 @@ def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature 
     zeros: dict[int, torch.Tensor] = {}
     for tensor in arguments.tensors:
         if id(tensor) not in zeros:
-            zero = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
+            sizes = tuple(zip(tensor.size(), tensor.stride(), strict=True))
+            span = 0 if tensor.numel() == 0 else 1 + sum((size - 1) * stride for size, stride in sizes)
+            # Itself a view: with autograd off, views of one that is not require gradients and have no graph.
+            zero = torch.zeros(span, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
             zeros[id(tensor)] = zero.requires_grad_(tensor.requires_grad)
     like = Arguments([zeros.get(id(leaf), leaf) for leaf in arguments.leaves], arguments.nesting, arguments.state)
     args, kwargs = like.nesting.unflatten(like.leaves)

@@ -85,6 +85,14 @@ def hooked(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return left @ right.T
 
 
+def matched(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Chooses rows by views of results without gradients, as losses that match boxes do."""
+    left, right = self.left(x), self.right(y)
+    with torch.no_grad():
+        order = left.flatten(0, 1).softmax(-1).unflatten(0, left.shape).sum(1).argsort()
+    return left[order] @ right.T
+
+
 def checkpointing_inside(reentrant: bool) -> TwoTowers:
     def what(self: Doing, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: functional.dropout(self.layers(x)), x, use_reentrant=reentrant)
@@ -246,6 +254,7 @@ LOOPS = {
         make=normed, loop=several(3, rows=(6, 4)), host="other shapes than the plan was made for"
     ),
     "a second backward": LoopCase(loop=going_backward_twice),
+    "views without gradients": LoopCase(make=lambda: Glued(matched), loop=with_inputs, host=ON_LANES),
     "evaluation between steps": LoopCase(make=dropping, loop=evaluating, host="inference mode is active"),
     "gradients of inputs": LoopCase(loop=with_inputs, host=ON_LANES),
     "autograd.grad": LoopCase(loop=asking_for_gradients),
