@@ -161,7 +161,7 @@ def plan_baseline(
         for strategy in UNIFORM_STRATEGIES:
             graph = graph_of(strategies=strategy)
             played = ((orders, simulate(graph, orders)) for orders in baseline.order(graph, partition))
-            fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
+            fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed) and _holds(graph, timed)]
             if fits:
                 orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
                 return PlannedStep(
@@ -273,7 +273,7 @@ class _MemoryPlanning:
         is_limited = any(self.graph.limit_bytes)
         first = self._search(replace(self.graph, limit_bytes=()), _FIRST_SHARE if is_limited else 1.0)
         assert isinstance(first, Searched)  # without limits nothing waits for memory
-        if self._holds(first.timed):
+        if _holds(self.graph, first.timed):
             return replace(self.cut, orders=first.orders, timed=first.timed)
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
         pairs = pairs_of(self.graph)
@@ -297,7 +297,7 @@ class _MemoryPlanning:
         if isinstance(tuned, MemoryShortage):
             return tuned
         strategies = strategies_of(self.graph, pairs, tuned.choice)
-        if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
+        if _holds(self.graph, tuned.timed):  # tuning ignores the memory of tasks without time
             self._add(tuned.graph, orders, tuned.timed, strategies)
         self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
         return None
@@ -311,26 +311,29 @@ class _MemoryPlanning:
         return searched
 
     def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
-        if isinstance(searched, Searched) and self._holds(searched.timed):  # tasks wait for memory, constants do not
+        if isinstance(searched, Searched) and _holds(self.graph, searched.timed):
             self._add(graph, searched.orders, searched.timed, strategies)
 
     def _add(self, graph: TaskGraph, orders: Orders, timed: Timed, strategies: Strategies) -> None:
         self.fitting.append(replace(self.cut, graph=graph, orders=orders, timed=timed, strategies=strategies))
 
-    def _holds(self, timed: Timed) -> bool:
-        return max(self._excess_bytes(timed), default=0) <= 0
-
-    def _excess_bytes(self, timed: Timed) -> list[int]:
-        limits = self.graph.limit_bytes or (0,) * self.graph.num_ranks
-        return [peak - limit if limit else 0 for peak, limit in zip(timed.peak_bytes, limits, strict=True)]
-
     def _shortage(self, searched: Searched | Deadlock) -> MemoryShortage:
         if isinstance(searched, Deadlock):
             short, at_ns = list(searched.short_bytes), searched.at_ns
         else:
-            short, at_ns = self._excess_bytes(searched.timed), 0
+            short, at_ns = _excess_bytes(self.graph, searched.timed), 0
         rank = short.index(max(short))
         return MemoryShortage.of(self.graph, rank, at_ns=at_ns, short_bytes=short[rank])
+
+
+def _holds(graph: TaskGraph, timed: Timed) -> bool:
+    """Returns True if peaks are within the limits: tasks wait for memory, what ranks hold all the time does not."""
+    return max(_excess_bytes(graph, timed), default=0) <= 0
+
+
+def _excess_bytes(graph: TaskGraph, timed: Timed) -> list[int]:
+    limits = graph.limit_bytes or (0,) * graph.num_ranks
+    return [peak - limit if limit else 0 for peak, limit in zip(timed.peak_bytes, limits, strict=True)]
 
 
 Shares = tuple[tuple[int, ...], ...]

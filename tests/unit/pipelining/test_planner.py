@@ -7,10 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.schedule_checker import check_pipeline_schedule
-from pipeline_cases import models, steps
+from pipeline_cases import Plain, models, steps
 from pipeline_oracle import simulated
 
+from bench.papers.data_sets import Microbatch
 from mosaic.errors import InfeasibleError
+from mosaic.pipelining.layers import Feed, PipelineModel
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
@@ -44,3 +46,21 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     assert max(planned.timed.peak_bytes) <= space.limit_bytes
     timed = check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
     assert timed.makespan_ns >= planned.makespan_ns
+
+
+def test_a_baseline_whose_rank_holds_more_than_its_limit_all_the_time_does_not_fit():
+    """No task of the rank would wait for memory: the step has no images."""
+    modules = (
+        Plain(name="vision", unit_ms=(0.25,) * 6, trains=(True, True, False, False, True, False)),
+        Plain(name="text", unit_ms=(0.25,) * 4, trains=(False,) * 4, counts="all"),
+    )
+    model = PipelineModel(modules=modules, feeds=(Feed(source="vision", target="text"),))
+    microbatches = (Microbatch(text_tokens=1, images=0, audio_s=0.0),)
+    request = Request(model=model, num_ranks=2, microbatches=microbatches)
+    fits, short = (
+        contend(request, microbatches, space=RankSpace(limit_bytes=limit), names=("1f1b",))["1f1b"]
+        for limit in (26, 25)
+    )
+    assert not isinstance(fits, str)
+    assert fits.timed.peak_bytes[0] == 26
+    assert isinstance(short, str)
