@@ -147,12 +147,8 @@ class StreamLane(Lane):
                 self._order_after(after)
             start = self.mark() if timed else None
             try:
-                with self.api.use_stream(self.stream):
-                    if self.libraries is None:
-                        result = work()
-                    else:
-                        with self.libraries.during(self.num_sms):
-                            result = work()
+                with self.api.use_stream(self.stream), self.under_settings():
+                    result = work()
             finally:
                 end = self.last = self.api.new_event(timing=timed)
                 end.record(self.stream)
