@@ -131,27 +131,33 @@ class Towers(nn.Module):
 
 
 def measure_launching(bench: Bench) -> Iterator[Figure]:
-    """Measures the CPU time of all threads that launch a step of two towers, plain and on lanes, in turns."""
+    """Measures the CPU time of all threads that launch a step of two towers: on lanes, and plain before and after."""
     x, y = (torch.randn(4, 16, WIDTH, device=bench.torch_device) for _ in range(2))
+    warm_up, num_steps = (2, 4) if bench.dry_run else (10, 40)
     for num_layers in (1,) if bench.dry_run else (1, 4, 12):
-        models = {variant: Towers(num_layers).to(bench.torch_device) for variant in ("plain", "lanes")}
-        optimizers = {variant: torch.optim.AdamW(model.parameters()) for variant, model in models.items()}
-        plan = even_plan(find_modules(models["lanes"], (x, y)).graph, bench.device)
-        handle = mosaic.colocate(models["lanes"], sample=(x, y), plan=plan, backend=bench.backend)
-        times: dict[str, list[float]] = {variant: [] for variant in models}
-        for number in range(8 if bench.dry_run else RECORDED_STEPS + 80):
-            for variant, model in models.items():
+        model = Towers(num_layers).to(bench.torch_device)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def times(first: int, count: int, model: nn.Module = model, optimizer: Any = optimizer) -> list[float]:
+            """Returns the milliseconds of ``count`` steps behind the ``first`` ones."""
+            samples = []
+            for _ in range(first + count):
                 busy = time.process_time()
                 model(x, y).backward()
-                optimizers[variant].step()
-                optimizers[variant].zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
                 bench.synchronize()
-                if bench.dry_run or number > RECORDED_STEPS:
-                    times[variant].append((time.process_time() - busy) * 1e3)
+                samples.append((time.process_time() - busy) * 1e3)
+            return samples[first:]
+
+        plain = times(warm_up, num_steps)
+        plan = even_plan(find_modules(model, (x, y)).graph, bench.device)
+        handle = mosaic.colocate(model, sample=(x, y), plan=plan, backend=bench.backend)
+        lanes = times(warm_up if bench.dry_run else RECORDED_STEPS, 2 * num_steps)
         handle.remove()
-        for variant, samples in times.items():
-            labels = {"layers": str(num_layers), "variant": variant}
-            yield median_figure("launching_cpu_ms", samples, labels=labels)
+        plain += times(warm_up, num_steps)
+        for variant, samples in {"plain": plain, "lanes": lanes}.items():
+            yield median_figure("launching_cpu_ms", samples, labels={"layers": str(num_layers), "variant": variant})
 
 
 WINDOW_S = 1.0

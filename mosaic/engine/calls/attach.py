@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from mosaic.engine.calls.thread_state import on_lane
+
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -46,7 +48,8 @@ class _Guarded(_Attached):
     _mosaic_reach: ClassVar[Callable[[], object]]
 
     def __getattr__(self, name: str) -> Any:
-        type(self)._mosaic_reach()
+        if not on_lane():
+            type(self)._mosaic_reach()
         return super().__getattr__(name)  # type: ignore[misc]
 
 
@@ -61,7 +64,8 @@ _REACHING = (
 def _reaching(plain: type, name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(plain, name))
     def reaching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        type(self)._mosaic_reach()
+        if not on_lane():
+            type(self)._mosaic_reach()
         return getattr(plain, name)(self, *args, **kwargs)
 
     return reaching
@@ -74,7 +78,8 @@ def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
 def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
-    ``reach`` is called before any read of its parameters, buffers and parts, and any write of an attribute.
+    ``reach`` is called before any read of its parameters, buffers and parts, and any write of an attribute, unless its
+    lane does so.
     """
     plain = type(module)
     if issubclass(plain, _Attached):

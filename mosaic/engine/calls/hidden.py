@@ -73,8 +73,8 @@ class HeldTensors:
         """Returns True if hooks other than Mosaic's follow gradients of the parts or of their parameters."""
         if any(self._backward_hooks):
             return True
-        is_hooked = any(map(_HOOKS, self.parameters)) or any(map(_LATE_HOOKS, self.parameters))
-        return is_hooked and has_hooks(self.parameters, own=False)
+        hooked = [*filter(_HOOKS, self.parameters), *filter(_LATE_HOOKS, self.parameters)]
+        return bool(hooked) and has_hooks(hooked, own=False)
 
     def are_same(self) -> bool:
         return same(*self._held)
