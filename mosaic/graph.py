@@ -88,7 +88,7 @@ class ModuleGraph(StrictFile):
         for edge in self.edges:
             for end in sorted({edge.source, edge.target}.difference(self.names)):
                 raise InvalidGraphError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
-        self.topological_order()
+        _ = self.topological_order  # which refuses a cycle
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -103,15 +103,11 @@ class ModuleGraph(StrictFile):
     def predecessors(self, name: str) -> tuple[str, ...]:
         return tuple(edge.source for edge in self.edges if edge.target == name)
 
-    def topological_order(self) -> tuple[str, ...]:
-        """Returns the names so that producers come first; call order if several can be next."""
-        return self._order
-
     @cached_property
     def ancestors(self) -> dict[str, frozenset[str]]:
         """By module, every module that it depends on, directly or not."""
         ancestors: dict[str, frozenset[str]] = {}
-        for name in self._order:
+        for name in self.topological_order:
             sources = self.predecessors(name)
             ancestors[name] = frozenset(sources).union(*(ancestors[source] for source in sources))
         return ancestors
@@ -121,16 +117,13 @@ class ModuleGraph(StrictFile):
         return first != second and first not in self.ancestors[second] and second not in self.ancestors[first]
 
     @cached_property
-    def _order(self) -> tuple[str, ...]:
-        sorter = TopologicalSorter({name: self.predecessors(name) for name in self.names})
+    def topological_order(self) -> tuple[str, ...]:
+        """The names so that producers come first; call order if several can be next."""
+        depth: dict[str, int] = {}
         try:
-            sorter.prepare()
+            for name in TopologicalSorter({name: self.predecessors(name) for name in self.names}).static_order():
+                depth[name] = 1 + max((depth[source] for source in self.predecessors(name)), default=0)
         except CycleError as error:
             cycle = " -> ".join(error.args[1])
             raise InvalidGraphError(f"modules depend on their own output in a cycle: {cycle}") from None
-        order: list[str] = []
-        while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=self.names.index)
-            sorter.done(*ready)
-            order += ready
-        return tuple(order)
+        return tuple(sorted(self.names, key=depth.__getitem__))

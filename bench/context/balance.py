@@ -10,11 +10,11 @@ import torch
 
 from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
+from mosaic import _search
 from mosaic.context.attention.kernels import block_mask
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
-from mosaic.search_extension import load_search
 
 COMPARED = tuple(CONTEXT_METHODS)
 
@@ -40,7 +40,7 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
 
 def _as_printed(pairs: Work, ranks: int) -> Distribution:
     """Cornstarch's Algorithm 2: the longest first to the rank with the least load, with any counts."""
-    rank_of = load_search().longest_first(pairs, ranks=ranks, cap=len(pairs))
+    rank_of = _search.longest_first(pairs, ranks=ranks, cap=len(pairs))
     return Distribution(rank_of=rank_of, ranks=ranks, chunk=1, method="lpt-paper")
 
 

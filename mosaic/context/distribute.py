@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mosaic import _search
 from mosaic.context.tiles import Work
 from mosaic.errors import unknown
-from mosaic.search_extension import load_search
 
 RankOf = npt.NDArray[np.int32]
 """The rank of each block, or of each chunk of them."""
@@ -59,10 +59,8 @@ class Distribution:
 
 def longest_first(work: Work, ranks: int, seed: int) -> RankOf:
     """Assigns the largest piece first to the rank with the least load, with equal counts; then trades pieces."""
-    search = load_search()
-    assigned = search.longest_first(work, ranks=ranks, cap=math.ceil(len(work) / ranks))
-    traded: RankOf = search.traded(work, assigned, ranks=ranks, fineness=FINENESS)
-    return traded
+    assigned = _search.longest_first(work, ranks=ranks, cap=math.ceil(len(work) / ranks))
+    return _search.traded(work, assigned, ranks=ranks, fineness=FINENESS)
 
 
 def ring(work: Work, ranks: int, seed: int) -> RankOf:

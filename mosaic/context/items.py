@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mosaic.search_extension import load_search
+from mosaic import _search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,5 +51,5 @@ def share_items(rows: Sequence[int], ranks: int) -> ItemShare:
         raise ValueError(f"items of {list(rows)} rows for {ranks} ranks; use rows >= 0, and 1 rank or more")
     if not rows:
         return ItemShare(rank_of=(), rows=(), ranks=ranks)
-    owners = load_search().longest_first(np.array(rows, np.int64), ranks=ranks, cap=len(rows))
+    owners = _search.longest_first(np.array(rows, np.int64), ranks=ranks, cap=len(rows))
     return ItemShare(rank_of=tuple(owners.tolist()), rows=tuple(rows), ranks=ranks)

@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from mosaic import _search
 from mosaic.context.words import MaskWords
-from mosaic.search_extension import load_search
-
-if TYPE_CHECKING:
-    from mosaic import _search
 
 Work = npt.NDArray[np.int64]
 """Visible pairs of each block; shape (blocks,)."""
@@ -54,7 +50,7 @@ class MaskBlocks:
     def __post_init__(self) -> None:
         if self.block < 1:
             raise ValueError(f"block={self.block}; a block has 1 token or more, 128 for compiled FlexAttention")
-        object.__setattr__(self, "runs", load_search().MaskRuns(self.mask.words, self.mask.documents))
+        object.__setattr__(self, "runs", _search.MaskRuns(self.mask.words, self.mask.documents))
 
     def __reduce__(self) -> tuple[Callable[[], MaskBlocks], tuple[()]]:
         """Pickles the mask, for a loader's workers; the other process computes the runs again."""

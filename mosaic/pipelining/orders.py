@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from mosaic import _search
 from mosaic.errors import unknown
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, deadlock_of, lower_bound_ns
-from mosaic.search_extension import load_search
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -122,7 +122,7 @@ def search_orders(
         raise ValueError(unknown("method", method, METHODS))
     limits = limits or OrderLimits()
     least = lower_bound_ns(graph) if bound_ns is None else bound_ns
-    result = load_search().find_orders(
+    result = _search.find_orders(
         graph.compiled,
         method,
         seconds=limits.seconds,
@@ -133,6 +133,7 @@ def search_orders(
         should_stop=limits.should_stop,
     )
     if not result.has_any:
+        assert result.deadlock is not None, "a search ends with orders or a deadlock"
         return deadlock_of(result.deadlock)
     timed = Timed(start_ns=tuple(result.start_ns), makespan_ns=result.makespan_ns, peak_bytes=tuple(result.peak_bytes))
     return Searched(

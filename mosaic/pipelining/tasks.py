@@ -15,14 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from mosaic import _search
 from mosaic.graph import Part
 from mosaic.pipelining.layers import Layer
-from mosaic.search_extension import load_search
-
-if TYPE_CHECKING:
-    from mosaic import _search
 
 Orders = tuple[tuple[int, ...], ...]
 """Indices of each row's tasks, in order."""
@@ -100,7 +96,7 @@ class TaskGraph:
     def __post_init__(self) -> None:
         tasks = [_whole(name, [getattr(task, name) for task in self.tasks], "task") for name in _TASK_COLUMNS]
         tasks.insert(1, array("q", [_KINDS[task.kind] for task in self.tasks]))
-        compiled = load_search().Tasks(
+        compiled = _search.Tasks(
             tasks,
             [_whole(name, [getattr(wait, name) for wait in self.waits], "wait") for name in _WAIT_COLUMNS],
             rank_of=_whole("rank_of", self.rank_of),
@@ -165,12 +161,12 @@ def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
     Raises:
         ValueError: A row lacks one of its tasks, or has another one.
     """
-    return _timed(load_search().replay(graph.compiled, orders))
+    return _timed(_search.replay(graph.compiled, orders))
 
 
 def roll_out(graph: TaskGraph) -> tuple[Orders, Timed] | Deadlock:
     """Returns orders and times for the natural ranking of groups; a microbatch enters once its total memory fits."""
-    orders, replayed = load_search().roll_out(graph.compiled)
+    orders, replayed = _search.roll_out(graph.compiled)
     timed = _timed(replayed)
     return timed if isinstance(timed, Deadlock) else (tuple(map(tuple, orders)), timed)
 
@@ -194,8 +190,7 @@ def lower_bound_ns(graph: TaskGraph) -> int:
     the backbone waits for), by the row's time for all of them. It is at least the longest path, and at least each
     row's sum of times.
     """
-    bound_ns: int = load_search().lower_bound(graph.compiled)
-    return bound_ns
+    return _search.lower_bound(graph.compiled)
 
 
 def memory_peaks(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[tuple[int, int], ...]:

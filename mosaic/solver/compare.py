@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
-from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
+from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.methods import METHODS, compared_methods
@@ -67,7 +67,7 @@ def compare(
         began, plan, reason = time.perf_counter(), None, ""
         try:
             plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
-        except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
+        except (InfeasibleError, UndecidedError, ValueError) as error:
             reason = str(error)
         rows.append(Comparison(method=method, plan=plan, reason=reason, seconds=time.perf_counter() - began))
     return tuple(rows)

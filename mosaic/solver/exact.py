@@ -9,20 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mosaic import _search
 from mosaic.cost import Cost
-from mosaic.errors import BackendUnavailableError, InfeasibleError
+from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
-from mosaic.search_extension import load_search
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.stage import Machine, StageResult
-
-if TYPE_CHECKING:
-    from mosaic import _search
 
 MAX_MODULES = 16
 Options = Mapping[str, Sequence[DeploymentOption]]
@@ -63,13 +59,11 @@ def search_exactly(
     Raises:
         ValueError: There are more than 16 modules.
         InfeasibleError: What is forbidden leaves no plan.
-        BackendUnavailableError: The extension is not built.
     """
-    search = load_search()
     limits = limits or SearchLimits()
-    names = graph.topological_order()
+    names = graph.topological_order
     place = {name: index for index, name in enumerate(names)}
-    plan: _search.Plan = search.plan(
+    plan = _search.plan(
         build_problem(graph, options, cost=cost, machine=machine),
         effort=limits.effort,
         seconds=limits.seconds,
@@ -102,21 +96,17 @@ def why_not_exact(graph: ModuleGraph) -> str | None:
     """Returns why the exact search cannot plan a graph; None if it can."""
     if len(graph.modules) > MAX_MODULES:
         return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search takes"
-    try:
-        load_search()
-    except BackendUnavailableError as error:
-        return str(error)
     return None
 
 
 def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: Machine) -> _search.Problem:
     """Returns the problem as the extension has it; modules in topological order."""
-    search, form = load_search(), cost.interference
-    names = graph.topological_order()
+    form = cost.interference
+    names = graph.topological_order
     place = {name: index for index, name in enumerate(names)}
-    problem: _search.Problem = search.Problem(
+    problem = _search.Problem(
         [
-            search.Module(
+            _search.Module(
                 [_ROW(option) for option in options[name]], [place[other] for other in graph.predecessors(name)]
             )
             for name in names

@@ -258,7 +258,7 @@ def search_within_memory(
     As ``search_exactly``; ``starts`` are plans that fit.
 
     Raises:
-        ValueError, BackendUnavailableError: As ``search_exactly``.
+        ValueError: As ``search_exactly``.
         InfeasibleError: What is forbidden leaves no plan.
         UndecidedError: No plan was found, and it is not proven that none exists.
     """

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mosaic.errors import BackendUnavailableError
-from mosaic.search_extension import load_search
+from mosaic import _search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +37,11 @@ class Countdown:
     def __init__(self, limits: SearchLimits) -> None:
         self._ends = time.perf_counter() + limits.seconds
         self._limits = limits
-        self._spent_without_extension = 0.0
         self._before = self.spend(0.0)
 
     def spend(self, effort: float) -> float:
         """Adds effort (the extension counts its own) and returns the total of this thread."""
-        try:
-            spent: float = load_search().spend(effort)
-        except BackendUnavailableError:  # Algorithm 1 runs without the extension
-            spent = self._spent_without_extension = self._spent_without_extension + effort
-        return spent
+        return _search.spend(effort)
 
     @property
     def left(self) -> float:

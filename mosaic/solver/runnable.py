@@ -24,7 +24,7 @@ from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost, exposed_ms
 from mosaic.cost.protocol import RetimedCost
 from mosaic.device import Device
-from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
+from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
@@ -137,7 +137,7 @@ def _plan_by_simulation(
             return best
         try:
             other = plan(method, cost_of, OTHER_SHARE)
-        except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError):
+        except (InfeasibleError, UndecidedError, ValueError):
             return best  # this method has no plan of the problem
         return other if other.search.simulated_ms < best.search.simulated_ms * (1 - _SAME) else best
 

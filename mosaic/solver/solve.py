@@ -47,7 +47,6 @@ def solve(
         InfeasibleError: There is no plan: a module fits on no device (names it, what it needs and what there is), or
             devices do not hold what all modules keep.
         UndecidedError: No plan was found that devices hold, and it is not proven that there is none.
-        BackendUnavailableError: ``exact`` was asked for and its extension is not built.
         ValueError: There are no devices, no such method, the method cannot search this problem, or the cost model
             gives a negative time.
     """
@@ -58,7 +57,7 @@ def solve(
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    order = graph.topological_order()
+    order = graph.topological_order
     in_turn = tuple(alone(name, options[name]) for name in order)
     is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:

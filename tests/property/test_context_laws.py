@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mask_matrices import blocked, odd_mask
 
+from mosaic import _search
 from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks, Tiles
 from mosaic.context.words import MaskWords, causal
-from mosaic.search_extension import load_search
 
 WORKS = st.lists(st.integers(0, 10_000), min_size=8, max_size=60)
 
@@ -96,7 +96,7 @@ def test_longest_first_is_a_heaps_and_within_its_bounds(work: list[int], ranks: 
         expected[piece] = rank
         heapq.heappush(heap, (total + work[piece], rank))
     given = np.array(work)
-    found = load_search().longest_first(given, ranks=ranks, cap=len(work))
+    found = _search.longest_first(given, ranks=ranks, cap=len(work))
     assert np.array_equal(found, expected)
     assert sums_by_rank(given, found, ranks).max() <= sum(work) / ranks + max(work)
 
@@ -105,7 +105,7 @@ def test_longest_first_is_a_heaps_and_within_its_bounds(work: list[int], ranks: 
 @given(work=WORKS, ranks=st.integers(1, 8))
 def test_trades_never_add_to_the_rank_with_most_and_keep_counts(work: list[int], ranks: int):
     given = np.array(work)
-    before = load_search().longest_first(given, ranks=ranks, cap=-(-len(work) // ranks))
+    before = _search.longest_first(given, ranks=ranks, cap=-(-len(work) // ranks))
     after = distribute(given, ranks, "lpt", chunk=1)
     assert after.sums(given).max() <= sums_by_rank(given, before, ranks).max()
     assert np.array_equal(np.bincount(after.rank_of, minlength=ranks), np.bincount(before, minlength=ranks))
@@ -148,7 +148,7 @@ def test_methods_are_near_the_best_distribution(seed: int):
     for name in CONTEXT_METHODS:
         assert distribute(work, ranks, name, chunk=1).sums(work).max() >= best
     # Graham's bound holds against the best of all counts, which is no more than the best of equal ones.
-    greedy = load_search().longest_first(work, ranks=ranks, cap=len(work))
+    greedy = _search.longest_first(work, ranks=ranks, cap=len(work))
     assert sums_by_rank(work, greedy, ranks).max() <= (4 / 3 - 1 / (3 * ranks)) * best
     assert distribute(work, ranks, "lpt", chunk=1).sums(work).max() <= 1.05 * best
 

@@ -182,7 +182,7 @@ def plan_of(
     """Returns a plan that puts the modules of a graph on ranks, by default each on the first slot of its device."""
     stages = [
         Stage(placements=(Placement(part=Part(module=name), slots=slots(name), grid=Grid(ranks=members[name])),))
-        for name in graph.topological_order()
+        for name in graph.topological_order
     ]
     return Plan(
         device=(backend or HostBackend(1)).device,
