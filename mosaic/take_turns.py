@@ -10,7 +10,8 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from itertools import accumulate
+from typing import TypeVar
 
 PLAIN = "the plain loop"
 _Sample = TypeVar("_Sample")
@@ -19,19 +20,6 @@ _CONFIDENCE = 0.9
 """Of the intervals that must lie apart."""
 _SURELY_SLOWER = 1.5
 """A candidate's turn ends, and it is out, if its first two or more steps all took so many times the baseline's."""
-
-
-class StepClock(Protocol):
-    """Times steps without waiting for them while they run.
-
-    A mark is the present end of the loop's work, and past once that is done. ``ms_between`` waits for two marks,
-    ``settle`` for all work.
-    """
-
-    def mark(self) -> Any: ...
-    def is_past(self, mark: Any) -> bool: ...
-    def ms_between(self, earlier: Any, later: Any) -> float: ...
-    def settle(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +44,6 @@ class TrialSettings:
     """Candidates beside the plain loop."""
     smallest_gain: float = 1.02
     """Speed-up below which nothing is worth running, predicted or measured."""
-    clock: StepClock | None = None
-    """Times the steps; None: the processor's clock on the host, events on a GPU."""
 
     def __post_init__(self) -> None:
         one_turn_each = 2 * (self.warm_steps + self.steps_per_visit)
@@ -89,12 +75,8 @@ def median_interval(samples: Sequence[float], confidence: float) -> tuple[float,
     r is the largest that gives the confidence by the binomial distribution; too few samples give 0 to infinity.
     """
     ordered, n = sorted(samples), len(samples)
-    outside, rank = 0.0, 0
-    while rank < n // 2:
-        outside += 2 * math.comb(n, rank) / 2**n
-        if outside > 1 - confidence:
-            break
-        rank += 1
+    outside = accumulate(2 * math.comb(n, rank) / 2**n for rank in range(n // 2))
+    rank = sum(share <= 1 - confidence for share in outside)
     return (ordered[rank - 1], ordered[n - rank]) if rank else (0.0, math.inf)
 
 

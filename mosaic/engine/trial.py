@@ -28,7 +28,7 @@ from mosaic.find.restore import preserved
 from mosaic.find.structure import tensors_in
 from mosaic.profile import COMPARABLE_SHARE
 from mosaic.profiler import ForeignLoad, Subject
-from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, Turns, Visit
+from mosaic.take_turns import PLAIN, Decision, TrialReport, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
@@ -66,7 +66,7 @@ class Trial:
         assert session.trial_settings is not None
         self._settings = session.trial_settings
         self._candidates = session.candidates
-        self._clock = self._settings.clock or clock_of(session.request.backend)
+        self._clock = clock_of(session.request.backend)
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._number, self._why = 1, ""
         self._turns = self._new_turns()
@@ -385,7 +385,7 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)))
 
 
-# Clocks.
+# Clocks: a mark is the present end of the loop's work, and past once that is done.
 
 
 class HostClock:
@@ -430,5 +430,5 @@ class EventClock:
         self._api.synchronize()
 
 
-def clock_of(backend: Backend) -> StepClock:
+def clock_of(backend: Backend) -> HostClock | EventClock:
     return HostClock() if backend.api is None else EventClock(backend.api)

@@ -24,7 +24,7 @@ from mosaic.ranks.session import RankPlan, RankSession, open_executor, place
 from mosaic.ranks.world.failures import CancelToken
 from mosaic.ranks.world.groups import backend_of, device_of
 from mosaic.ranks.world.world import World
-from mosaic.take_turns import StepClock, TrialReport, TrialSettings, Turns, Visit
+from mosaic.take_turns import TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 
@@ -110,12 +110,12 @@ def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettin
     the next turn and for the plan that wins. A plan that cannot run on some rank, for want of memory or for any error,
     loses; that rank cancels the turn, so that no other one waits for it.
     """
-    world, clock = session.world, settings.clock or clock_of(session.request.backend)
+    world = session.world
     turns = Turns(settings, [plan.search.method for plan in plans], trains=False)
     numbers = itertools.count()
     with preserved(session.model, session.request.sample, alone=session.finding.subjects):
         while isinstance(visit := turns.next_visit(), Visit):
-            failed = _visit(session, plans[visit.candidate], visit.num_steps, turns, clock, next(numbers))
+            failed = _visit(session, plans[visit.candidate], visit.num_steps, turns, next(numbers))
             if failed is not None:
                 turns.candidates[visit.candidate].exclusion = f"could not run: {failed}"
     world.progress.calls = world.progress.step = 0
@@ -127,7 +127,7 @@ def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettin
     return plans[world.broadcast(visit.winner)], turns.report(head, visit)
 
 
-def _visit(session: RankSession, plan: Plan, num_steps: int, turns: Turns, clock: StepClock, number: int) -> str | None:
+def _visit(session: RankSession, plan: Plan, num_steps: int, turns: Turns, number: int) -> str | None:
     """Prepares a plan and takes steps until its turn is over; returns why it cannot run, or None."""
     world = session.world
     executor, reason = None, None
@@ -143,15 +143,14 @@ def _visit(session: RankSession, plan: Plan, num_steps: int, turns: Turns, clock
     with world.lending() as loan:
         placed = place(session, plan, executor, gives_up=False)
     with world.cancel_token(f"trial/{number}", loan.groups) as token:
-        failed = _steps(session, placed, num_steps, turns, clock, token)
+        failed = _steps(session, placed, num_steps, turns, token)
     (world.give_back if failed is None else world.destroy)(loan)
     return failed
 
 
-def _steps(
-    session: RankSession, placed: RankPlan, num_steps: int, turns: Turns, clock: StepClock, token: CancelToken
-) -> str | None:
+def _steps(session: RankSession, placed: RankPlan, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
     model, world, run = session.model, session.world, runner_of(session.model, session.request.sample)
+    clock = clock_of(session.request.backend)
     attachment = Attachment(model, session.finding, before_call=lambda: None)
     attachment.begin(placed, None)
     try:

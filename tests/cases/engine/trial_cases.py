@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from engine_cases import TwoTowers, pair_batch
@@ -73,20 +74,15 @@ def trying(
     clock = LoopClock()
     backend = backend or HostBackend(num_slots=2)
     sample = pair_batch() if sample is None else sample
-    handle = mosaic.colocate(
-        model,
-        sample=sample,
-        options=mosaic.Options(
-            profile=profile_for(model, sample, backend),
-            cuda_graphs=graphs,
-            trial=TrialSettings(clock=clock, **bounds),
-        ),
-        backend=backend,
+    options = mosaic.Options(
+        profile=profile_for(model, sample, backend), cuda_graphs=graphs, trial=TrialSettings(**bounds)
     )
-    try:
-        yield handle, clock
-    finally:
-        handle.remove()
+    with patch("mosaic.engine.trial.clock_of", return_value=clock):
+        handle = mosaic.colocate(model, sample=sample, options=options, backend=backend)
+        try:
+            yield handle, clock
+        finally:
+            handle.remove()
 
 
 def running(handle: Handle) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -17,6 +16,7 @@ from mosaic.engine.options import Options, RankSettings
 from mosaic.hardware import Link
 from mosaic.profile import Profile
 from mosaic.ranks import RankHandle
+from mosaic.ranks import colocate as trial
 from mosaic.ranks import plans as planning
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.session import RANK_TRIAL
@@ -72,9 +72,6 @@ class Script:
     def mark(self) -> None:
         return None
 
-    def is_past(self, mark: None) -> bool:
-        return True
-
     def ms_between(self, earlier: None, later: None) -> float:
         return next(self.times)
 
@@ -94,6 +91,8 @@ def links(*_: Any, **__: Any) -> Link:
 
 def tried(model: nn.Module, *turns: float) -> RankHandle:
     planning.measure_ring = planning.measure_route = links
+    script = Script(*turns)
+    trial.clock_of = lambda backend: script
     return colocate_ranks(
         model,
         sample=torch.ones(ROWS, WIDTH),
@@ -101,7 +100,7 @@ def tried(model: nn.Module, *turns: float) -> RankHandle:
         backend=HostBackend(1),
         options=Options(
             profile=measured(),
-            trial=replace(RANK_TRIAL, clock=Script(*turns)),
+            trial=RANK_TRIAL,
             ranks=RankSettings(beat_s=0.2, grace_s=1.5, timeout_s=30.0),
         ),
     )
