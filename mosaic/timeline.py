@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from mosaic.artifact import Ge
 from mosaic.device import StrictFile
 
 
@@ -29,7 +30,6 @@ class Timeline(StrictFile):
     """Measured spans of some training steps, in the order in which they started."""
 
     title: str
-    """Name of the run, such as ``plain`` or ``colocated``."""
     num_slots: int
     spans: tuple[Span, ...]
 
@@ -60,25 +60,14 @@ class RankSpan(StrictFile):
     phase: str
     """``forward``, ``backward``, ``reduce`` or ``agreement``."""
     step: int
-    start_us: float
-    """Microseconds on a clock of the rank; work and waits may have different ones."""
-    end_us: float
-
-    def __post_init__(self) -> None:
-        if not self.start_us <= self.end_us < float("inf"):
-            raise ValueError(f"a span ends at {self.end_us} us, before its start at {self.start_us} us")
-
-    @property
-    def duration_ms(self) -> float:
-        """Time from start to end."""
-        return (self.end_us - self.start_us) / 1e3
+    duration_ms: Annotated[float, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     run: str
     """Equal for all ranks of one start."""
     rank: int

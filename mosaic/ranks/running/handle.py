@@ -74,13 +74,15 @@ class RankHandle(Handle):
         """
         world, path = self.world, Path(folder) / f"trace-rank{self.world.rank}.json"
         spans = [
-            RankSpan(kind="wait", module=module, phase=phase, step=step, start_us=start / 1e3, end_us=end / 1e3)
+            RankSpan(kind="wait", module=module, phase=phase, step=step, duration_ms=(end - start) / 1e6)
             for module, phase, step, start, end in [*world.progress.waits]
             if phase != "agreement"  # that is of no step
         ]
         for work in () if self._executor is None else self._executor.log.spans():
-            times_us = {"start_us": work.start_ms * 1e3, "end_us": work.end_ms * 1e3}
-            spans.append(RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, **times_us))
+            took_ms = work.end_ms - work.start_ms
+            spans.append(
+                RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, duration_ms=took_ms)
+            )
         host, run = world.me.host, world.run
         save(RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)), path)
         return path

@@ -17,13 +17,11 @@ from mosaic.timeline import RankSpan, RankTrace
 
 def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str = "a", waits_ms: float = 0.0):
     """Three steps in which modules run one after the other; the first step takes ten times as long."""
-    spans, now = [], 1000.0 * rank
+    spans = []
     for step in range(3):
         for module, time_ms in [*times_ms.items(), ("", waits_ms)]:
-            end = now + 1e3 * time_ms * (10 if step == 0 else 1)
             work = {"kind": "compute" if module else "wait", "module": module or "image", "phase": "forward"}
-            spans.append(RankSpan(**work, step=step, start_us=now, end_us=end))
-            now = end
+            spans.append(RankSpan(**work, step=step, duration_ms=time_ms * (10 if step == 0 else 1)))
     return RankTrace(run=run, rank=rank, num_ranks=num_ranks, host=f"host{rank}", spans=tuple(spans))
 
 
@@ -47,7 +45,7 @@ def test_a_rank_that_waits_is_not_slow():
 def test_a_rank_that_was_held_up_for_two_steps_of_five_is_not_slow():
     def steps(rank: int, times_ms: list[float]) -> RankTrace:
         spans = [
-            replace(span, step=step, end_us=span.start_us + 1e3 * time_ms)
+            replace(span, step=step, duration_ms=time_ms)
             for step, time_ms in enumerate([1.0, *times_ms])
             for span in trace(rank, {"image": 1.0}).spans[:1]
         ]
