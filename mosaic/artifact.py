@@ -1,4 +1,4 @@
-"""Mosaic's files: profiles, plans and records in JSON, rows in lines of JSON, recipes in TOML; the origin of results.
+"""Mosaic's files: profiles, plans and records in JSON, rows in lines of JSON; the origin of results.
 
 pydantic checks a file once, here, against the frozen dataclass that it becomes; inside the library nothing is checked
 again. A file is written aside and renamed, so a full disk or a killed process leaves the old file or the new one whole.
@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def write_bytes(content: bytes, path: Path) -> None:
     aside: str | None = None
     try:
         path = path.resolve() if path.is_symlink() else path
-        if _is_device(path):
+        if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,15 +82,11 @@ def write_bytes(content: bytes, path: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written."""
-    folder = path if path.is_dir() else path.parent
-    while not folder.exists():
-        folder = folder.parent
-    if not _is_device(path) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise _unwritable(path, f"{folder} is not a folder that can be written")
-
-
-def _is_device(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+    place = path.parent if path.is_file() else path
+    while not place.exists():
+        place = place.parent
+    if place.is_file() or not os.access(place, os.W_OK):
+        raise _unwritable(path, f"{place} is not a folder that can be written")
 
 
 def _unwritable(path: Path, reason: object) -> MosaicError:
@@ -123,8 +118,7 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     try:
         raw = from_json(text)
     except ValueError as error:
-        cause = "; the file may have been cut short" if "EOF while parsing" in str(error) else ""
-        raise InvalidFileError(f"{source}: not valid JSON: {error}{cause}") from error
+        raise InvalidFileError(f"{source}: not valid JSON: {error}") from error
     schema = getattr(kind, "__dataclass_fields__", {}).get("schema_version")
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if schema is not None and version != schema.default:
@@ -147,26 +141,15 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     return value
 
 
-def parse_toml(kind: type[T], text: str, *, source: str) -> T:
-    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidFileError(f"{source}: not valid TOML: {error}") from error
-    return parse(kind, json.dumps(raw, default=str), source=source)
-
-
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
     """Adds a row to a new or an old file; a torn line before it stays a line of its own.
 
     ``flush`` waits until the row is on the disk; a process that is killed loses nothing either way.
     """
     with path.open("ab+") as file:
-        torn = b""
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            torn = b"" if file.read(1) == b"\n" else b"\n"
-        file.write(torn + json.dumps(row).encode() + b"\n")
+        file.seek(max(0, file.tell() - 1))
+        is_torn = file.read(1) not in (b"", b"\n")
+        file.write((b"\n" if is_torn else b"") + json.dumps(row).encode() + b"\n")
         if flush:
             file.flush()
             os.fsync(file.fileno())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mosaic import artifact
-from mosaic.errors import InvalidFileError, InvalidPlanError, InvalidProfileError
+from mosaic.errors import InvalidFileError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 
@@ -24,13 +22,12 @@ def load(path: str | Path) -> Plan | Profile:
         InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.
     """
     path = Path(path)
-    with suppress(OSError, ValueError, RecursionError):  # reading it as a plan names the reason
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and "samples" in content:
-            return artifact.load(Profile, path)
-        if not isinstance(content, dict) or "stages" not in content:
-            raise InvalidFileError(f"{path} is neither a plan nor a profile; see mosaic plan and mosaic profile")
-    return artifact.load(Plan, path)
+    content = artifact.load(dict[str, Any], path)
+    if "samples" in content:
+        return artifact.load(Profile, path)
+    if "stages" in content:
+        return artifact.load(Plan, path)
+    raise InvalidFileError(f"{path} is neither a plan nor a profile; see mosaic plan and mosaic profile")
 
 
 def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Artifact | None:
@@ -44,6 +41,4 @@ def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Art
         )
     if isinstance(loaded := load(value), kind):
         return loaded
-    if kind is Plan:
-        raise InvalidPlanError(f"{value} holds a profile; pass it as Options(profile=...), or plan from it first")
-    raise InvalidProfileError(f"{value} holds a plan; pass it as plan=")
+    raise InvalidFileError(f"{value} holds no {name.lower()}; pass a plan as plan=, a profile as Options(profile=...)")

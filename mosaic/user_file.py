@@ -13,8 +13,6 @@ from mosaic.errors import MosaicError
 
 def import_file(path: Path) -> Any:
     """Runs a Python file as a module of its name; what lies beside it can be imported from it."""
-    if not path.is_file():
-        raise MosaicError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise MosaicError(f"{path} is not a Python file")

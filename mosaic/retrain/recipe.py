@@ -6,7 +6,9 @@ error names the line, the rule and the way out.
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from mosaic.artifact import Ge, Le, parse_toml
+from mosaic.artifact import Ge, Le, parse
 from mosaic.device import StrictFile
 from mosaic.errors import InvalidFileError, InvalidRecipeError
 from mosaic.retrain.data_check import DataCheckSettings
@@ -199,13 +201,14 @@ class Recipe(StrictFile):
 def read_recipe(path: Path) -> Recipe:
     """Reads and checks a recipe; raises InvalidRecipeError that names the line, the rule and the way out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse(Recipe, json.dumps(tables, default=str), source=str(path))
     except OSError as error:
         raise InvalidRecipeError(
             f"cannot read {path}: {error.strerror}; make a folder with a recipe by `mosaic retrain init FOLDER`"
         ) from error
-    try:
-        return parse_toml(Recipe, text, source=str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRecipeError(f"{path}: not valid TOML: {error}") from error
     except InvalidFileError as error:
         raise InvalidRecipeError(str(error)) from error
 

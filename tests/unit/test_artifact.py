@@ -33,7 +33,7 @@ def test_a_plan_survives_its_file(tmp_path):
 @pytest.mark.parametrize("share", [0.1, 0.99])
 def test_a_truncated_file_is_refused_with_the_line(share):
     cut = TEXT.rstrip()[: int(len(TEXT.rstrip()) * share)]
-    refused(cut, f"line {cut.count(chr(10)) + 1}", "cut short")
+    refused(cut, "EOF while parsing", f"line {cut.count(chr(10)) + 1}")
 
 
 def test_a_wrong_value_deep_inside_is_refused_with_its_place():

@@ -27,7 +27,7 @@ import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle
 from mosaic.errors import (
-    InvalidPlanError,
+    InvalidFileError,
     InvalidProfileError,
     UnsupportedModelError,
 )
@@ -108,7 +108,7 @@ def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTo
     options = mosaic.Options(profile=tmp_path / "profile.json")
     assert options.profile == profiled.profile == mosaic.load(tmp_path / "profile.json")
     profiled.remove()
-    with pytest.raises(InvalidPlanError, match=r"profile.json holds a profile; pass it as Options\(profile="):
+    with pytest.raises(InvalidFileError, match=r"profile.json holds no plan; pass a plan as plan="):
         mosaic.colocate(model, pair_batch(), plan=tmp_path / "profile.json")
     with pytest.raises(ValueError, match="unknown backend 'gpu'; choose one of: cuda, host, or cuda:1"):
         mosaic.colocate(model, pair_batch(), backend="gpu")
