@@ -46,10 +46,9 @@ def colocate(
 
     In the first steps of the loop's optimizer (at most 120, ``TrialSettings``) the plain loop and at most three plans
     take turns; a plan whose losses or gradients on the sample differ from the plain loop's is left out. The fastest
-    runs from then on, and the plain loop if none beats it beyond the noise. ``handle.replan`` plans again for a loop
-    that has changed. Nothing is tried if no plan is predicted to gain 2 %; a plan that is given runs as it is. On the
-    host a trial's steps run at the thread counts of the plans that it tries, so two runs agree bit for bit only with
-    ``trial=None`` and one plan, or at one thread.
+    runs from then on, and the plain loop if none beats it beyond the noise. Nothing is tried if no plan is predicted to
+    gain 2 %; a plan that is given runs as it is. On the host a trial's steps run at the thread counts of the plans that
+    it tries, so two runs agree bit for bit only with ``trial=None`` and one plan, or at one thread.
 
     Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
 

@@ -156,8 +156,8 @@ class Plan(StrictFile):
         if by_device and (len(by_device) != len(devices) or by_device[0] != placement.slots):
             raise InvalidPlanError(f"{of} has slots_by_device {by_device}; begin with ``slots``, one for each device")
         for slots in (placement.slots, *by_device):
-            is_rising = list(slots) == sorted(set(slots)) and len(slots) == placement.quota
-            if not is_rising or slots[0] < 0 or slots[-1] >= self.device.num_slots:
+            is_rising = list(slots) == sorted(set(slots) & set(self.device.slots))
+            if not is_rising or len(slots) != placement.quota:
                 rule = f"list slots 0 to {self.device.num_slots - 1} once, rising, and as many on every device"
                 raise InvalidPlanError(f"{of} has slots {slots} of {self.device.name}; {rule}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections import Counter
@@ -54,10 +55,10 @@ class Sample(StrictFile):
 
     def __post_init__(self) -> None:
         where = f"sample of {self.module!r} ({self.phase}, quota {self.quota}, degree {self.degree})"
-        if self.infeasible is not None and (self.times_ms or not self.infeasible):
-            raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
         if self.infeasible is None:
             _check_times(self.times_ms, where)
+        elif self.times_ms or not self.infeasible:
+            raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
 
     @property
     def median_ms(self) -> float:
@@ -171,27 +172,21 @@ class Profile(StrictFile):
     environment: Environment
 
     def __post_init__(self) -> None:
-        for sample in self.samples:
-            self._check_fits("sample", [sample.module], sample.quota)
+        quotas = [(each.module, each.quota) for each in (*self.samples, *self.pairs)]
+        quotas += [(pair.beside, pair.beside_quota) for pair in self.pairs]
+        for module, quota in quotas:
+            if module not in self.graph.names:
+                raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
+            if quota > self.device.num_slots:
+                has = f"{self.device.name} has {self.device.num_slots}"
+                raise InvalidProfileError(f"{module!r} was measured on {quota} slots; {has}")
         counts = Counter((sample.module, sample.phase, sample.degree, sample.quota) for sample in self.samples)
         for module, phase, degree, quota in (key for key, count in counts.items() if count > 1):
             raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; keep one")
-        for pair in self.pairs:
-            self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
-        self._check_fits("structure", list(self.structures))
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
         save(self, Path(path))
-
-    def _check_fits(self, what: str, names: list[str], quota: int = 0) -> None:
-        listed = " beside ".join(map(repr, names))
-        if unknown := [name for name in names if name not in self.graph.names]:
-            raise InvalidProfileError(f"the profile has a {what} of {listed}; {unknown[0]!r}, not in its graph")
-        if quota > self.device.num_slots:
-            raise InvalidProfileError(
-                f"{what} of {listed} at {quota} slots; {self.device.name} has {self.device.num_slots}"
-            )
 
     @property
     def fingerprint(self) -> str:
@@ -227,8 +222,5 @@ class Profile(StrictFile):
 
 
 def _check_times(times_ms: tuple[float, ...], where: str) -> None:
-    if not times_ms:
-        raise InvalidProfileError(f"{where} has no measurements; at least one is needed")
-    # `not x >= 0` also catches NaN.
-    if wrong := [time for time in times_ms if not 0 <= time < float("inf")]:
-        raise InvalidProfileError(f"{where} holds {wrong[0]} ms; a time is finite and not negative")
+    if not times_ms or not all(0 <= time < math.inf for time in times_ms):
+        raise InvalidProfileError(f"{where} has times {times_ms}; give one or more, finite and not negative")

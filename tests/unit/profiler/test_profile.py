@@ -40,7 +40,7 @@ def profile(*samples, pairs=()):
             (lambda time=time: sample(times=(1.0, time)), "finite and not negative")
             for time in (math.nan, math.inf, -0.1)
         ),
-        (lambda: sample(times=()), "no measurements"),
+        (lambda: sample(times=()), "give one or more"),
         (lambda: profile(sample(), sample()), "two samples for 'image'"),
         (lambda: profile(sample("audio")), "'audio', not in its graph"),
         (lambda: profile(sample(quota=3)), "3 slots; two cores has 2"),
