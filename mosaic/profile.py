@@ -172,8 +172,9 @@ class Profile(StrictFile):
     environment: Environment
 
     def __post_init__(self) -> None:
-        quotas = [(each.module, each.quota) for each in (*self.samples, *self.pairs)]
-        quotas += [(pair.beside, pair.beside_quota) for pair in self.pairs]
+        quotas = [(sample.module, sample.quota) for sample in self.samples]
+        for pair in self.pairs:
+            quotas += [(pair.module, pair.quota), (pair.beside, pair.beside_quota)]
         for module, quota in quotas:
             if module not in self.graph.names:
                 raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
