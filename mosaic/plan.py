@@ -71,7 +71,7 @@ class Placement(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(StrictFile):
+class TemporalStage(StrictFile):
     """Parts meant to run at the same time, on disjoint partitions wherever they share a device."""
 
     placements: tuple[Placement, ...]
@@ -114,7 +114,7 @@ class Plan(StrictFile):
     device: Device
     """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
-    stages: tuple[Stage, ...]
+    stages: tuple[TemporalStage, ...]
     """In the order of their forward pass."""
     graph: str
     """Fingerprint of the module graph that it was made for."""
@@ -269,7 +269,7 @@ def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph,
             Placement(part=Part(module=name), slots=tuple(range(end - quota, end)))
             for (name, quota), end in zip(quotas.items(), ends, strict=True)
         )
-        built.append(Stage(placements=tuple(placements)))
+        built.append(TemporalStage(placements=tuple(placements)))
     plan = Plan(device=device, stages=tuple(built), graph=graph.fingerprint, search=SearchRecord(method="manual"))
     plan.check_covers(graph)
     return plan

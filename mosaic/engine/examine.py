@@ -39,7 +39,7 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
         kind = type(model.get_submodule(name))
         code = None if ".py:" in reason else getattr(kind.forward, "__code__", None)
         where = f" ({code.co_filename}:{code.co_firstlineno} in {kind.__qualname__})" if code is not None else ""
-        in_place[f"{name}: {reason}{where}"] = reason.todo
+        in_place[f"{name}: {reason}{where}"] = reason.remedy
     return Examination(sources, {}, in_place)
 
 

@@ -138,7 +138,7 @@ class _HostBlock(ParallelBlock):
         self._turns = cycle(cores) if slots is None else None
         named = dict(slots or ())
         super().__init__(HostExecutor(backend.open_lanes(cores if slots is None else named.values())), named)
-        self.executor.way_out = "call {!r} without run()"
+        self.executor.without_it = "call {!r} without run()"
         self._users: Any = WeakIdKeyDictionary()  # for each parameter the names whose results depend on it
         self._results: list[weakref.ref[LaneTensor]] = []
 

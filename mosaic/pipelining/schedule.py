@@ -1,10 +1,11 @@
 """A schedule that ranks of a pipeline execute, and its lowering from orders of tasks.
 
-An action of a row is a text. ``2F0.1`` is chunk 2's forward of microbatch 0, piece 1; the first piece is left out,
-``2F0``. Messages go from one task to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both sides,
-``SENT(2F0.1>5F0)`` waits until its buffer is free again, and ``GOT(2F0.1>5F0)`` until it arrives. ``FREE(2F0.1)`` frees
-the activations of a forward, and ``REDUCE(2)`` sums a chunk's gradients over its data-parallel ranks. Every message is
-an action, because with pieces, skipped modules and any order a rank cannot infer the next message of others.
+An action of a row is a text. ``2F0.1`` is chunk 2's forward of microbatch 0, sub-microbatch 1; the first one's number
+is left out, ``2F0``. Messages go from one task to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both
+sides, ``WAIT_SEND(2F0.1>5F0)`` waits until its buffer is free again, and ``WAIT_RECV(2F0.1>5F0)`` until it arrives.
+``FREE(2F0.1)`` frees the activations of a forward, and ``REDUCE(2)`` sums a chunk's gradients over its data-parallel
+ranks. Every message is an action, because with sub-microbatches, skipped modules and any order a rank cannot infer the
+next message of others.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from mosaic.pipelining.tasks import ActionKind, Orders, PairKey, Task, TaskGraph
 class Verb(StrEnum):
     SEND = "SEND"
     RECEIVE = "RECV"
-    AWAIT_SENT = "SENT"
-    AWAIT_RECEIVED = "GOT"
+    WAIT_SEND = "WAIT_SEND"
+    WAIT_RECV = "WAIT_RECV"
     FREE = "FREE"
     REDUCE = "REDUCE"
 
@@ -38,7 +39,7 @@ class Verb(StrEnum):
 _NUMBER = r"(?:0|[1-9]\d*)"
 _TASK = re.compile(rf"({_NUMBER})([FBW])({_NUMBER})(?:\.([1-9]\d*))?")
 _NAME = rf"{_NUMBER}[FBW]{_NUMBER}(?:\.[1-9]\d*)?"
-_CELL = re.compile(rf"{_NAME}|(?:SEND|RECV|SENT|GOT)\({_NAME}>{_NAME}\)|FREE\({_NAME}\)|REDUCE\({_NUMBER}\)")
+_CELL = re.compile(rf"{_NAME}|(?:SEND|RECV|WAIT_SEND|WAIT_RECV)\({_NAME}>{_NAME}\)|FREE\({_NAME}\)|REDUCE\({_NUMBER}\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class TaskName:
 
 def _no_action(text: str) -> InvalidScheduleError:
     return InvalidScheduleError(
-        f"{text!r} is no action of a pipeline; write 2F0.1, SEND(2F0.1>5F0), RECV, SENT or GOT of the same, "
+        f"{text!r} is no action of a pipeline; write 2F0.1, SEND(2F0.1>5F0), RECV, WAIT_SEND or WAIT_RECV of the same, "
         "FREE(2F0.1) or REDUCE(2)"
     )
 
@@ -313,18 +314,18 @@ class _Walk:
             offer(row)
         self._check_end(at)
         for (row, _, _), (_, messages) in self._open.items():
-            self._put(row, *(f"SENT({message})" for message in messages))
+            self._put(row, *(f"WAIT_SEND({message})" for message in messages))
 
     def _write(self, index: int) -> None:
         task = self.graph.tasks[index]
-        cells = [f"GOT({self._message(wait)})" for wait in self._inputs[index] if self._crosses(wait)]
+        cells = [f"WAIT_RECV({self._message(wait)})" for wait in self._inputs[index] if self._crosses(wait)]
         cells.append(self.names[index])
         key = task.chunk, task.microbatch, task.piece
         forward = self._forward[key]
         if self._last[key] == index:
             if forward in self.kept:
                 cells.append(f"FREE({forward})")
-            cells += (f"SENT({message})" for message in self._unsent.pop(forward, ()))
+            cells += (f"WAIT_SEND({message})" for message in self._unsent.pop(forward, ()))
         if self._reduced_by.get(task.chunk) == index:
             cells.append(f"REDUCE({task.chunk})")
         self._put(task.row, *cells)
@@ -343,7 +344,7 @@ class _Walk:
             channel = source.row, target.row, source.kind is ActionKind.FORWARD
             sender, messages = self._open.get(channel, (ends.source, []))
             if sender != ends.source:
-                self._put(source.row, *(f"SENT({earlier})" for earlier in messages))
+                self._put(source.row, *(f"WAIT_SEND({earlier})" for earlier in messages))
                 messages = []
             self._open[channel] = ends.source, [*messages, message]
         self._put(source.row, f"SEND({message})")

@@ -14,7 +14,7 @@ from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, TemporalStage
 from mosaic.profile import Profile
 from mosaic.profiler import measure_ring, measure_route, open_cache, profile_modules, repeat_batch, traffic_of
 from mosaic.ranks.session import RankSession, is_data_parallel
@@ -119,7 +119,7 @@ def data_parallel_plan(graph: ModuleGraph, device: Device, num_devices: int, *, 
         return replace(plan, search=record)
     slots, grid = tuple(range(device.num_slots)), Grid(ranks=tuple(range(num_devices)))
     stages = tuple(
-        Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=grid),))
+        TemporalStage(placements=(Placement(part=Part(module=name), slots=slots, grid=grid),))
         for name in graph.topological_order
     )
     return Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)

@@ -114,7 +114,7 @@ def find_with_rows(
 def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
     if obstacle is not None:
         raise UnsupportedModelError(
-            f"{subject.name!r} cannot run on another rank than the one that calls it: {obstacle}; {obstacle.todo}. "
+            f"{subject.name!r} cannot run on another rank than the one that calls it: {obstacle}; {obstacle.remedy}. "
             f"colocate(..., exclude=[{subject.name!r}]) leaves it where it is called"
         )
     for path, part in subject.module.named_modules():

@@ -158,8 +158,8 @@ def _rows(
     yield Finding.of("rows", today.rows >= settings.min_rows, sentence, "; wait for more, or lower min_rows")
     overlap = len(today_rows & frozen_rows)
     sentence = f"{overlap:,} of today's {len(today_rows):,} rows are frozen rows"
-    way_out = ", and training on them would make the gate blind: take them out of the day's folder"
-    yield Finding.of("frozen rows", not overlap, sentence, way_out)
+    remedy = ", and training on them would make the gate blind: take them out of the day's folder"
+    yield Finding.of("frozen rows", not overlap, sentence, remedy)
     if count := sum(today.unreadable.values()):
         reasons = ", ".join(f"{reason} ({number:,})" for reason, number in sorted(today.unreadable.items()))
         sentence = f"{count:,} of {today.rows + count:,} rows could not be read: {reasons}; "
@@ -178,8 +178,8 @@ def _champion(today: DayFigures, before: Sequence[DayFigures], settings: DataChe
     sentence = f"The champion's mean value on today's rows is {today.champion:.4f}, usually {usual:.4f}"
     if 0 < drop <= settings.max_drop:
         sentence += ", less than chance explains: the data drifts, or some labels are wrong"
-    way_out = f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
-    yield Finding.of("champion's error", drop <= settings.max_drop, sentence, way_out)
+    remedy = f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
+    yield Finding.of("champion's error", drop <= settings.max_drop, sentence, remedy)
 
 
 def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
@@ -236,5 +236,5 @@ def _inputs(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
         usual, spread, most = statistics.median(means), statistics.median(spreads), settings.max_mean_shift
         passed = abs(figures.mean - usual) <= most * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
         sentence = f"Input {name} has a mean of {figures.mean:.4g}, usually {usual:.4g} with a spread of {spread:.4g}"
-        way_out = f"; max_mean_shift = {most:g} spreads: look for other units or scales"
-        yield Finding.of(f"mean {name}", passed, sentence, way_out)
+        remedy = f"; max_mean_shift = {most:g} spreads: look for other units or scales"
+        yield Finding.of(f"mean {name}", passed, sentence, remedy)

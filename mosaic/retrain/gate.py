@@ -307,9 +307,9 @@ class Finding:
     """The value, the rule, and after a failure the way out."""
 
     @staticmethod
-    def of(name: str, passed: bool, sentence: str, way_out: str = "") -> Finding:
+    def of(name: str, passed: bool, sentence: str, remedy: str = "") -> Finding:
         """Makes a finding whose sentence has the way out after a failure."""
-        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else way_out}.")
+        return Finding(name=name, passed=passed, sentence=f"{sentence}{'' if passed else remedy}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,8 +364,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
         f"A model equal to the champion is sure to lose at most {-equal.low:.2g} on {equal.num_rows:,} frozen rows in "
         f"{equal.num_clusters:,} clusters, and margin = {settings.margin:g}"
     )
-    way_out = ": raise the margin above that, or bring more rows, of more clusters"
-    return Finding.of("margin", equal.passed, sentence, way_out)
+    remedy = ": raise the margin above that, or bring more rows, of more clusters"
+    return Finding.of("margin", equal.passed, sentence, remedy)
 
 
 def _validity(facts: ModelFacts) -> Iterator[Finding]:
@@ -391,8 +391,8 @@ def _score_findings(scores: DayScores, contest: Contest, settings: GateSettings)
             yield Finding.of("finite scores", False, f"{each.invalid}; look at what score returns for them")
         elif each.invalid and each.rows == "frozen":
             some = bool(np.isfinite(each.array).any())
-            way_out = "; they are left out" if some else "; look at it, and promote another version by hand"
-            yield Finding.of("rows left out", some, each.invalid + way_out)
+            remedy = "; they are left out" if some else "; look at it, and promote another version by hand"
+            yield Finding.of("rows left out", some, each.invalid + remedy)
     if scores.find(contest.challenger, "frozen") is None:
         sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder"
         yield Finding.of("frozen rows", False, sentence)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mosaic.errors import unknown
-from mosaic.plan import SearchRecord, Stage
+from mosaic.plan import SearchRecord, TemporalStage
 from mosaic.solver.exact import search_exactly, why_not_exact
 from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator
@@ -71,7 +71,7 @@ def plan_in_turn(task: Task) -> Answer:
     return Answer(stages=stages, record=SearchRecord(method="sequential"))
 
 
-def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
+def _finish(task: Task, stages: Stages) -> tuple[TemporalStage, ...]:
     """Repairs memory, spends spare slots, splits stages that gain nothing and chooses slots."""
     machine = task.machine
     if task.is_held and not fits(stages, machine):  # Algorithm 1 knows the memory of single stages

@@ -10,7 +10,7 @@ from functools import cache
 from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost
 from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, Stage
+from mosaic.plan import Grid, Placement, Plan, TemporalStage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Choice, Machine, StageResult
@@ -66,7 +66,7 @@ class PlacedTimes:
         return forward_ms, backward_ms
 
 
-def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Machine) -> tuple[Stage, ...]:
+def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Machine) -> tuple[TemporalStage, ...]:
     """Turns allocations into placements with the times predicted beside their neighbours, and chooses slots.
 
     No barrier ends a stage: a module starts when its inputs are there and its slots are free. So it gets the run of
@@ -100,7 +100,7 @@ def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Mac
             end_ms = max(busy_ms[device][slot] for device, slot in cells) + forward_ms + backward_ms
             for device, slot in cells:
                 busy_ms[device][slot] = end_ms
-        built.append(Stage(placements=tuple(placements)))
+        built.append(TemporalStage(placements=tuple(placements)))
     return tuple(built)
 
 
@@ -136,7 +136,7 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
     """Returns a plan of whole modules with the times that a cost model predicts for it."""
     times = PlacedTimes(cost)
 
-    def of(stage: Stage) -> Stage:
+    def of(stage: TemporalStage) -> TemporalStage:
         choices = {
             placed.module: (
                 DeploymentOption(degree=placed.degree, quota=placed.quota, forward_ns=0, backward_ns=0),
@@ -145,7 +145,7 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
             for placed in stage.placements
         }
         predicted = times.of(choices)
-        return Stage(
+        return TemporalStage(
             placements=tuple(
                 replace(placed, forward_ms=predicted[placed.module][0], backward_ms=predicted[placed.module][1])
                 for placed in stage.placements
@@ -167,7 +167,7 @@ def with_communication(plan: Plan, cost: RankedCost) -> Plan:
             reduce_ms=share * sent.reduce_ms,
         )
 
-    stages = tuple(Stage(placements=tuple(map(with_shares, stage.placements))) for stage in plan.stages)
+    stages = tuple(TemporalStage(placements=tuple(map(with_shares, stage.placements))) for stage in plan.stages)
     return replace(plan, stages=stages)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
-from mosaic.plan import SearchRecord, Stage
+from mosaic.plan import SearchRecord, TemporalStage
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.predict import PlacedTimes
@@ -67,6 +67,6 @@ class Task:
 class Answer:
     """A method's answer."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[TemporalStage, ...]
     """In the order of their forward pass."""
     record: SearchRecord

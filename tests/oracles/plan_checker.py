@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from mosaic.plan import Plan, Stage
+from mosaic.plan import Plan, TemporalStage
 from mosaic.solver.instance import Instance, InstanceOption
 
 ROUNDING = 1e-6
@@ -53,7 +53,7 @@ def checked_ms(instance: Instance, plan: Plan) -> float:
     return total_ms
 
 
-def _stage_ms(instance: Instance, stage: Stage, options: dict[str, InstanceOption]) -> float:
+def _stage_ms(instance: Instance, stage: TemporalStage, options: dict[str, InstanceOption]) -> float:
     """Asserts the times that the plan claims; returns the slowest forward and the slowest backward, added up."""
     shares = {(own.module, own.beside): (own.forward, own.backward) for own in instance.disturbances}
     slowest = [0.0, 0.0]

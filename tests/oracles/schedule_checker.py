@@ -94,8 +94,8 @@ class _Rows:
                 yield self.row[source], (source, target)
         for message, (sender, receiver, _) in self.channels.items():
             source, target = message.split(">")
-            yield sender, (source, f"SEND({message})", f"SENT({message})")
-            yield receiver, (f"RECV({message})", f"GOT({message})", target)
+            yield sender, (source, f"SEND({message})", f"WAIT_SEND({message})")
+            yield receiver, (f"RECV({message})", f"WAIT_RECV({message})", target)
         for forward, end in last.values():
             if forward in self.kept:
                 yield self.row[forward], (end, f"FREE({forward})")
@@ -168,10 +168,10 @@ class _Clock:
             self.posted.add(subject)
         elif verb == "FREE":
             self._note(row, -self.check.kept[subject], self.clock[row])
-        elif verb in ("SENT", "GOT"):
+        elif verb in ("WAIT_SEND", "WAIT_RECV"):
             if subject not in self.arrival or subject not in self.posted:
                 return False
-            if verb == "GOT":
+            if verb == "WAIT_RECV":
                 self.clock[row] = max(self.clock[row], self.arrival[subject])
         return True
 

@@ -17,7 +17,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.graph import ModuleGraph, Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, TemporalStage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.colocate import colocate_ranks
 
@@ -181,7 +181,9 @@ def plan_of(
 ) -> Plan:
     """Returns a plan that puts the modules of a graph on ranks, by default each on the first slot of its device."""
     stages = [
-        Stage(placements=(Placement(part=Part(module=name), slots=slots(name), grid=Grid(ranks=members[name])),))
+        TemporalStage(
+            placements=(Placement(part=Part(module=name), slots=slots(name), grid=Grid(ranks=members[name])),)
+        )
         for name in graph.topological_order
     ]
     return Plan(

@@ -5,7 +5,7 @@ import pytest
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
-from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
+from mosaic.plan import Placement, Plan, SearchRecord, TemporalStage, plan_from_quotas
 
 DEVICE = Device(name="four cores", kind="host", num_slots=4)
 GRAPH = ModuleGraph(
@@ -19,7 +19,7 @@ def plan(*stages, num_devices=1, **placement):
         device=DEVICE,
         num_devices=num_devices,
         stages=tuple(
-            Stage(
+            TemporalStage(
                 placements=tuple(
                     Placement(part=Part(module=name), slots=slots, **placement) for name, slots in s.items()
                 )
@@ -70,7 +70,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_by_its_name(broken, message):
 def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest_and_utilisation_is_modelled_from_it():
     times = {"image": (1.0, 5.0), "text": (2.0, 3.0), "head": (0.5, 0.5)}
     stages = (
-        Stage(
+        TemporalStage(
             placements=tuple(
                 Placement(part=Part(module=name), slots=slots, forward_ms=times[name][0], backward_ms=times[name][1])
                 for name, slots in stage.items()

@@ -25,13 +25,12 @@ class EnvironmentFinding(NamedTuple):
     """The condition."""
     rule: str
     """Why it matters."""
-    way_out: str
-    """The remedy."""
+    remedy: str
 
     @property
     def sentence(self) -> str:
         """All of it, for a log."""
-        return f"{self.found}: {self.rule}; {self.way_out}"
+        return f"{self.found}: {self.rule}; {self.remedy}"
 
 
 class NvmlDescription(NamedTuple):

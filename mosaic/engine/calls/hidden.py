@@ -285,12 +285,12 @@ def belongs_to_thread(module: nn.Module | None) -> Obstacle | None:
         if isinstance(value, threading.local):
             return Obstacle(
                 f"it reads {name}, a threading.local, whose values a lane's thread does not have",
-                todo="use a contextvars.ContextVar, which goes with the call, or an argument",
+                remedy="use a contextvars.ContextVar, which goes with the call, or an argument",
             )
         if isinstance(value, _LOCKS):
             return Obstacle(
                 f"it holds {name}, a lock, for which its lane and its caller would wait for each other",
-                todo="take the lock around the model's call",
+                remedy="take the lock around the model's call",
             )
     return None
 
@@ -299,7 +299,7 @@ def sets_context(before: Context, after: Context) -> Obstacle | None:
     """Returns an obstacle if a call has set a context variable, which on a lane would stay in the lane's context."""
     for variable in after:
         if variable not in before or before[variable] is not after[variable]:
-            return Obstacle(f"it sets the context variable {variable.name!r}", todo="set it around the module's call")
+            return Obstacle(f"it sets the context variable {variable.name!r}", remedy="set it around the module's call")
     return None
 
 

@@ -8,30 +8,30 @@ _NOTHING = "nothing; it runs where it is called"
 class Obstacle(str):
     """A reason, as the end of a sentence that starts with the module's name."""
 
-    todo: str
+    remedy: str
     apart: bool
 
-    def __new__(cls, reason: str, *, todo: str = _NOTHING, apart: bool = False) -> Obstacle:
+    def __new__(cls, reason: str, *, remedy: str = _NOTHING, apart: bool = False) -> Obstacle:
         obstacle = super().__new__(cls, reason)
-        obstacle.todo, obstacle.apart = todo, apart
+        obstacle.remedy, obstacle.apart = remedy, apart
         return obstacle
 
     @property
     def sentence(self) -> str:
         """The reason, and what to do about it where there is anything to do."""
-        return str(self) if self.todo == _NOTHING else f"{self}; {self.todo}"
+        return str(self) if self.remedy == _NOTHING else f"{self}; {self.remedy}"
 
 
 def hides_tensors(verb: str, leaf: object) -> Obstacle:
     name = type(leaf).__name__
     return Obstacle(
         f"it {verb} a {name}, which may hide tensors",
-        todo="switch it off while training: model(..., use_cache=False), or use_cache = False in all of its configs"
+        remedy="switch it off while training: model(..., use_cache=False), or use_cache = False in all of its configs"
         if name.endswith("Cache")
         else f"return and take tensors, lists, tuples or dicts, or call torch.export.register_dataclass({name})",
     )
 
 
 SHARED_IS_WRITTEN = Obstacle(
-    "one of its results is written to in place, and another tensor has the same memory", todo="write to a copy"
+    "one of its results is written to in place, and another tensor has the same memory", remedy="write to a copy"
 )

@@ -73,7 +73,9 @@ class PlacedModule:
                 return parts
         if len(self._variants) == MAX_VARIANTS:
             self._variants.clear()
-            self.obstacle = Obstacle("its attributes change from call to call", todo="pass what changes as an argument")
+            self.obstacle = Obstacle(
+                "its attributes change from call to call", remedy="pass what changes as an argument"
+            )
         self._num_variants += 1
         self._variants.append(Parts(self.module, self._num_variants))
         return self._variants[-1]
@@ -85,7 +87,7 @@ class PlacedModule:
         """
         if written is not None and self._has_written:
             self.obstacle = Obstacle(
-                f"it writes {written}, which others may read too early", todo="return it, and pass it as an argument"
+                f"it writes {written}, which others may read too early", remedy="return it, and pass it as an argument"
             )
         self._has_written = written is not None
         if written is None:

@@ -30,22 +30,22 @@ from mosaic.find.structure import Nesting, flatten, flatten_call, is_opaque, lea
 
 _LEAF = flatten(None)[1]
 _DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
-_WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
-_DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", todo=_DRAW_WITH_TORCH)
-_DRAWS_OTHERWISE = Obstacle("it draws from Python's or numpy's random numbers", todo="draw with torch")
+_WRITES = Obstacle("it writes into one of its inputs", remedy="let it write to a copy")
+_DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", remedy=_DRAW_WITH_TORCH)
+_DRAWS_OTHERWISE = Obstacle("it draws from Python's or numpy's random numbers", remedy="draw with torch")
 _SHARES = Obstacle(
     "it uses a parameter that is used outside of it too",
-    todo="move that use into the module, or leave it where it is",
+    remedy="move that use into the module, or leave it where it is",
 )
-_SPARSE = Obstacle("it returns a sparse tensor", todo="make it sparse where it is used")
+_SPARSE = Obstacle("it returns a sparse tensor", remedy="make it sparse where it is used")
 _VIEWS = Obstacle(
     "it returns a view of one of its inputs, so that whoever writes into one writes into the other",
-    todo="return a copy",
+    remedy="return a copy",
 )
 _RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing or other hooks on saved tensors",
-    todo="nothing, if memory needs it; on its lane it would run without",
+    remedy="nothing, if memory needs it; on its lane it would run without",
 )
 
 
@@ -148,7 +148,7 @@ class CallWatch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if (kwargs or {}).get("generator") is not None:
             self.obstacle = Obstacle(
-                "it draws random numbers from a generator of its own, which others may use too", todo=_DRAW_WITH_TORCH
+                "it draws random numbers from a generator of its own, which others may use too", remedy=_DRAW_WITH_TORCH
             )
         before = torch_state(CPU)
         result = func(*args, **(kwargs or {}))
@@ -156,7 +156,7 @@ class CallWatch(TorchDispatchMode):
             return result
         if with_generator(func) is None:
             self.obstacle = Obstacle(
-                f"it draws random numbers through {func}, which takes no generator", todo=_DRAW_WITH_TORCH
+                f"it draws random numbers through {func}, which takes no generator", remedy=_DRAW_WITH_TORCH
             )
         return result
 
@@ -228,7 +228,7 @@ def _alone(graph: Survey, state: ThreadState) -> str | None:
 def _changes(setting: str) -> Obstacle:
     return Obstacle(
         f"it changes {setting}, which torch has for the whole process, while it runs",
-        todo="change it around the model's call",
+        remedy="change it around the model's call",
         apart=True,
     )
 
@@ -241,7 +241,7 @@ def _foreign(graph: Survey, module: torch.nn.Module) -> Obstacle | None:
     shape = "x".join(map(str, strange[0].shape)) or "scalar"
     return Obstacle(
         f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
-        todo="pass it as an argument",
+        remedy="pass it as an argument",
     )
 
 

@@ -28,15 +28,15 @@ _UNTIE = "untie the weights if they need not be tied, or name parts without them
 _PASS = "pass it as an argument, and return what others read"
 _KEEPS_GRAPH = Obstacle(
     "a tensor made inside of it is kept after its call, by a hook, a list or an attribute",
-    todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
+    remedy="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
 )
 _READS_BETWEEN = Obstacle(
-    "it reads what was made between modules and is not among its arguments", todo="pass it as an argument"
+    "it reads what was made between modules and is not among its arguments", remedy="pass it as an argument"
 )
-_READS_DATA = Obstacle("its arguments are reached through .data before it is called", todo=_PASS)
-_WRITES_ARGUMENTS = Obstacle("it writes into its arguments", todo="let it write to a copy")
-_BUFFERS_ARE_USED = Obstacle("its buffers are used outside of it while the model runs", todo=_PASS)
-_WEIGHTS_ARE_WRITTEN = Obstacle("its parameters are written to while the model runs", todo=_PASS)
+_READS_DATA = Obstacle("its arguments are reached through .data before it is called", remedy=_PASS)
+_WRITES_ARGUMENTS = Obstacle("it writes into its arguments", remedy="let it write to a copy")
+_BUFFERS_ARE_USED = Obstacle("its buffers are used outside of it while the model runs", remedy=_PASS)
+_WEIGHTS_ARE_WRITTEN = Obstacle("its parameters are written to while the model runs", remedy=_PASS)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Exchanges(Tracer[frozenset[str]]):
         if keeps_graph:  # a loss that uses it goes backward through the branch's graph from outside
             self.hidden[name] = self.local[name] = _KEEPS_GRAPH
         elif changed is not None:
-            self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
+            self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", remedy="pass it as an argument")
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for other in {**self.calls, name: None}:  # a lane may run an earlier call by now
@@ -175,7 +175,7 @@ class Exchanges(Tracer[frozenset[str]]):
             if name is not None and name != here and name not in self.labels([tensor]):
                 self.exchanging[name] = self.local[name] = Obstacle(
                     f"a tensor made inside of it is used outside ({caller()}), other than as its result",
-                    todo="let the module return it",
+                    remedy="let the module return it",
                 )
             weight = self._weights.get(memory)
             if weight is None:
@@ -200,7 +200,7 @@ class Exchanges(Tracer[frozenset[str]]):
             for reader in self._readers[memory] - {here}:
                 self.exchanging[reader] = self.local[reader] = Obstacle(
                     f"its input is written to in place ({function}, {caller()}) after it was called",
-                    todo="write to a copy: x = x + 1 instead of x += 1",
+                    remedy="write to a copy: x = x + 1 instead of x += 1",
                 )
 
     # After the run.
@@ -219,7 +219,7 @@ class Exchanges(Tracer[frozenset[str]]):
                 ids[name] |= weight.ids if line else set()
                 if not may_share and name in weight.users and weight.ids & ids[name]:
                     what = f"shares {path} with the rest of the model" + (f" ({line})" if line else "")
-                    self.exchanging[name] = Obstacle(what, todo=_UNTIE)
+                    self.exchanging[name] = Obstacle(what, remedy=_UNTIE)
         return {name: frozenset(keys) for name, keys in ids.items()}
 
 

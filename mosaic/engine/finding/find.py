@@ -31,16 +31,16 @@ from mosaic.profiler import Subject
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel", "OptimizedModule")
 _SUBSTANCE, _TENTH, _MOST = 0.02, 0.1, 0.9  # shares of the whole
 _CALL_ONCE = "call it once on a concatenated batch, or leave it where it is"
-_TRANSFORMED = Obstacle(TRANSFORMED, todo="call it on the whole batch, or leave it where it is")
+_TRANSFORMED = Obstacle(TRANSFORMED, remedy="call it on the whole batch, or leave it where it is")
 _ALL = "all modules"  # which is no name
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 _SCRIPTED = Obstacle(
     "is scripted by torch.jit, which shows neither its calls nor its parts",
-    todo="colocate the module that it was made from, or leave it where it is",
+    remedy="colocate the module that it was made from, or leave it where it is",
 )
 _COMPILED = Obstacle(
     "torch compiles it, and a lane of the host would run some of its calls as they are written",
-    todo="leave it uncompiled on the host",
+    remedy="leave it uncompiled on the host",
 )
 _EXCLUDED = Obstacle("excluded by the caller")
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
@@ -249,7 +249,7 @@ class Course(Tracer[int]):
             where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
             often = f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs"
             if len(places) != 1:
-                self._obstacles.setdefault(name, Obstacle(often, todo=_CALL_ONCE))
+                self._obstacles.setdefault(name, Obstacle(often, remedy=_CALL_ONCE))
         return self._obstacles
 
     def chosen(self) -> list[str]:

@@ -174,11 +174,11 @@ class Call:
             of = "of a function that follows" if self.is_glue else "of"
             raise ModuleContractError(
                 f"{written} {of} {name!r} was written to while its lane had not finished with it (called at "
-                f"{self.origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
+                f"{self.origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.without_it.format(name)}"
             )
 
-    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
-        return refuse(self.site, what, todo, origin=self.origin, way_out=self.executor.way_out)
+    def _unforeseen(self, what: str, remedy: str) -> UnforeseenError:
+        return refuse(self.site, what, remedy, origin=self.origin, without_it=self.executor.without_it)
 
     # Backward.
 
@@ -276,10 +276,10 @@ def add_place(error: BaseException, where: str, call: Call) -> None:
         error.add_note(f"raised {where} {call.site.name!r}, called at {call.origin}")
 
 
-def refuse(site: PlacedModule, what: str, todo: str, *, origin: str, way_out: str) -> UnforeseenError:
+def refuse(site: PlacedModule, what: str, remedy: str, *, origin: str, without_it: str) -> UnforeseenError:
     """Keeps a module off its lane from now on; returns what to raise for the present call."""
-    site.obstacle = Obstacle(what, todo=todo)
-    return UnforeseenError(f"{site.name!r}, called at {origin}: {what}; {todo}, or {way_out.format(site.name)}")
+    site.obstacle = Obstacle(what, remedy=remedy)
+    return UnforeseenError(f"{site.name!r}, called at {origin}: {what}; {remedy}, or {without_it.format(site.name)}")
 
 
 class CallFunction(torch.autograd.Function):

@@ -50,7 +50,7 @@ class HostExecutor(Executor):
     """The lanes of one plan and everything in flight on them."""
 
     calls_again = True
-    way_out = "colocate(..., exclude=[{!r}])"
+    without_it = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
@@ -369,7 +369,7 @@ class HostExecutor(Executor):
 
     def refuse_write(self, tensor: LaneTensor) -> Exception:
         site, reason = self._called[tensor._site.name], SHARED_IS_WRITTEN
-        return refuse(site, reason, reason.todo, origin=caller(), way_out=self.way_out)
+        return refuse(site, reason, reason.remedy, origin=caller(), without_it=self.without_it)
 
     def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:
         for term in (first, second):

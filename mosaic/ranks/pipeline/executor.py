@@ -186,7 +186,7 @@ class _Compiler:
             together = self.posted[self._channel(cell)]
             return verb, index, tuple(together) if index == together[0] else ()
         source, _, target = inner.partition(">")
-        arrives = (_task_name(source), self.index[target]) if verb is Verb.AWAIT_RECEIVED else None
+        arrives = (_task_name(source), self.index[target]) if verb is Verb.WAIT_RECV else None
         return verb, index, arrives
 
     def _channel(self, cell: str) -> tuple[str, str, int, LanePair]:
@@ -280,10 +280,10 @@ class StepRun:
             posted = transport.post([self.program.messages[each] for each in what], to_send) if what else ()
             for each, pending in zip(what, posted, strict=True):
                 self._pending[each] = pending
-        elif kind is Verb.AWAIT_SENT:
+        elif kind is Verb.WAIT_SEND:
             self._await(index)
             self._leaving[index] = ()
-        elif kind is Verb.AWAIT_RECEIVED:
+        elif kind is Verb.WAIT_RECV:
             source, place = what
             self._inbox[place][source] = self._await(index)
         elif kind is Verb.FREE:

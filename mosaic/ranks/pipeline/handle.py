@@ -37,7 +37,7 @@ MAX_KINDS = 1024
 """Most kinds of steps that ranks have agreed on and know."""
 
 
-_WAITS = (f"{Verb.AWAIT_SENT}(", f"{Verb.AWAIT_RECEIVED}(")
+_WAITS = (f"{Verb.WAIT_SEND}(", f"{Verb.WAIT_RECV}(")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mosaic.errors import UndecidedError
 from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, SearchRecord, TemporalStage
 from mosaic.profile import Phase
 from mosaic.solver.held_memory import place_stages
 from mosaic.solver.options import DeploymentOption
@@ -118,5 +118,7 @@ def answer_of(task: Task, waves: Waves, devices: Devices) -> Answer:
             backward_ms=backward_ms,
         )
 
-    stages = tuple(Stage(placements=tuple(map(placement, wave, own))) for wave, own in zip(waves, devices, strict=True))
+    stages = tuple(
+        TemporalStage(placements=tuple(map(placement, wave, own))) for wave, own in zip(waves, devices, strict=True)
+    )
     return Answer(stages=stages, record=SearchRecord(method=task.method))

@@ -50,8 +50,9 @@ def test_a_small_schedule_is_this_text():
     partition = partition_by("parallel", Request(model=model, num_ranks=2, microbatches=images(1)))
     graph = task_graph(model, partition, images(1, 0))
     assert lowered(partition, graph).text == (
-        "rank 0: 0F0 SEND(0F0>1F0) RECV(1B0>0B0) GOT(1B0>0B0) 0B0 FREE(0F0) SENT(0F0>1F0) REDUCE(0)\n"
-        "rank 1: RECV(0F0>1F0) GOT(0F0>1F0) 1F0 1B0 FREE(1F0) SEND(1B0>0B0) 1F1 1B1 FREE(1F1) REDUCE(1) SENT(1B0>0B0)"
+        "rank 0: 0F0 SEND(0F0>1F0) RECV(1B0>0B0) WAIT_RECV(1B0>0B0) 0B0 FREE(0F0) WAIT_SEND(0F0>1F0) REDUCE(0)\n"
+        "rank 1: RECV(0F0>1F0) WAIT_RECV(0F0>1F0) 1F0 1B0 FREE(1F0) SEND(1B0>0B0) 1F1 1B1 FREE(1F1) REDUCE(1) "
+        "WAIT_SEND(1B0>0B0)"
     )
 
 
@@ -112,8 +113,8 @@ FAULTS = {
     "a task is missing": (lambda rows: rows[0].remove("0F0"), "0F0 is missing"),
     "a task is in another row": (lambda rows: rows[1].append(rows[0].pop(0)), "belongs into row 0"),
     "backward before forward": (lambda rows: moved(rows, "3B0", 0), "belongs behind 3F0"),
-    "a message is not awaited": (lambda rows: rows[1].remove("GOT(0F0>1F0)"), r"GOT\(0F0>1F0\) is missing"),
-    "a task before its message": (lambda rows: moved(rows, "GOT(0F0>1F0)", -1), "belongs behind GOT"),
+    "a message is not awaited": (lambda rows: rows[1].remove("WAIT_RECV(0F0>1F0)"), r"WAIT_RECV\(0F0>1F0\) is missing"),
+    "a task before its message": (lambda rows: moved(rows, "WAIT_RECV(0F0>1F0)", -1), "belongs behind WAIT_RECV"),
     "receives in another order": (
         lambda rows: swapped(rows, "RECV(0F0>1F0)", "RECV(0F0.1>1F0.1)"),
         "post both alike",

@@ -17,7 +17,7 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.pipelining.tasks import ActionKind, Task, TaskGraph
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, TemporalStage
 from mosaic.report.figure import save_figure
 from mosaic.report.pipeline_picture import PipelineRun, pipelines_figure
 from mosaic.report.plan_view import plan_figure, plan_table
@@ -68,8 +68,8 @@ PLAN = Plan(
     device=Device(name="GPU", kind="cuda", num_slots=4),
     num_devices=2,
     stages=(
-        Stage(placements=(placement("image", (0, 1, 2), 5, (0, 1)), placement("audio", (3,), 3))),
-        Stage(placements=(placement("head", (0, 1, 2, 3), 4),)),
+        TemporalStage(placements=(placement("image", (0, 1, 2), 5, (0, 1)), placement("audio", (3,), 3))),
+        TemporalStage(placements=(placement("head", (0, 1, 2, 3), 4),)),
     ),
     graph="g",
     sequential_ms=26,

@@ -12,7 +12,7 @@ from planning_cases import device_of, graph_of
 from mosaic.cost.communication import GradientSum
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, TemporalStage
 from mosaic.profile import Phase
 from mosaic.simulate.step import SimulatedSpan, last_sum_ms, simulate
 
@@ -34,7 +34,7 @@ def plan_of(*stages: tuple[Placement, ...], num_devices: int = 1):
     plan = Plan(
         device=device_of(4),
         num_devices=num_devices,
-        stages=tuple(Stage(placements=stage) for stage in stages),
+        stages=tuple(TemporalStage(placements=stage) for stage in stages),
         graph=graph.fingerprint,
         search=SearchRecord(method="manual"),
     )
@@ -74,7 +74,7 @@ def test_a_slice_sums_buckets_of_the_size_of_its_modules() -> None:
         for at in (0, 2)
     ]
     whole, graph = plan_of((placed("a", range(1), 4, devices=(0, 1)),), num_devices=2)
-    plan = replace(whole, stages=tuple(Stage(placements=(half,)) for half in halves))
+    plan = replace(whole, stages=tuple(TemporalStage(placements=(half,)) for half in halves))
     step = simulate(plan, graph, sums=lambda module, degree: GradientSum(time_ms=4, buckets=2))
     assert step.makespan_ms == pytest.approx(4 * 4 + 2)  # a bucket of 2 ms a half; the last one is ready at the end
 

@@ -89,6 +89,6 @@ def test_a_module_that_is_left_out_for_its_cache_is_placed_once_the_advice_is_ta
     model, draw = find("encoder_decoder")()
     batch = draw(torch.Generator().manual_seed(0))
     left_out = find_modules(model, batch).left_out
-    caching = {name for name, why in left_out.items() if "model(..., use_cache=False)" in why.todo}
+    caching = {name for name, why in left_out.items() if "model(..., use_cache=False)" in why.remedy}
     assert caching
     assert caching <= set(find_modules(model, {**batch, "use_cache": False}).graph.names)

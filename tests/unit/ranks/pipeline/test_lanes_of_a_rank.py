@@ -68,7 +68,7 @@ class ActingWork(NumberWork):
 
 
 def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
-    rows = "0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0", "RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
+    rows = "0F0 SEND(0F0>2F0) WAIT_SEND(0F0>2F0)", "1F0", "RECV(0F0>2F0) WAIT_RECV(0F0>2F0) 2F0"
     schedule = two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"])
 
     def program(transport: Transport) -> BaseException | None:
@@ -87,7 +87,7 @@ def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
 
 def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch):
     """While one of them waits for a rank that does not send."""
-    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    rows = "RECV(2F0>0F0) WAIT_RECV(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) WAIT_SEND(2F0>0F0)"
     schedule = two_lanes(*rows, edges=["2F0>0F0"])
     gate, drain, begun = threading.Event(), HostLanes.drain, threading.Event()
 
