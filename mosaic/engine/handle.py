@@ -27,7 +27,7 @@ from mosaic.timeline import Timeline
 
 _LOG = logging.getLogger("mosaic")
 _PLAIN = "the model runs as it was"
-_CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
+_CLASSES = "note: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
 
 class Handle(Checkpointer):
@@ -130,9 +130,9 @@ class Handle(Checkpointer):
         if self._executor is None:
             notes = (*self._session.notes, "") if self._trial is None else self._trial.report.sentences
             return f"{_PLAIN}: {notes[0]}".removesuffix(": ")
-        stages = " then ".join("|".join(p.module for p in stage.placements) for stage in self.plan.stages)
+        stages = ", then ".join(" beside ".join(p.module for p in stage.placements) for stage in self.plan.stages)
         gain = f", predicted {self.plan.predicted_speedup:.2f} times as fast" if self.profile is not None else ""
-        return f"{stages}{gain}"
+        return f"runs {stages}{gain}"
 
     def _log(self) -> None:
         _LOG.info("%s", self._state())

@@ -25,7 +25,7 @@ from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.errors import BackendUnavailableError, InfeasibleError, UnsupportedModelError
+from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidPlanError, UnsupportedModelError
 from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
@@ -60,7 +60,10 @@ class Request:
 
 
 def names_of(names: str | Sequence[str] | None) -> Sequence[str] | None:
-    return (names,) if isinstance(names, str) else names
+    names = (names,) if isinstance(names, str) else names
+    if names is not None and not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"{names!r} are not names of modules; use a name or pattern such as 'trunks.*', or a list")
+    return names
 
 
 @dataclass(slots=True)
@@ -188,6 +191,11 @@ class Session:
                 if (obstacle := self.finding.left_out.get(name)) is not None:
                     raise UnsupportedModelError(f"the plan places {name!r}, which cannot be: {obstacle.sentence}")
             request.plan.check_matches(graph=graph, device=device)
+            if (count := request.plan.num_devices) > 1:
+                raise InvalidPlanError(
+                    f"the plan is for {count} devices, and this is one process; start {count} by torchrun, or plan "
+                    "for one device"
+                )
             self.plans = (request.plan,)
             return
         assert self.profile is not None
@@ -310,12 +318,14 @@ def source_of(profile: Profile) -> str:
 
 
 def backend_for(model: nn.Module) -> Backend:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{model!r} is not a model; pass an nn.Module")
     gpus = (parameter.device for parameter in model.parameters() if parameter.device.type == "cuda")
     return default_backend(next(gpus, torch.device("cpu")))
 
 
 def refuse(model: nn.Module, backend: Backend) -> None:
-    """Raises UnsupportedModelError or BackendUnavailableError if a model cannot be colocated on a backend at all."""
+    """Raises an error if a model cannot be colocated on a backend at all."""
     for name, kind in wrapped_parts(model):
         raise UnsupportedModelError(
             f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "

@@ -84,7 +84,7 @@ def find_modules(
         may_share: Lets a module use parameters that others use, too.
 
     Raises:
-        UnsupportedModelError: There is no module to place, or ``include`` names none.
+        UnsupportedModelError: There is no module to place, or a name or pattern fits none.
     """
     run, modules = runner_of(model, sample), dict(model.named_modules())
     with preserved(model, sample), uncompiled():
@@ -99,11 +99,12 @@ def find_modules(
                 f"{type(model).__name__} raised {said_by(error)} when it was called with the sample; pass one batch "
                 "that the model accepts"
             ) from error
+        for pattern in (*(include or ()), *exclude):
+            if not _matching(modules, [pattern]):
+                raise UnsupportedModelError(
+                    f"no module is named {pattern}; the model's modules include {', '.join([*modules][1:9])}"
+                )
         names = course.chosen() if include is None else _matching(modules, include)
-        if include is not None and not names:
-            raise UnsupportedModelError(
-                f"no module is named {', '.join(include)}; the model's modules include {', '.join([*modules][1:9])}"
-            )
         scripted = {name: _SCRIPTED for name, each in modules.items() if isinstance(each, torch.jit.ScriptModule)}
         obstacles = course.obstacles | scripted | dict.fromkeys(_matching(modules, exclude), _EXCLUDED)
         left_out = scripted | {name: obstacles[name] for name in names if name in obstacles}

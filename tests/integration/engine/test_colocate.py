@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle
 from mosaic.errors import (
     InvalidFileError,
+    InvalidPlanError,
     InvalidProfileError,
     UnsupportedModelError,
 )
@@ -96,7 +98,7 @@ def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTo
     plan, path = first.plan, tmp_path / "plan.json"
     plan.save(path)
     first.remove()
-    handle = mosaic.colocate(model, pair_batch(), plan=str(path), backend="host", exclude="nothing.*")
+    handle = mosaic.colocate(model, pair_batch(), plan=str(path), backend="host", exclude="left.*")
     assert handle.plan == plan == mosaic.load(path)
     handle.remove()
     profiled = mosaic.colocate(
@@ -112,6 +114,12 @@ def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTo
         mosaic.colocate(model, pair_batch(), plan=tmp_path / "profile.json")
     with pytest.raises(ValueError, match="unknown backend 'gpu'; choose one of: cuda, host, or cuda:1"):
         mosaic.colocate(model, pair_batch(), backend="gpu")
+    with pytest.raises(InvalidPlanError, match="the plan is for 2 devices, and this is one process"):
+        mosaic.colocate(model, pair_batch(), plan=replace(plan, num_devices=2))
+    with pytest.raises(TypeError, match=r"not names of modules; use a name or pattern"):
+        mosaic.colocate(model, pair_batch(), modules=[model.left])
+    with pytest.raises(TypeError, match="is not a model"):
+        mosaic.colocate(TwoTowers, pair_batch())
 
 
 # What stays as it was.

@@ -97,8 +97,9 @@ def test_names_and_patterns_choose_modules():
     finding = find_modules(model, pair_batch(), exclude=["heads.*"])
     assert finding.graph.names == ("image", "sound", "backbone")
     assert finding.left_out["heads.mask"] == "excluded by the caller"
-    with pytest.raises(UnsupportedModelError, match="no module is named vision; the model's modules include image"):
-        find_modules(model, pair_batch(), include=["vision"])
+    for misspelt in ({"include": ["image", "vision"]}, {"exclude": ["vision"]}):
+        with pytest.raises(UnsupportedModelError, match="no module is named vision; the model's modules include image"):
+            find_modules(model, pair_batch(), **misspelt)
 
 
 def test_a_sample_that_is_no_batch_is_refused():
