@@ -22,26 +22,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pydantic_core
 from annotated_types import Ge as Ge  # rules of numbers in files: Annotated[int, Ge(1)]
 from annotated_types import Le as Le
+from pydantic import TypeAdapter, ValidationError
 
 from mosaic.errors import InvalidFileError, MosaicError
 
 T = TypeVar("T")
+_adapter_of: Any = cache(TypeAdapter)
 
 
 def to_json(value: object) -> str:
     """Returns a frozen dataclass as indented JSON text; a number that is infinite or none becomes null."""
-    from pydantic_core import to_json as encoded
-
-    return encoded(value, indent=2, inf_nan_mode="null").decode() + "\n"
+    return pydantic_core.to_json(value, indent=2, inf_nan_mode="null").decode() + "\n"
 
 
 def fingerprint(value: object) -> str:
     """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
-    from pydantic_core import to_json as encoded
-
-    return hashlib.sha256(encoded(value, inf_nan_mode="null")).hexdigest()[:16]
+    return hashlib.sha256(pydantic_core.to_json(value, inf_nan_mode="null")).hexdigest()[:16]
 
 
 def save(value: object, path: Path) -> None:
@@ -103,20 +102,10 @@ def load(kind: type[T], path: Path) -> T:
     return parse(kind, text, source=str(path))
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
 def parse(kind: type[T], text: str, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
-    from pydantic import ValidationError  # costs 40 ms, and only files need it
-    from pydantic_core import from_json
-
     try:
-        raw = from_json(text)
+        raw = pydantic_core.from_json(text)
     except ValueError as error:
         raise InvalidFileError(f"{source}: not valid JSON: {error}") from error
     schema = getattr(kind, "__dataclass_fields__", {}).get("schema_version")
@@ -127,8 +116,7 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
             "upgrade mosaic-colocate if the file is newer"
         )
     try:
-        erased: Any = kind  # for mypy, to which not every type is hashable
-        value: T = _adapter(erased).validate_json(text, strict=True)
+        value: T = _adapter_of(kind).validate_json(text, strict=True)
     except ValidationError as error:
         lines = [
             f"{'.'.join(map(str, each['loc'])) or 'the whole file'}: {each['msg'].removeprefix('Value error, ')}"
