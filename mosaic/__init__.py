@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mosaic.engine.parallel import parallel as parallel
     from mosaic.errors import MosaicError as MosaicError
     from mosaic.files import load as load
+    from mosaic.graph import Edge as Edge
+    from mosaic.graph import ModuleGraph as ModuleGraph
+    from mosaic.graph import ModuleNode as ModuleNode
     from mosaic.pipeline import pipeline as pipeline
     from mosaic.pipelining.planner import PlannerOptions as PlannerOptions
     from mosaic.plan import Plan as Plan
@@ -36,6 +39,7 @@ _NAMES = {
     "mosaic.engine": ("Handle", "Options", "RankSettings", "parallel"),
     "mosaic.errors": ("MosaicError",),
     "mosaic.files": ("load",),
+    "mosaic.graph": ("Edge", "ModuleGraph", "ModuleNode"),
     "mosaic.pipeline": ("pipeline",),
     "mosaic.pipelining.planner": ("PlannerOptions",),
     "mosaic.plan": ("Plan", "plan_from_quotas"),

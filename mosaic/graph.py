@@ -88,7 +88,7 @@ class ModuleGraph(StrictFile):
         for edge in self.edges:
             for end in sorted({edge.source, edge.target}.difference(self.names)):
                 raise InvalidGraphError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
-        _ = self.topological_order  # which refuses a cycle
+        self.topological_order()  # which refuses a cycle
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class ModuleGraph(StrictFile):
     def ancestors(self) -> dict[str, frozenset[str]]:
         """By module, every module that it depends on, directly or not."""
         ancestors: dict[str, frozenset[str]] = {}
-        for name in self.topological_order:
+        for name in self.topological_order():
             sources = self.predecessors(name)
             ancestors[name] = frozenset(sources).union(*(ancestors[source] for source in sources))
         return ancestors
@@ -116,7 +116,6 @@ class ModuleGraph(StrictFile):
         """Returns True if neither module depends on the other, so they may run at the same time."""
         return first != second and first not in self.ancestors[second] and second not in self.ancestors[first]
 
-    @cached_property
     def topological_order(self) -> tuple[str, ...]:
         """The names so that producers come first; call order if several can be next."""
         depth: dict[str, int] = {}

@@ -410,7 +410,7 @@ def even_plan(graph: ModuleGraph, device: Device) -> Plan:
     """Returns stages by depth in the graph, each with the slots in equal parts."""
     slots = device.num_slots
     depth: dict[str, int] = {}
-    for name in graph.topological_order:
+    for name in graph.topological_order():
         depth[name] = max((depth[source] + 1 for source in graph.predecessors(name)), default=0)
     stages = []
     for level in range(max(depth.values()) + 1):

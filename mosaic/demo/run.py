@@ -153,7 +153,7 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
     """Places every module on one slot, side by side as far as slots go and dependencies allow."""
     stages: list[dict[str, int]] = []
     level: dict[str, int] = {}
-    for name in graph.topological_order:
+    for name in graph.topological_order():
         level[name] = max((level[source] + 1 for source in graph.predecessors(name)), default=0)
         while level[name] < len(stages) and len(stages[level[name]]) == device.num_slots:
             level[name] += 1

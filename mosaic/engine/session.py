@@ -237,7 +237,7 @@ class Session:
         graph, backend = self.finding.graph, self.request.backend
         self.notes = (note, *(self.notes or backend.notes))
         if not self.plans:
-            quotas = [{name: backend.device.num_slots} for name in graph.topological_order]
+            quotas = [{name: backend.device.num_slots} for name in graph.topological_order()]
             plan = plan_from_quotas(quotas, graph=graph, device=backend.device)
             self.plans = (replace(plan, search=SearchRecord(method="sequential")),)
 

@@ -120,7 +120,7 @@ def data_parallel_plan(graph: ModuleGraph, device: Device, num_devices: int, *, 
     slots, grid = tuple(range(device.num_slots)), Grid(ranks=tuple(range(num_devices)))
     stages = tuple(
         TemporalStage(placements=(Placement(part=Part(module=name), slots=slots, grid=grid),))
-        for name in graph.topological_order
+        for name in graph.topological_order()
     )
     return Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)
 

@@ -61,7 +61,7 @@ def search_exactly(
         InfeasibleError: What is forbidden leaves no plan.
     """
     limits = limits or SearchLimits()
-    names = graph.topological_order
+    names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}
     plan = _search.plan(
         build_problem(graph, options, cost=cost, machine=machine),
@@ -102,7 +102,7 @@ def why_not_exact(graph: ModuleGraph) -> str | None:
 def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: Machine) -> _search.Problem:
     """Returns the problem as the extension has it; modules in topological order."""
     form = cost.interference
-    names = graph.topological_order
+    names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}
     problem = _search.Problem(
         [

@@ -57,7 +57,7 @@ def solve(
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    order = graph.topological_order
+    order = graph.topological_order()
     in_turn = tuple(alone(name, options[name]) for name in order)
     is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:

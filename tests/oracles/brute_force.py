@@ -63,7 +63,7 @@ def _steps(graph: ModuleGraph, machine: Machine) -> Iterator[tuple[frozenset[str
     """Sets of finished modules, smaller ones first, each with every stage that may come next."""
     assert len(graph.names) <= MAX_MODULES
     assert machine.num_devices <= MAX_DEVICES
-    order = graph.topological_order
+    order = graph.topological_order()
     needs = {name: frozenset(graph.predecessors(name)) for name in order}
     for done in _subsets(order):
         if all(needs[name] <= set(done) for name in done):

@@ -184,7 +184,7 @@ def plan_of(
         TemporalStage(
             placements=(Placement(part=Part(module=name), slots=slots(name), grid=Grid(ranks=members[name])),)
         )
-        for name in graph.topological_order
+        for name in graph.topological_order()
     ]
     return Plan(
         device=(backend or HostBackend(1)).device,

@@ -160,8 +160,8 @@ def test_a_colocated_model_loads_no_filelock_whose_audit_hook_would_slow_each_st
 
 def test_public_names_are_frozen():
     assert " ".join(mosaic.__all__) == (
-        "Device Handle MosaicError Options Plan PlannerOptions Profile RankSettings TrialSettings __version__ "
-        "colocate load parallel pipeline plan_from_quotas"
+        "Device Edge Handle ModuleGraph ModuleNode MosaicError Options Plan PlannerOptions Profile RankSettings "
+        "TrialSettings __version__ colocate load parallel pipeline plan_from_quotas"
     )
     assert all(getattr(mosaic, name) is not None for name in mosaic.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

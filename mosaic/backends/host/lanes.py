@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -47,10 +48,14 @@ class HostTicket(Generic[T]):
             self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
+    def join(self) -> None:
+        """Waits for the end of the work, well or not."""
+        with self._running:  # of one statement: an interrupt must not leave it held
+            pass
+
     def wait(self) -> T:
         if not self.done:
-            with self._running:  # of one statement: an interrupt must not leave it held
-                pass
+            self.join()
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set whenever there is no error
@@ -83,12 +88,11 @@ class _Arbiter:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.at_rest = threading.Condition(self.lock)
         self.asleep: dict[Key, threading.Lock] = {}  # held while a lane's thread has nothing to look at
         self.queues: dict[Key, deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
         self.num_submitted = 0
-        self.num_running = 0
+        self.running: dict[Key, HostTicket[Any]] = {}
         self.closing = False
 
     def open(self, key: Key) -> None:
@@ -118,17 +122,14 @@ class _Arbiter:
             with self.lock:
                 if ticket is not None:
                     self.held.difference_update(ticket.slots)
-                    self.num_running -= 1
+                    del self.running[key]
                     ticket.done = True
                     self._wake_ready(besides=key)
                     ticket.wake()  # late, since a waiter needs the interpreter lock, too
                     ticket = None  # or the tensors it holds live until the next one
-                    if not self.num_running:
-                        self.at_rest.notify_all()
                 if queue and self._may_run(queue[0]):
-                    ticket = queue.popleft()
+                    ticket = self.running[key] = queue.popleft()
                     self.held.update(ticket.slots)
-                    self.num_running += 1
                 elif self.closing and not queue:
                     return
             if ticket is None:
@@ -137,10 +138,14 @@ class _Arbiter:
                 ticket.run()
 
     def drain(self) -> None:
-        with self.lock:
-            self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
-            while self.num_running or any(self.queues.values()):
-                self.at_rest.wait(_LOOK_AGAIN_S)
+        while True:
+            with self.lock:
+                self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
+                pending = [*self.running.values(), *itertools.chain(*self.queues.values())]
+            if not pending:
+                return
+            for ticket in pending:
+                ticket.join()
 
     def close(self) -> None:
         with self.lock:

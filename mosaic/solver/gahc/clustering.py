@@ -20,7 +20,7 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult,
 
     When the evaluator's effort is spent, what has been merged so far is the result.
     """
-    order = graph.topological_order
+    order = graph.topological_order()
     bit = {name: 1 << index for index, name in enumerate(order)}  # a stage is a bitmask of modules
     feeds = [(bit[edge.source], bit[edge.target]) for edge in graph.edges]
 

@@ -28,4 +28,4 @@ def _at(task: Task, degree: int) -> Waves:
         name: max((option for option in own if option.degree <= degree), key=lambda o: o.degree, default=own[0])
         for name, own in widths_of(task).items()
     }
-    return [(whole_job(name, options[name]),) for name in task.graph.topological_order]
+    return [(whole_job(name, options[name]),) for name in task.graph.topological_order()]

@@ -48,7 +48,7 @@ def _levels(graph: ModuleGraph) -> list[list[str]]:
     Section 3.1 says breadth-first depth, which puts C beside B for A -> B -> C with A -> C.
     """
     depth: dict[str, int] = {}
-    for name in graph.topological_order:
+    for name in graph.topological_order():
         depth[name] = max((depth[other] + 1 for other in graph.predecessors(name)), default=0)
     return [[name for name in depth if depth[name] == level] for level in range(max(depth.values()) + 1)]
 

@@ -45,7 +45,7 @@ def batch_of(model: Encoders, step: int = 0) -> Batch:
 def side_by_side(model: nn.Module, sample: Any) -> Plan:
     """Two modules at a time, a slot each."""
     graph = find_modules(model, sample).graph
-    names = list(graph.topological_order)
+    names = list(graph.topological_order())
     stages = [dict.fromkeys(names[at : at + 2], 1) for at in range(0, len(names), 2)]
     return plan_from_quotas(stages, graph=graph, device=HostBackend(2).device)
 

@@ -75,7 +75,7 @@ def test_a_step_lies_between_its_chains_and_its_stages_and_keeps_the_order_of_sl
     for phase in Phase:
         length = {p.module: p.forward_ms if phase is Phase.FORWARD else p.backward_ms for p in plan.placements}
         chain: dict[str, float] = {}
-        for name in graph.topological_order:
+        for name in graph.topological_order():
             chain[name] = length[name] + max((chain[o] for o in graph.predecessors(name)), default=0.0)
         chains.append(max(chain.values()))
     busy: dict[tuple[int, int], float] = defaultdict(float)

@@ -51,7 +51,7 @@ def draw_plan(model: Drawn, sample: Any, size: int, draw: random.Random) -> Plan
     shares = {"may_share": True} if size > 1 else {}
     graph = find_modules(model, sample, include=model.placed, **shares).graph
     kind = draw.choice(["equal", "disjoint", "nested", "overlapping", "any", "all"])
-    return plan_of(graph, subsets(kind, list(graph.topological_order), size, draw), size)
+    return plan_of(graph, subsets(kind, list(graph.topological_order()), size, draw), size)
 
 
 class Run:
