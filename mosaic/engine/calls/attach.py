@@ -104,8 +104,10 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
 def detach(module: nn.Module) -> None:
     """Restores a module's plain class."""
     kind = type(module)
-    if issubclass(kind, _Attached):
-        object.__setattr__(module, "__class__", kind._mosaic_plain)
+    if "_mosaic_plain" in vars(kind):
+        object.__setattr__(module, "__class__", kind._mosaic_plain)  # type: ignore[attr-defined]
+    elif issubclass(kind, _Attached):  # a class derived from the swapped one, such as a parametrization's
+        kind.__bases__ = tuple(vars(base).get("_mosaic_plain", base) for base in kind.__bases__)
 
 
 def is_attached(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,12 +38,13 @@ _SHARES = Obstacle(
     "it uses a parameter that is used outside of it too",
     remedy="move that use into the module, or leave it where it is",
 )
-_SPARSE = Obstacle("it returns a sparse tensor", remedy="make it sparse where it is used")
+_SPARSE = Obstacle("it returns a sparse or nested tensor", remedy="make it sparse or nested where it is used")
 _VIEWS = Obstacle(
     "it returns a view of one of its inputs, so that whoever writes into one writes into the other",
     remedy="return a copy",
 )
 _RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
+_FORWARD_DERIVATIVES = Obstacle("it takes forward-mode derivatives, of which torch has one level for all threads")
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing or other hooks on saved tensors",
     remedy="nothing, if memory needs it; on its lane it would run without",
@@ -144,6 +146,8 @@ class CallWatch(TorchDispatchMode):
         if saved_tensor_hooks() != self._hooks:
             # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
             self.obstacle = _CHECKPOINTS
+        if forward_ad._current_level >= 0:
+            self.obstacle = _FORWARD_DERIVATIVES
         if not draws_numbers(func):
             return func(*args, **(kwargs or {}))
         if (kwargs or {}).get("generator") is not None:
@@ -199,7 +203,7 @@ def learn(
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
         None if module is None else _foreign(graph, module),
         _SHARES if parted & graph.leaves.keys() else None,
-        _SPARSE if any(tensor.layout != torch.strided for tensor in new_tensors) else None,
+        _SPARSE if any(tensor.layout != torch.strided or tensor.is_nested for tensor in new_tensors) else None,
         _VIEWS if any(output.differentiable and output.view_of is not None for output in expected.outputs) else None,
         _RECASTS if graph.recasts and arguments.state.autocast and arguments.state.autocast_cache else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,
@@ -312,7 +316,7 @@ def _describe(leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments) ->
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor without values that has a tensor's shape, strides and dtype; a sparse one has no strides."""
-    if tensor.layout != torch.strided:
-        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
+    """Returns a tensor without values that has a tensor's shape, strides and dtype; any for one that has no strides."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return torch.empty(0, dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -238,9 +238,11 @@ class Course(Tracer[int]):
         self._reading[-1] |= labels
 
     def _note_opaque(self, name: str, verb: str, value: Any) -> None:
-        opaque = next((leaf for leaf in flatten(value)[0] if is_opaque(leaf)), None)
-        if opaque is not None:
-            self._obstacles.setdefault(name, hides_tensors(verb, opaque))
+        for leaf in flatten(value)[0]:
+            if is_opaque(leaf):
+                self._obstacles.setdefault(name, hides_tensors(verb, leaf))
+            elif isinstance(leaf, torch.Tensor) and leaf.is_nested:
+                self._obstacles.setdefault(name, Obstacle(f"it {verb} a nested tensor", remedy="make it nested inside"))
 
     # After the run.
 

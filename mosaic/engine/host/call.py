@@ -152,15 +152,16 @@ class Call:
     def _keep_uses_apart(self) -> None:
         """Keeps the gradients of an input's uses apart where it has several, or none."""
         expected = self.signature.edges
-        if len(expected) == len(self._aliases) and len(set(expected)) == len(expected):
+        self._uses_apart = not len(expected) == len(self._aliases) == len(set(expected))
+        if not self._aliases or (self.is_glue and not self._uses_apart):
             return
         uses = find_uses([tensor for tensor in self._roots if tensor.requires_grad], self._aliases)
         if tuple(use.input for use in uses) != expected:
             raise self._unforeseen(
                 "it used its inputs in another way than at its first call with inputs of this kind", _VALUES
             )
-        self._uses_apart = True
-        capture(uses, self._captured)
+        if self._uses_apart:
+            capture(uses, self._captured)
 
     def _check_hidden(self, arguments: Arguments) -> None:
         name, state = self.site.name, self.state
@@ -185,7 +186,8 @@ class Call:
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Runs in the caller's backward: submits the module's backward to its lane and returns pending gradients.
 
-        Where a leaf's gradient is among them, or a parameter has hooks, they are waited for.
+        Where a leaf's gradient is among them, or a parameter has hooks, or not all inputs were reached from these
+        results in the first call, they are waited for.
         """
         executor, site, edges = self.executor, self.site, self.signature.edges
         if torch.is_grad_enabled():
@@ -204,16 +206,12 @@ class Call:
             site.in_flight.discard(self)
         work = partial(self.backward, grads, keep=keep, by_caller=by_caller)
         ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, executor.inputs_of(grads, site))
-        if by_caller or self._has_leaf:
+        picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
+        if by_caller or self._has_leaf or any(picks.isdisjoint(results) for results in reached_from or ()):
             computed = list(executor.wait(ticket))
             return computed + [None] * (len(edges) + len(self.parameters) - len(computed))
-        picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
-        pending: list[torch.Tensor | None] = [None] * (len(edges) + len(self.parameters))
-        for edge, index in enumerate(edges):
-            if reached_from is None or not reached_from[edge].isdisjoint(picks):
-                blank = _blank(*self._likes[index])
-                pending[edge] = LaneTensor(blank, executor, site, ticket, edge)
-        return pending
+        pending = [LaneTensor(_blank(*self._likes[i]), executor, site, ticket, edge) for edge, i in enumerate(edges)]
+        return [*pending, *[None] * len(self.parameters)]
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool

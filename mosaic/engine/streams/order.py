@@ -293,7 +293,7 @@ class Orders:
         """Makes the user's stream wait for all work of lanes that has points, or for what autograd launched, too."""
         here = self.api.current_stream()
         for order in self._lanes.values():
-            if with_backward:
+            if with_backward and not order.lane.closed:
                 order.point_at_end()
             order.hold_all(here)
         for order in self._lanes.values():

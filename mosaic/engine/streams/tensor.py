@@ -320,7 +320,13 @@ def _told(run_backward: Callable[..., Any]) -> Callable[..., Any]:
         alive = [orders for each in list(Orders.alive) if (orders := each()) is not None]
         for orders in alive:
             orders.begin_backward()
-        result = run_backward(tensors, gradients, keep_graph, create_graph, *args, **kwargs)
+        try:
+            result = run_backward(tensors, gradients, keep_graph, create_graph, *args, **kwargs)
+        except BaseException:  # after which autograd orders no streams
+            for orders in alive:
+                if not orders.api.is_capturing():
+                    orders.join(with_backward=True)
+            raise
         for orders in alive:
             orders.end_backward(result or (), twice=create_graph)
         return result

@@ -119,3 +119,19 @@ def by_order(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("what", "glue"), [(number, by_number), (layout, by_order)])
 def test_what_a_result_is_besides_its_shape_may_depend_on_values(what: Callable[..., Any], glue: Callable[..., Any]):
     run_both(lambda: Glued(glue, Doing(what), Doing(what)), pair_batch(), SIDE_BY_SIDE, train(10), on_lanes=False)
+
+
+@pytest.mark.parametrize("kind", ["again", "crossing", "swapping"])
+def test_which_input_reaches_which_result_may_depend_on_values(kind: str):
+    def two(self: Doing, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        (x, y), odd = pair, pair[1][0, 0] > 0
+        first, second = self.layers(x), y.repeat(1, 2).tanh()
+        if odd and kind != "swapping":
+            second = second + (y if kind == "again" else x).repeat(1, 2)
+        return (second, first) if odd and kind == "swapping" else (first, second)
+
+    def one_used(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scaled = x * self.scale, y * self.scale
+        return self.left(scaled)[1] * self.right(y) + scaled[1].repeat(1, 2).sin()
+
+    run_both(lambda: Glued(one_used, Doing(two)), pair_batch(), SIDE_BY_SIDE, train(10))

@@ -86,6 +86,11 @@ def draws(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * random.random()
 
 
+def differentiates_forward(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    made, slope = torch.func.jvp(self.layers, (x,), (torch.ones_like(x),))
+    return made + slope
+
+
 class OfThread(TwoTowers):
     """Sets a value of this thread around a call."""
 
@@ -137,6 +142,7 @@ def set_around_right(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
         (lambda: TwoTowers(Doing(in_double)), "it changes the default dtype"),
         (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
         (lambda: TwoTowers(Doing(draws)), "it draws from Python's or numpy's random numbers"),
+        (lambda: TwoTowers(Doing(differentiates_forward)), "it takes forward-mode derivatives"),
         (OfThread, "it reads OF_THREAD, a threading.local"),
     ],
 )

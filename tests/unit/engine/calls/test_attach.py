@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
-from mosaic.engine.calls.attach import attach
+from mosaic.engine.calls.attach import attach, detach
 
 
 def adding_one(plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -32,3 +34,15 @@ def test_whoever_finds_a_part_of_a_module_is_told_of(read: Any):
     reached.clear()
     read(module)
     assert reached
+
+
+def test_a_parametrization_that_came_after_attaching_stays():
+    module = nn.Linear(2, 2)
+    attach(module, adding_one)
+    parametrizations.weight_norm(module)
+    x = torch.ones(1, 2)
+    attached = module(x)
+    detach(module)
+    assert torch.equal(module(x) + 1, attached)
+    nn.utils.parametrize.remove_parametrizations(module, "weight")
+    assert type(module) is nn.Linear

@@ -83,6 +83,21 @@ def test_dependencies_go_on_through_a_module_that_is_left_out():
     assert "may hide tensors" in finding.left_out["middle"]
 
 
+def test_modules_that_take_or_return_nested_tensors_are_left_out():
+    def nested(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor(list(x.split([2, 4])), layout=torch.jagged)
+
+    def between(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat(list(self.middle(self.left(x)).unbind()))
+        return rows + self.right(y) + self.left_again(nested(x)).values()
+
+    model = Glued(between, Doing(lambda self, x: nested(self.layers(x))))
+    model.middle, model.left_again = Doing(lambda self, x: self.layers(x), 16), tower()
+    left_out = find_modules(model, pair_batch()).left_out
+    assert left_out.keys() == {"left", "middle", "left_again"}
+    assert left_out["left"] == "it returns a nested tensor"
+
+
 def test_nothing_to_place_is_refused_with_the_reasons():
     with pytest.raises(UnsupportedModelError, match="found no module to place in this Linear"):
         find_modules(nn.Linear(8, 8), pair_batch()[0])

@@ -396,6 +396,29 @@ def test_the_allocator_is_told_of_gradients_that_a_later_backward_may_let_go(mon
         assert {id(parameter.grad) for parameter in model.left.parameters()} <= set(map(id, told))
 
 
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError
+
+
+def test_after_a_backward_that_raised_the_user_s_stream_waits_for_the_gradients_that_lanes_made():
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return FailsBackward.apply(self.left(x)) * self.right(y)
+
+    model = Glued(glue)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        with pytest.raises(ArithmeticError):
+            model(*pair_batch()).sum().backward()
+        for parameter in model.right.parameters():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+
+
 def test_a_capsule_of_a_lane_s_tensor_joins_the_lane():
     model = TwoTowers()
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend), torch.no_grad():
