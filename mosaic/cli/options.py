@@ -14,6 +14,7 @@ from tyro.conf import arg
 from mosaic.artifact import check_writable, to_json, write_text
 from mosaic.cost.precision import PRECISIONS, Dtype
 from mosaic.errors import MosaicError
+from mosaic.report.figure import picture_format
 from mosaic.solver.methods import describe_methods
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def check(command: Any) -> None:
     """Checks a command before it loads or measures anything.
 
     Raises:
-        ValueError: Torchrun started several processes, and the command measures one.
+        ValueError: Torchrun started several processes, and the command measures one, or a target is of another kind.
         MosaicError: The model's file is missing, or the target of a result is not writable.
     """
     if hasattr(command, "strict") and (size := os.environ.get("WORLD_SIZE") or "1") != "1":
@@ -82,6 +83,12 @@ def check(command: Any) -> None:
     for name in ("output", "json", "picture", "export"):
         target = getattr(command, name, None)
         if isinstance(target, Path) and not takes_stdout(target):
+            is_folder = name == "output" and not Path(str(type(command).output)).suffix  # as its default
+            if target.is_file() if is_folder else target.is_dir():
+                other = "it is a file; name a folder" if is_folder else "it is a folder; name a file in it"
+                raise ValueError(f"cannot write {target}: {other}")
+            if name == "picture":
+                picture_format(target)
             check_writable(target)
 
 

@@ -19,6 +19,7 @@ from mosaic.artifact import load, save
 from mosaic.cli.options import DtypeName, Json, Method, OptionalModel, console_beside, write_json
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
+from mosaic.files import load_as
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -73,8 +74,9 @@ class PlanCommand:
         from mosaic.solver.runnable import plan_to_run
 
         method = method_of(self.method)
-        self._check_targets()
         basis = find_basis(self)
+        if self.file is not None and any(t and t.resolve() == self.file.resolve() for t in (self.output, self.json)):
+            raise ValueError(f"{self.file} is the file that is planned from; name another file for the plan")
         graph, cost, device, count = basis.graph, basis.cost, basis.device, basis.num_devices
         with first_interrupt() if method.can_be_stopped else nullcontext() as stop:
             should_stop = stop.is_set if stop is not None else None
@@ -105,14 +107,6 @@ class PlanCommand:
             save_figure(plan_figure(plan), self.picture)
         console.print(f"wrote {self.output}")
         return 0
-
-    def _check_targets(self) -> None:
-        """Checks the targets before a long search."""
-        for target in (self.output, self.json):
-            if target is not None and target.is_dir():
-                raise ValueError(f"cannot write {target}: it is a folder; name a file in it")
-            if target is not None and self.file is not None and target.resolve() == self.file.resolve():
-                raise ValueError(f"{target} is the file that is planned from; name another file for the plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +148,8 @@ def find_basis(command: PlanCommand) -> Basis:
         if command.gpus not in (None, count):
             raise ValueError(f"gpus={command.gpus}; {command.file} is about {count} devices: leave --gpus out")
         return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
-    measured = load(Profile, command.file)
+    measured = load_as(Profile, command.file)
+    assert measured is not None
     return Basis(
         graph=measured.graph,
         cost=CostModel.from_profile(measured),

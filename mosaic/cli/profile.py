@@ -32,8 +32,7 @@ class ProfileCommand:
     cluster: str | None = None
     """Devices and links of higher degrees: a name such as h100-80g, or a .json file; by default its usual links."""
     cache: Path | None = None
-    """Folder that caches measurements, also after an interruption; by default mosaic/profiles in the user's cache
-    folder."""
+    """Folder of measurements that later runs reuse; by default mosaic/profiles in the user's cache folder."""
     fresh: bool = False
     """Ignore the cache and measure everything again."""
     backend: BackendName = None

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mosaic.artifact import load
 from mosaic.cli.options import Json, Method, Model, Strict, console_beside, write_json
+from mosaic.files import load_as
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
@@ -49,18 +49,17 @@ class Run:
 
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
-        plan = load(Plan, self.plan) if self.plan is not None else None
+        plan = load_as(Plan, self.plan)
         with Progress() as progress:
             row = run_in_turn(self, plan, ProfileSettings(strict=self.strict), progress)
         note = f" ({row['note']})" if row["note"] else ""
-        speedup = "none: the model runs as it was" if row["speedup"] is None else f"{row['speedup']:.3f}{note}"
+        speedup = "none, the model runs as it was" if row["speedup"] is None else f"{row['speedup']:.3f}"
         lines = (
             row["description"],
-            f"active {row['active']}",
-            f"step_ms_plain {row['step_ms_plain']:.3f} (threads wait {row['plain_waiting']})",
-            f"step_ms_colocated {row['step_ms_colocated']:.3f}",
-            f"speedup {speedup}",
-            f"overlap {row['overlap']:.3f}",
+            f"step of the plain loop: {row['step_ms_plain']:.3f} ms (its threads wait {row['plain_waiting']})",
+            f"step with Mosaic: {row['step_ms_colocated']:.3f} ms",
+            f"speed-up: {speedup}{note}",
+            f"overlap: {row['overlap']:.0%} of lane time with another lane busy",
         )
         console_beside(self.json).print(*lines, sep="\n", markup=False, highlight=False)
         write_json(json.dumps(row, indent=2) + "\n", self.json)

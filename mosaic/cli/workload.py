@@ -89,7 +89,7 @@ def load_workload(
         raise MosaicError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         rule = "return (model, sample) or (model, sample, loss)"
-        raise MosaicError(f"{where} returned a {type(result).__name__}; {rule}")
+        raise MosaicError(f"{where} returned {type(result).__name__}; {rule}")
     model, sample, *loss = result
     if not isinstance(sample, dict | list | tuple | torch.Tensor):
         kind = type(sample).__name__
@@ -102,7 +102,7 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
 
     spec, _, suffix = where.removeprefix(ZOO).partition(":")
     batch, _, tasks = suffix.partition(":")
-    name, _, size = spec.rpartition("-")
+    name, _, size = spec.rpartition("-") if "-" in spec else (spec, "", "")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")

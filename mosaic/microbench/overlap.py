@@ -134,10 +134,11 @@ def _summary(result: Result) -> Sequence[str]:
     lines = [*dict.fromkeys(f"the modules: {row.labels['modules']}" for row in result.of("times"))]
     for row in result.of("gains"):
         total, concurrency, quotas = map(row.text, ("total", "concurrency", "quotas"))
+        split = f" = concurrency {concurrency} x quotas {quotas}" if row.number("quotas") is not None else ""
         best = row.labels.get("best_partitions")
         lines.append(
-            f"{row.labels['passes']}, {row.labels['launching']}: gain {total} = concurrency {concurrency} x quotas "
-            f"{quotas}" + (f" ({best}, best of those tried)" if best else "")
+            f"{row.labels['passes']}, {row.labels['launching']}: gain {total}{split}"
+            + (f" ({best}, best of those tried)" if best else "")
         )
     lines += dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("times") if row.note)
     return lines

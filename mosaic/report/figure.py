@@ -169,6 +169,14 @@ def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> N
         axes.text(*place, text, ha="center", va="center", clip_on=True, zorder=4, color=ink_on(bar.color))
 
 
+def picture_format(path: Path) -> str:
+    """Returns ``png`` or ``svg`` by the suffix; raises ValueError if it is neither."""
+    kind = path.suffix.lower()[1:]
+    if kind not in ("png", "svg"):
+        raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use .png or .svg")
+    return kind
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Writes the page whole or not at all, as PNG or SVG by the suffix; the same input gives the same bytes.
 
@@ -176,10 +184,7 @@ def save_figure(figure: Any, path: Path) -> None:
         MosaicError: The folder cannot be written or the disk is full.
         ValueError: The suffix is neither.
     """
-    kind = path.suffix.lower()[1:]
-    if kind not in ("png", "svg"):
-        raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use .png or .svg")
-    content = BytesIO()
+    kind, content = picture_format(path), BytesIO()
     with _style():
         figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {})
     write_bytes(content.getvalue(), path)

@@ -61,7 +61,8 @@ def write_starter(
     files = tuple(folder / name for name in TEMPLATES)
     first, frozen = folder / "data" / day.isoformat(), folder / "data" / "frozen"
     for path in (*files, first, frozen):
-        if path.exists():
+        if path.exists() or folder.is_file():
+            path = folder if folder.is_file() else path
             raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
     # First the frozen set: without the extra, nothing is written.
     frozen_kind = replace(PLAIN, num_rows=num_frozen, voices=FROZEN_VOICES)

@@ -233,6 +233,8 @@ def _check_end(work: Work, digest: str) -> Iterator[str]:
 
 def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
     """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result."""
+    if steps < 1:
+        raise MosaicError(f"--steps {steps} repeats nothing; use 1 or more")
     day, before = work.day, steps_in(work.day.metrics)
     paths = {checkpoint.step: checkpoint.path for checkpoint in checkpoints_in(day.checkpoints)}
     first, last = min(paths, default=0), max(before, default=0)
@@ -266,7 +268,8 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
     expected = _digest_at(work, to)
     if expected is not None and trained.digest != expected:
         raise MosaicError(f"{sentence}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
-    yield f"{sentence}, and the parameters after step {to} too" if expected else f"{sentence}; no digest is kept"
+    end = f"after step {to}"
+    yield f"{sentence}, and the parameters {end} too" if expected else f"{sentence}; no record of the parameters {end}"
 
 
 def _digest_at(work: Work, step: int) -> str | None:

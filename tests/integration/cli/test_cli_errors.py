@@ -17,10 +17,11 @@ WRONG = [
     (1, "profile --model nowhere.py:make", "there is no file nowhere.py"),
     (1, "profile --model {FILE}:absent", "has no function 'absent'"),
     (1, "profile --model {FILE}:fails", "RuntimeError: no data today"),
-    (1, "profile --model {FILE}:wrong", "returned a int"),
+    (1, "profile --model {FILE}:wrong", "returned int"),
     (1, "profile --model {FILE}:nothing_to_place", "found no module to place"),
     (2, "profile --model {FILE}:narrow", "pass one batch that the model accepts"),
     (2, "profile --model zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
+    (2, "profile --model zoo:blip", "unknown model 'blip'"),
     (2, "profile --model zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
     (2, "profile --model zoo:clip-tiny:0", "asks for a batch of '0'"),
@@ -34,6 +35,7 @@ WRONG = [
     (2, "plan --model {FILE}:make --device h100-80g --gpus 0", "gpus=0"),
     (2, "plan --model {FILE}:make --device h100-80g --time-limit -1", "effort=-1"),
     (2, "plan profile.json --dtype bfloat16", "give --model instead of the file, or leave --dtype out"),
+    (2, "plan --model {FILE}:make --picture plan.jpg", "ends in '.jpg'; use .png or .svg"),
     (1, "plan absent.json", "cannot read absent.json"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
@@ -70,6 +72,16 @@ def test_a_wrong_command_ends_with_its_code_a_message_and_no_file(
     assert run([*arguments, *output]) == code
     assert message in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["demo", "bench pool --backend host", "run --model zoo:clip-tiny"])
+def test_a_file_in_place_of_the_folder_of_results_is_refused_before_anything_is_measured(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "out").write_text("mine")
+    assert run([*shlex.split(command), "--output", str(tmp_path / "out")]) == 2
+    assert "it is a file; name a folder" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["profile", "--degrees", "two"], []])
