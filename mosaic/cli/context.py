@@ -43,6 +43,8 @@ class ContextCommand:
     json: Json = None
 
     def execute(self) -> None:
+        if min(self.context, self.tokens) < 1:
+            raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more of each")
         mask = mask_function(self.mask)(self.tokens, self.seed)
         names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         plans = {

@@ -29,8 +29,6 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact that matters, with its remedy."""
-
     severity: Severity
     description: str
     remedy: str
@@ -38,8 +36,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of one examination."""
-
     facts: dict[str, Any]
     """Plain data for ``--json``."""
     findings: list[Finding] = field(default_factory=list)

@@ -98,7 +98,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
-        Console(stderr=True).print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        is_raw = isinstance(error, OSError) and error.filename is not None  # of a call of the system
+        text = f"cannot use {error.filename}: {error.strerror}" if is_raw else error
+        Console(stderr=True).print(f"mosaic: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         if level <= logging.INFO:
             Console(stderr=True).print_exception()
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)

@@ -16,8 +16,8 @@ from mosaic.hardware import NOWHERE, Cluster, Hardware
 from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
-    "assumed: a neighbour costs a module the geometric mean of its cost if only traffic that meets waited and its cost "
-    "if all of the module waited while the neighbour draws, by counted bandwidths"
+    "assumed: a neighbour slows a module down by the geometric mean of two estimates from counted bandwidths: only "
+    "memory traffic at the same moment waits, or the whole module waits while its neighbour uses the memory"
 )
 """Note on the interference that is assumed without measurements."""
 

@@ -403,7 +403,7 @@ def _score_findings(scores: DayScores, contest: Contest, settings: GateSettings)
 
 
 def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:
-    """Compares on all sets; a slice passes unless it is worse beyond chance and may have lost more than the margin."""
+    """Compares on all sets; what is only shown passes unless it is worse beyond chance and may exceed the margin."""
     margin = settings.margin
     frozen = _pair(scores, contest, contest.champion, "frozen")
     anchor = _pair(scores, contest, contest.anchor, "frozen")
@@ -414,7 +414,8 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
         yield compare("anchor", anchor, -settings.anchor_margins * margin, settings)
     if fresh is not None and len(fresh.old):
         counts = len(fresh.old) >= settings.min_fresh_rows
-        yield compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
+        comparison = compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
+        yield replace(comparison, passed=comparison.passed or (not counts and comparison.high >= 0))
     if frozen is None:
         return
     for column in settings.slices:

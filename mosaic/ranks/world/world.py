@@ -78,6 +78,12 @@ def rendezvous(
 
 def init_process_group(device: torch.device, timeout_s: float = RankSettings().timeout_s) -> None:
     """Makes the default process group of torchrun's ranks; names ranks that do not come, unlike torch."""
+    if "RANK" not in os.environ:
+        raise BackendUnavailableError(
+            "this process is none of several ranks; start it by torchrun --nproc-per-node N FILE",
+            found="no RANK in the environment",
+            needed="what torchrun sets",
+        )
     timeout = timedelta(seconds=timeout_s)
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     _, store = rendezvous(store, rank, size, timeout_s=timeout_s, device=device)

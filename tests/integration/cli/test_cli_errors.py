@@ -38,11 +38,17 @@ WRONG = [
     (2, "plan --model {FILE}:make --picture plan.jpg", "ends in '.jpg'; use .png or .svg"),
     (1, "plan absent.json", "cannot read absent.json"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
+    (2, "plan --context 0", "context=0, tokens=16384; use 1 or more of each"),
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --partition diagonal", "unknown partition 'diagonal'"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --microbatches 0", "microbatches=0; a step has at least one"),
     (2, "plan --pipeline 100 --model zoo:qwen3-vl-tiny", "layers for 100 ranks"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
+    (
+        1,
+        "plan --pipeline 4 --model zoo:qwen3-vl-tiny --baselines no.csv",
+        "cannot use no.csv: No such file",
+    ),
     (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench
     (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),

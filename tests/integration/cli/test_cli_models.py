@@ -24,7 +24,7 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     assert placed == {"encoders.image", "encoders.text"}
     printed = " ".join(capsys.readouterr().out.split())
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in printed
-    assert "assumed: a neighbour costs a module the geometric mean of its cost" in printed
+    assert "assumed: a neighbour slows a module down by the geometric mean of two" in printed
     assert "modelled from predicted times" in printed
     assert "expected step on h100-80g, predicted, without loss and optimizer: one module at a time" in printed
     explained = json.loads(gain.read_text())
