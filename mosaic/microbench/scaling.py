@@ -49,6 +49,7 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
     for name, points in lines.items():
         axes.plot(*zip(*points, strict=True), color=colors[name], marker="o", markersize=3.5)
     axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlim=(0, None), ylim=(0, None), xlabel="slots", ylabel="speed, relative to the largest quota")
     return axes.figure
 
