@@ -168,7 +168,7 @@ class Call:
         written = "an input" if self._versions != versions_of(arguments.tensors) else None
         if state is not None:
             written = written or state.written(writes_buffers=self.signature.writes_buffers)
-            changed = state.changed() if written is None else None
+            changed = state.changed() if written is None else written if written == "a buffer" else None
             if changed is not None:
                 raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
         if written is not None:

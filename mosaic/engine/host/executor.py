@@ -443,8 +443,8 @@ def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
 def _may_follow(arguments: Arguments) -> bool:
     """Returns whether a function may run on a lane with such arguments.
 
-    Autocast keeps its cast of a leaf for all uses in the calling thread, and a slice of tensors selects any number of
-    elements.
+    Autocast keeps its cast of a leaf for all uses in the calling thread, a slice of tensors selects any number of
+    elements, and an integer tensor of one element may be a size.
     """
     casts = arguments.grad and arguments.state.autocast
     for leaf in arguments.leaves:
@@ -454,6 +454,7 @@ def _may_follow(arguments: Arguments) -> bool:
                 (casts and leaf.is_leaf and leaf.requires_grad)
                 or leaf.layout is not torch.strided
                 or leaf.dtype.is_complex
+                or (leaf.numel() == 1 and not leaf.is_floating_point())
                 or (type(leaf) is not LaneTensor and (not is_plain or leaf.is_quantized or leaf.is_neg()))
             ):
                 return False

@@ -135,3 +135,17 @@ def test_which_input_reaches_which_result_may_depend_on_values(kind: str):
         return self.left(scaled)[1] * self.right(y) + scaled[1].repeat(1, 2).sin()
 
     run_both(lambda: Glued(one_used, Doing(two)), pair_batch(), SIDE_BY_SIDE, train(10))
+
+
+def test_a_buffer_may_be_written_for_some_values():
+    def counted(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0] < -0.7:
+            self.calls += 1
+        return self.layers(x)
+
+    def make() -> Glued:
+        model = Glued(lambda self, x, y: self.left(x) * self.right(y), Doing(counted))
+        model.left.register_buffer("calls", torch.zeros(()))
+        return model
+
+    run_both(make, pair_batch(), SIDE_BY_SIDE, train(10))
