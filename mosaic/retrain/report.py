@@ -150,6 +150,9 @@ def _todo(outcome: Outcome, gate: GateResult | None, state: DayState, root: str)
         return f"Look at the day's data. If it is right after all, remove {dates}, and the next run trains on it."
     if outcome == "failed":
         return "Mend what the sentence above says; the next run goes on from the last checkpoint."
+    if outcome == "refused":
+        by_hand = f"promote it by hand: mosaic retrain promote {root} {state.version}"
+        return f"Look at the rows below. Mend the data or the model for the next day, or {by_hand}."
     if outcome == "held":
         return f"Promote it by hand if you want it: mosaic retrain promote {root} {state.version}."
     return gate.todo if gate is not None else ""
