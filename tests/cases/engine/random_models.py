@@ -230,7 +230,7 @@ def pair_of(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
-PLACED = ["encoders.*", "backbone", "heads.*"]
+PLACED = ["[eh]*s.*", "backbone"]  # encoders and heads, of which some recipes have none
 
 
 def excluded(recipe: Recipe) -> list[str]:
