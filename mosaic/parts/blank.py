@@ -107,6 +107,18 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[s
     return "dropout_p" not in names or arguments.get("dropout_p", 0.0) != 0.0
 
 
+_DRAWS_BY_VALUE = ("rrelu_with_noise", "poisson", "_standard_gamma", "_sample_dirichlet", "binomial")
+
+
+def refuse_draws_by_value(operator: str, place: str) -> None:
+    """Raises UnsplittableError for an operator of which ranks without its values cannot repeat the draws."""
+    if operator.startswith(_DRAWS_BY_VALUE):
+        raise UnsplittableError(
+            f"{place} draws random numbers by {operator}, as many as its values say, which other ranks lack: draw them "
+            "in the loop, and pass them as arguments, or take another function, such as leaky_relu"
+        )
+
+
 def is_kept_by_selection(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Returns True for an operator whose result selective recomputation keeps: a product, a convolution, attention.
 
@@ -191,6 +203,7 @@ class BlankResults:
         """Draws the random numbers of a call, and discards them."""
         result = self.of(call)
         for operator, leaves, tree in result.draws:
+            refuse_draws_by_value(operator.overloadpacket.__name__, type(call.module).__name__)
             arguments = [self._empty(leaf).fill_(1) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(arguments, tree)
             operator(*args, **kwargs)
@@ -307,7 +320,10 @@ class _Bare(nn.Module):
 def _key(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype
-    return leaf if isinstance(leaf, int | float | str | None) else type(leaf).__qualname__
+    if isinstance(leaf, int | float | str | None):
+        return leaf
+    plain = [(name, value) for name, value in getattr(leaf, "__dict__", {}).items() if isinstance(value, bool | float)]
+    return (type(leaf).__qualname__, *plain)
 
 
 def _without_data(leaf: Any) -> Any:

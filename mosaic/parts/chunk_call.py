@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall, is_kept_by_selection, without_cache
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, hidden_of, is_kept_by_selection, without_cache
 from mosaic.parts.offload import Offload
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import WeightsInUse
@@ -132,7 +132,11 @@ class ChunkCall:
         for number in range(len(leaves)):
             tensor = self.received.get(Value(index, number))
             if tensor is not None:
-                leaves[number] = _Received.apply(tensor)
+                leaves[number] = received = _Received.apply(tensor)
+                if site.in_place and not number:  # what else refers to the argument sees the result, too
+                    hidden = hidden_of(args, kwargs)
+                    assert hidden is not None
+                    leaves[number] = hidden.copy_(received)
                 self.resume_random_numbers()
         return pytree.tree_unflatten(leaves, tree), leaves
 
@@ -151,7 +155,7 @@ class ChunkCall:
         """Returns the values to send, in this order, including received ones for later chunks.
 
         Raises:
-            UnsplittableError: A value was changed in place, or was not made.
+            UnsplittableError: A value was changed in place, was not made, or has a hook.
         """
         for value in values:
             tensor = self.values.get(value)
@@ -163,6 +167,11 @@ class ChunkCall:
                 raise UnsplittableError(
                     f"what {path} returns {problem}, and other chunks need it; let the model do with each microbatch "
                     "what it does with the sample, and not in place"
+                )
+            if tensor._backward_hooks:
+                raise UnsplittableError(
+                    f"what {self.split.sites[value.site].path} returns has a hook, and several ranks have parts of its "
+                    "gradient: change the gradient by a torch.autograd.Function"
                 )
         return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
 

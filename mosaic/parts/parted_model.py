@@ -84,19 +84,27 @@ def _present(
     }
 
 
-MAX_KINDS = 16
+MAX_KINDS = 64
 """Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
 
 
-def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
-    """Returns the properties of a microbatch that may choose a path: switches, names, tensors' axes, empty tensors."""
-    return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
+def kind_of(kwargs: Mapping[str, Any], read: Sequence[str] = ()) -> Hashable:
+    """Returns the properties of a microbatch that may choose a path: switches, names, tensors' axes, empty tensors.
+
+    Of tensors that Python reads, ``read``, also whether all of their elements are there, or any.
+    """
+    tensors = [leaf for name in read for leaf in pytree.tree_leaves(kwargs.get(name)) if isinstance(leaf, torch.Tensor)]
+    kinds = sorted(((str(name), _kind(value)) for name, value in kwargs.items()), key=lambda item: item[0])
+    return tuple(kinds), tuple((bool(tensor.all()), bool(tensor.any())) for tensor in tensors)
 
 
-def is_alike(first: Any, second: Any) -> bool:
+def is_alike(first: Any, second: Any, *, rtol: float = 1e-2) -> bool:
     """Returns True if two runs of a chunk gave equal tensors, up to rounding."""
-    pairs = zip(_tensors(first), _tensors(second), strict=True)
-    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-5, equal_nan=True) for a, b in pairs)
+    tensors, others = _tensors(first), _tensors(second)
+    pairs = zip(tensors, others, strict=False)
+    return len(tensors) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=1e-5, equal_nan=True) for a, b in pairs
+    )
 
 
 def _tensors(value: Any) -> Sequence[torch.Tensor]:
@@ -108,7 +116,16 @@ def _kind(value: Any) -> Hashable:
         return kind_of(value)
     if isinstance(value, torch.Tensor):
         return value.ndim, value.numel() > 0
-    return value if isinstance(value, bool | str | None) else type(value).__qualname__
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, int | float) and not isinstance(value, bool):  # a large one is data rather than a switch
+        return min(value, MAX_KINDS) if isinstance(value, int) else value != 0
+    settings = vars(value) if hasattr(value, "__dict__") else {}
+    return value if isinstance(value, bool | str | None) else (type(value).__qualname__, *map(_plain, settings.items()))
+
+
+def _plain(item: tuple[str, Any]) -> Hashable:
+    return item if isinstance(item[1], bool | int | float | str | None) else item[0]
 
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
@@ -146,6 +163,8 @@ class PartedModel:
         self.device = device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
         self._patches = self._make_patches()
+        inside = {id(each) for patch in self._patches for each in patch.module.modules() if each is not patch.module}
+        self._outer = [(path or "the model", each) for path, each in model.named_modules() if id(each) not in inside]
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
@@ -157,6 +176,7 @@ class PartedModel:
         self._num_calls = 0
         self._in_place = ExitStack()
         self._kinds: dict[int, set[Hashable]] = {}
+        self._switches: Hashable = None
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
         self._copies: Copies | None = None
@@ -194,7 +214,7 @@ class PartedModel:
         if strategies and len(strategies) != len(plan.layers):
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
         inputs = self._inputs(chunk, plan, received or {})
-        kind, kinds = kind_of(kwargs), self._kinds.setdefault(chunk, {self.split.kind})
+        kind, kinds = (self._switches, self.kind_of(kwargs)), self._kinds.setdefault(chunk, {(None, self.split.kind)})
         if kind not in kinds and len(kinds) < MAX_KINDS:
             kinds.add(kind)
             self._check_path(chunk, plan, kwargs, inputs)
@@ -220,7 +240,8 @@ class PartedModel:
         if plan.last is None:
             return {}
         precision = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
-        key = (chunk, precision, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
+        shaping = [_values(kwargs.get(name)) for name in sorted(self.split.shaping_inputs)]
+        key = (chunk, precision, *shaping, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
         if key in self._likes:
             return self._likes[key]
         call = self._new_call(plan, own=(), received={})
@@ -245,9 +266,17 @@ class PartedModel:
         with torch.no_grad():
             self._call(call, kwargs)
 
-    def forget_results(self) -> None:
-        """Clears cached results of modules after a change of modes, such as a dropout rate."""
+    def kind_of(self, kwargs: Mapping[str, Any]) -> Hashable:
+        return kind_of(kwargs, self.split.read_inputs)
+
+    def forget_results(self, switches: Hashable) -> None:
+        """Clears cached results of modules after a change of modes, such as a dropout rate.
+
+        ``switches`` are None if the modes choose the sample's path.
+        """
+        self._switches = switches
         self._blank.forget()
+        self._likes.clear()
 
     def computing(self) -> AbstractContextManager[None]:
         """Returns a context for computation with the model's weights outside of ``forward``, as in a loss."""
@@ -369,6 +398,11 @@ class PartedModel:
         """Installs patches and stand-ins while any thread is inside."""
         with self._lock:
             if not self._num_calls:
+                if path := next((path for path, outer in self._outer if outer._backward_hooks), None):
+                    raise UnsplittableError(
+                        f"{path} has a backward hook, which is not called where its input comes from another rank; "
+                        "set it on a module inside of the layer, one that does all of its work"
+                    )
                 for patch in self._patches:
                     patch.save_forward()
                 self._in_place.enter_context(self._stand_ins.placed())
@@ -416,6 +450,10 @@ def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 def _shape(value: Any) -> Hashable:
     leaves = pytree.tree_leaves_with_path(value)
     return tuple((pytree.keystr(path), _leaf_shape(leaf)) for path, leaf in leaves)
+
+
+def _values(value: Any) -> Hashable:
+    return tuple(torch.hash_tensor(leaf).item() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _leaf_shape(leaf: Any) -> Hashable:

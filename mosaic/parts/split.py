@@ -40,6 +40,8 @@ class Site:
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
     """True if its first result has its first input's shape and dtype."""
+    in_place: bool = False
+    """True if it writes its first result into its first input."""
     has_effects: bool = False
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python: it is not recomputed."""
     may_select: bool = field(default=False, compare=False)
@@ -76,6 +78,10 @@ class ModelSplit:
     """Leaves of a container output that the last module makes; others become None."""
     written_inputs: tuple[str, ...] = ()
     """Tensors of the microbatch that the model writes into: each chunk has a copy."""
+    read_inputs: tuple[str, ...] = ()
+    """Tensors of the microbatch that Python reads between sites: they may choose a path."""
+    shaping_inputs: frozenset[str] = frozenset()
+    """Tensors of the microbatch whose values may determine shapes between sites."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
     kind: Hashable = ()

@@ -27,7 +27,15 @@ from mosaic.find.random_numbers import Generator, forked, python_state
 from mosaic.find.restore import Objects, restored_objects
 from mosaic.find.structure import tensors_in
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
-from mosaic.parts.blank import BlankResults, Forward, ModuleCall, hidden_of, is_kept_by_selection, replaced_forwards
+from mosaic.parts.blank import (
+    BlankResults,
+    Forward,
+    ModuleCall,
+    hidden_of,
+    is_kept_by_selection,
+    refuse_draws_by_value,
+    replaced_forwards,
+)
 from mosaic.parts.parted_model import kind_of
 from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
@@ -108,7 +116,9 @@ def find_split(
         split_sites.append(site)
     reached = frozenset[str]().union(*(site.parameters for site in split_sites))
     return ModelSplit(
-        kind=kind_of(sample),
+        kind=kind_of(sample, read_inputs := tuple(sorted(flow.read_inputs))),
+        read_inputs=read_inputs,
+        shaping_inputs=frozenset(flow.shaping_inputs),
         modules=tuple(
             SplitModule(
                 name=names[path],
@@ -289,6 +299,7 @@ class _Call:
     site: Site
     line: str = ""  # file and line that called it
     labels: set[Label] = field(default_factory=set)  # sources of what it reads
+    numbers: set[Label] = field(default_factory=set)  # those that its Python reads as numbers
 
     @property
     def values(self) -> set[Value]:
@@ -303,6 +314,8 @@ class _Dataflow(Tracer[Labels]):
         self.calls: list[_Call] = []
         self.scoped_inputs: defaultdict[str, set[str]] = defaultdict(set)  # by the innermost module that holds layers
         self.written_inputs: set[str] = set()
+        self.read_inputs: set[str] = set()  # those that Python reads between sites
+        self.shaping_inputs: set[str] = set()  # those whose values may determine shapes between sites
         self._here: _Call | None = None
         self._decided: set[Label] = set()  # of numbers that Python read between sites: all later calls depend on them
         self._rows = ""  # line where values of sites determined a number of rows
@@ -331,17 +344,23 @@ class _Dataflow(Tracer[Labels]):
                 self._here.site = replace(self._here.site, has_effects=True)
 
     def end(self, operation: Operation, labels: Labels) -> Labels:
-        self._read(labels, decides=not operation.results)
+        tags = getattr(operation.operator, "tags", ())
+        is_mask = operation.name in ("index", "masked_select")
+        self._read(labels, decides=not operation.results, shapes=operation.inputs)
         if self._here is not None:
+            if torch.Tag.dynamic_output_shape in tags:
+                self._here.numbers |= labels
+            refuse_draws_by_value(operation.name, self._here.site.path)
             if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
                 self._kept |= dict.fromkeys(map(self.memory, operation.created), self._here)
-            return frozenset([("inside", self._here)])
-        tags = getattr(operation.operator, "tags", ())
-        if torch.Tag.dynamic_output_shape in tags:
-            is_mask = operation.name in ("index", "masked_select")
+            return labels | {("inside", self._here)}
+        if sources(labels, "value"):
+            refuse_draws_by_value(operation.name, caller())
+        if torch.Tag.dynamic_output_shape in tags and operation.name != "_ctc_loss":  # its loss has a row for each row
             rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
             if any(kind in ("value", "random") for kind, _ in self.labels(rows)):
                 self._rows = caller()
+            self.shaping_inputs |= sources(self.labels(rows), "input")
         elif torch.Tag.nondeterministic_seeded in tags:
             return labels | {("random", caller())}
         return labels
@@ -353,18 +372,22 @@ class _Dataflow(Tracer[Labels]):
                 "layer, or in the loss"
             )
         if name in NUMBER_READS:
-            self._read(self.labels(tensors_in(args)), decides=True)
+            self._read(self.labels(tensors_in(args)), decides=True, shapes=tensors_in(args))
         return func(*args, **kwargs)
 
-    def _read(self, labels: Labels, *, decides: bool = False) -> None:
+    def _read(self, labels: Labels, *, decides: bool = False, shapes: Sequence[torch.Tensor] = ()) -> None:
         """Records a read by the running call, and by the module around it."""
         for call in sources(labels, "inside"):
             if self._here is None or call.site.path != self._here.site.path:
                 raise _kept_inside(call.site.path, caller())
         if self._here is not None:
             self._here.labels |= labels
+            self._here.numbers |= labels if decides else set()
         elif decides:
             self._decided |= {each for each in labels if each[0] in ("value", "parameter")}
+            self.read_inputs |= sources(labels, "input")
+            if any(each.dtype != torch.bool for each in shapes):
+                self.shaping_inputs |= sources(labels, "input")
         if self.running:
             self.scoped_inputs[self.running[-1]] |= sources(labels, "input")
 
@@ -374,7 +397,13 @@ class _Dataflow(Tracer[Labels]):
         try:
             with replaced_forwards(forwards), torch.no_grad(), self.following(scopes):
                 result = run()
-                leaves = pytree.tree_flatten_with_path(result)[0]
+                leaves, tree = pytree.tree_flatten_with_path(result)
+                if tree.is_leaf() and not isinstance(result, torch.Tensor):
+                    raise UnsplittableError(
+                        f"the model returns a {type(result).__name__}, in which a rank cannot tell its tensors from "
+                        "other ranks' zeros: return a tensor, a dict or a tuple, or register a dataclass by "
+                        "torch.utils._pytree.register_dataclass"
+                    )
                 output = {
                     pytree.keystr(at): self.labels([leaf]) for at, leaf in leaves if isinstance(leaf, torch.Tensor)
                 }
@@ -447,10 +476,20 @@ class _Dataflow(Tracer[Labels]):
             self._read(self.labels([leaf]))  # an argument or its view, as from a dropout of rate 0
         for number, leaf in tensors.items():
             self.mark(leaf, frozenset([("value", Value(len(self.calls) - 1, number))]))
+        has_numbers = bool(call.numbers) and any(isinstance(leaf, int | float) for leaf in leaves)
+        if has_numbers and {"value", "parameter"} & {kind for kind, _ in call.numbers}:
+            raise UnsplittableError(
+                f"{call.site.path}, called at {call.line}, returns a number that it reads from tensors; ranks that do "
+                "not run it have none: return a tensor"
+            )
+        has_effects = has_effects or call.site.has_effects
         first = tensors.get(0)
-        alike = first is not None and hidden is not None and (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+        alike = in_place = False
+        if first is not None and hidden is not None and not has_numbers:
+            alike = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+            in_place = alike and has_effects and self.memory(first) == self.memory(hidden)
         form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
-        call.site = replace(call.site, form=form, keeps_shape=alike, has_effects=has_effects or call.site.has_effects)
+        call.site = replace(call.site, form=form, keeps_shape=alike, has_effects=has_effects, in_place=in_place)
 
 
 def _kept_inside(path: str, reader: str) -> UnsplittableError:

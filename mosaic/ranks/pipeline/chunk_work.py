@@ -161,7 +161,14 @@ class StepData:
 
 def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: PartedModel) -> Tensor:
     """Computes a loss; refuses one that draws random numbers, or trains a tensor that is no parameter of the model."""
-    before, value = torch_state(model.device), loss(output, kwargs)
+    before = torch_state(model.device)
+    try:
+        value = loss(output, kwargs)
+    except Exception as error:  # of any kind: it is the user's code that runs
+        error.add_note(
+            "outputs of other ranks that the loss did not read with the sample are None: let it read them there"
+        )
+        raise
     if not before.is_same(torch_state(model.device)):
         raise UnsplittableError(
             "the loss draws random numbers, which ranks without the last layer do not; draw them in the model, or in "
@@ -270,7 +277,7 @@ class ChunkWork:
             target: tuple(
                 torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 for leaf in inputs[target.forward]
-                if leaf.is_floating_point()
+                if may_train(leaf)
             )
             for target in task.targets
         }
@@ -289,8 +296,8 @@ class ChunkWork:
         kwargs = self._data.leaving_kwargs_of(ends.source)
         with self._turn:
             likes = self._model.boundary_like(ends.source.chunk, kwargs)
-        specs = (TensorSpec.of(like) for name in self._data.carried(ends) for like in likes[name])
-        return tuple(spec for spec in specs if not is_back or spec.dtype.is_floating_point)
+        own = (like for name in self._data.carried(ends) for like in likes[name])
+        return tuple(TensorSpec.of(like) for like in own if not is_back or may_train(like))
 
     def _run(self, task: TaskName, kwargs: Mapping[str, Any], received: dict[str, Tensors]) -> Any:
         state, strategies = self._states[task.microbatch], self._data.strategies_of(task)
@@ -326,7 +333,7 @@ class ChunkWork:
         sums: dict[tuple[str, int], Tensor] = {}
         for reader, own in gradients.items():
             names = self._data.carried(Edge(forward, reader.forward))
-            places = [(name, at) for name in names for at, out in enumerate(outputs[name]) if out.is_floating_point()]
+            places = [(name, at) for name in names for at, out in enumerate(outputs[name]) if may_train(out)]
             for place, gradient in zip(places, own, strict=True):
                 sums[place] = sums[place] + gradient if place in sums else gradient
         due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}
@@ -335,4 +342,8 @@ class ChunkWork:
 
 def _leaf(tensor: Tensor, *, needs_grad: bool) -> Tensor:
     leaf = tensor.detach()
-    return leaf.requires_grad_() if needs_grad and leaf.is_floating_point() else leaf
+    return leaf.requires_grad_() if needs_grad and may_train(leaf) else leaf
+
+
+def may_train(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -17,7 +17,7 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
 from mosaic.parts.blank import is_cache, without_cache
-from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.parted_model import PartedModel, is_alike
 from mosaic.parts.pieces import count_units
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.layers import (
@@ -51,6 +51,8 @@ class CountedModel:
     model: PipelineModel
     numbers: DrawnNumbers
     """Random numbers of microbatches: encoders run those that draw any whole, since pieces would draw others."""
+    repeats: bool
+    """False if the model gave other results when it was called again with the sample."""
     machine: RankHardware
     shares: Mapping[str, RankShare]
     """By module, of the sample: the part of it on one context rank."""
@@ -106,7 +108,7 @@ def count_model(
         if module.count > 1
     ]
     whole = PartedModel(model, split, firsts + rests)
-    calls = _calls(whole, sample)
+    calls, repeats = _calls(whole, sample)
     sizes = {module.name: _size(whole, index, sample) for index, module in enumerate(split.modules)}
     shares = {
         module.name: _share(whole, index, sample, machine, sharing, has_items=module.name in split.encoders)
@@ -138,6 +140,7 @@ def count_model(
         split=split,
         whole=whole,
         numbers=DrawnNumbers(whole),
+        repeats=repeats,
         layers={name: tuple(map(_sum, own)) for name, own in layers.items()},
         elements={name: elements for name, (elements, _) in sizes.items()},
         model=PipelineModel(
@@ -177,7 +180,7 @@ def _counts(module: nn.Module, args: Any, kwargs: Any, machine: RankHardware) ->
         return count_module(module, args, kwargs, target=target, with_data=True)
 
 
-def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tuple[Any, Any]]]:
+def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> tuple[list[tuple[Any, tuple[Any, Any]]], bool]:
     seen: dict[tuple[str, int], tuple[Any, Any]] = {}
     counts: dict[str, int] = {}
     sites = {(site.path, site.call): site for site in whole.split.sites if site.path}
@@ -198,12 +201,19 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
             for handle in handles:
                 handle.remove()
 
+    outputs = []
     with torch.no_grad(), watching(), forked(whole.device):
         if any(parameter.is_meta for parameter in whole.model.parameters()):
             whole.skip_random_numbers(sample)  # all modules are called, and none runs
         else:
-            whole.model(**whole.split.copied(sample))
-    return [(sites[place], arguments) for place, arguments in seen.items() if place in sites]
+            outputs = [_run(whole, sample) for _ in range(2)]
+    repeats = is_alike(outputs[:1], outputs[1:], rtol=1e-4 if whole.device.type == "cpu" else 1e-2)
+    return [(sites[place], arguments) for place, arguments in seen.items() if place in sites], repeats
+
+
+def _run(whole: PartedModel, sample: Mapping[str, Any]) -> Any:
+    with forked(whole.device):
+        return whole.model(**whole.split.copied(sample))
 
 
 def _sum(calls: Sequence[Layer]) -> Layer:

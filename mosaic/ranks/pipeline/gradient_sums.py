@@ -104,6 +104,9 @@ class GradientSums:
             if grid.place != places[0]:
                 self.counted_elsewhere.add(id(self._named[name]))
 
+        # ids of parameters whose gradients come in parts, or as a mean over replicas
+        self._summed = {id(self._named[name]) for name in (self._named if is_shared else tied)}
+
     def begin(self) -> None:
         """Saves the sums of earlier steps of tied weights; refuses a model that was changed since it was made."""
         for table, key, value, path in self._held:
@@ -117,6 +120,11 @@ class GradientSums:
                 raise ModuleContractError(
                     f"{name}.requires_grad was {self._trains[name]} when the pipeline was made; freeze weights before "
                     "mosaic.pipeline, or make another one from a checkpoint"
+                )
+            if parameter._post_accumulate_grad_hooks or (parameter._backward_hooks and id(parameter) in self._summed):
+                raise ModuleContractError(
+                    f"{name} has a hook on its gradient, which would see a part of it, or change the weight before the "
+                    "step's other microbatches have run; change gradients behind pipe.step()"
                 )
         for part in self._in_parts:
             part.begin()

@@ -22,6 +22,7 @@ from mosaic.errors import (
     InvalidScheduleError,
     UnsplittableError,
 )
+from mosaic.find.restore import restored_objects
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit
@@ -187,8 +188,14 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
         "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
     )
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
-    with unchanged_buffers(model):
+    with restored_objects(model), unchanged_buffers(model):
         counted = count_model(model, split, step[0], RankHardware(cluster=cluster), offload=asked.options.offload)
+    if not counted.repeats:
+        raise UnsplittableError(
+            "the model gives other results when it is called again with the same microbatch: it keeps something of a "
+            "call for the next one, and chunks call it more often, in another order: let the loop keep it, and pass it "
+            "as an argument"
+        )
     backend = asked.backend or backend_of(world)
     slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)

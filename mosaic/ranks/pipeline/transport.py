@@ -82,7 +82,7 @@ class Message:
         sent, planned = (", ".join(map(str, specs)) or "nothing" for specs in (actual, self.specs))
         raise ModuleContractError(
             f"{self.name} is planned to carry {planned}, and {sent} was made; both ranks have to know shapes and types "
-            "beforehand: plan the step with the microbatches that it has"
+            "beforehand: let inputs determine them, and not attributes that the loop changes"
         )
 
 
@@ -199,7 +199,7 @@ class Transport:
         return tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
 
     def _sendable(self, message: Message, tensors: Tensors) -> Tensors:
-        held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
+        held = tuple(tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors if tensor.numel())
         if self._targets[message.peer] and any(tensor.device.type != self._kind for tensor in held):
             group, _, _ = self._channel(message, self._targets[message.peer][0])
             raise BackendUnavailableError(

@@ -119,6 +119,21 @@ def in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@module(linear=linear)
+def adding_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.add_(self.linear(x.clone()))
+
+
+@module(layers=lambda: layers(3, adding_layer))
+def aliased(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Has layers that return what they were given, and reads both names of it."""
+    seen = [x * 1]
+    for layer in self.layers:
+        seen.append(layer(seen[-1]))
+        seen.append(seen[-1].clone())
+    return sum(one * number for number, one in enumerate(seen))
+
+
 @module(layers=layers, head=lambda: layers(2))
 def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Predicts offsets in each of many ways by one small list of layers that it calls again and again."""
@@ -246,7 +261,8 @@ def case_of(make: Make) -> PartedCase:
 
 
 @pytest.mark.parametrize(
-    "make", [unmoved, overwritten, scaled, strided, in_place, heads, masked(False), masked(True), noisy, shaped]
+    "make",
+    [unmoved, overwritten, scaled, strided, in_place, aliased, heads, masked(False), masked(True), noisy, shaped],
 )
 def test_what_models_do_between_layers_leaves_gradients_equal(make: Make):
     check_equal(case_of(make))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.weights import drop_weights
+from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 
 
 def ranks_of(case: PartedCase, cut: int) -> tuple[nn.Module, list[PartedModel]]:
@@ -71,27 +74,83 @@ def test_finding_and_running_leave_the_model_as_it_was():
 class Skipping(nn.Sequential):
     """Adds what its first layer returned at the end, if it is told to."""
 
-    def forward(self, x: torch.Tensor, how: str = "straight") -> torch.Tensor:
+    share = 0.0
+
+    def forward(self, x: torch.Tensor, how: Any = "straight") -> torch.Tensor:
         first = self[0](x)
         x = self[2](self[1](first.tanh()))
-        return x + first if how == "skip" else x
+        return x + first if how == "skip" or (how != "straight" and getattr(how, "on", how)) or self.share else x
 
 
-def test_a_microbatch_that_takes_another_way_than_the_sample_is_refused():
+@pytest.mark.parametrize(
+    ("straight", "skip"),
+    [
+        ("straight", "skip"),
+        (0, 1),
+        (0.0, 0.3),
+        ([], [1]),
+        (torch.tensor(False), torch.tensor(True)),
+        (SimpleNamespace(on=False), SimpleNamespace(on=True)),
+    ],
+)
+def test_a_microbatch_that_takes_another_way_than_the_sample_is_refused(straight: Any, skip: Any):
     torch.manual_seed(0)
-    given = {"x": torch.randn(2, 4)}
-    for sample, refused in ((given, True), ({**given, "how": "skip"}, False)):
+    given = {"x": torch.randn(2, 4), "how": straight}
+    for sample, refused in ((given, True), ({**given, "how": skip}, False)):
         model = Skipping(*(nn.Linear(4, 4) for _ in range(3)))
-        plain = [model(**given), model(**given, how="skip")]
         chunks = chunks_of("model[0:2/3]", "model[2:3/3]")
         parted = PartedModel(model, find_split(model, sample), chunks)
-        for how, wanted in zip(("straight", "skip"), plain, strict=True):
+        for how in (straight, skip):
             sent = parted.forward(0, {**given, "how": how})
-            if how == "skip" and refused:
-                with pytest.raises(UnsplittableError, match=r"needs results of others .*how='skip'"):
+            if how is skip and refused:
+                with pytest.raises(UnsplittableError, match=r"needs results of others "):
                     parted.forward(1, {**given, "how": how}, sent)
             else:
-                assert torch.equal(parted.forward(1, {**given, "how": how}, sent), wanted)
+                assert torch.equal(parted.forward(1, {**given, "how": how}, sent), model(**{**given, "how": how}))
+
+
+def test_an_attribute_that_chooses_another_way_is_refused():
+    model, given = Skipping(*(nn.Linear(4, 4) for _ in range(3))), {"x": torch.randn(2, 4)}
+    model.share = 0.0
+    parted = PartedModel(model, find_split(model, given), chunks_of("model[0:2/3]", "model[2:3/3]"))
+    numbers = DrawnNumbers(parted)
+    numbers.draw(given)
+    parted.forward(1, given, parted.forward(0, given))
+    model.share = 0.5
+    numbers.draw(given)
+    with pytest.raises(UnsplittableError, match="needs results of others"):
+        parted.forward(1, given, parted.forward(0, given))
+
+
+def test_hooks_on_gradients_that_cross_ranks_are_refused():
+    class Hooked(Skipping):
+        def forward(self, x: torch.Tensor, how: Any = "skip") -> torch.Tensor:
+            first = self[0](x)
+            if first.requires_grad:
+                first.register_hook(lambda gradient: gradient.clamp(-1, 1))
+            return self[2](self[1](first.tanh())) + first
+
+    given = {"x": torch.randn(2, 4)}
+    model = Hooked(*(nn.Linear(4, 4) for _ in range(3)))
+    parted = PartedModel(model, find_split(model, given), chunks_of("model[0:2/3]", "model[2:3/3]"))
+    with pytest.raises(UnsplittableError, match=r"what 0 returns has a hook.*autograd.Function"):
+        parted.forward(0, given)
+    model[1].register_full_backward_hook(lambda module, inputs, outputs: None)
+    with pytest.raises(UnsplittableError, match=r"1 has a backward hook.*inside of the layer"):
+        parted.forward(0, given)
+
+
+def test_shapes_that_follow_from_numbers_of_inputs_are_worked_out_for_each_microbatch():
+    class Trimmed(nn.Sequential):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return super().forward(x[:, : int(lengths.max())])
+
+    model = Trimmed(*(nn.Linear(4, 4) for _ in range(3)))
+    given = {"x": torch.randn(2, 5, 4), "lengths": torch.tensor([1, 3])}
+    parted = PartedModel(model, find_split(model, given), chunks_of("model[0:2/3]", "model[2:3/3]"))
+    for longest in (3, 5):
+        like = parted.boundary_like(0, {**given, "lengths": torch.tensor([1, longest])})
+        assert like["model"][0].shape == (2, longest, 4)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3-vl", "whisper"])

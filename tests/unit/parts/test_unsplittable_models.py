@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,29 @@ class Kept(Layers):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + self.layers[0].kept
+
+
+class Counted(Layers):
+    """Its layers return a number, too."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return super().forward(x), len(x.sum(-1).nonzero())
+
+    def __init__(self) -> None:
+        super().__init__(count=2)
+        self.layers = nn.ModuleList(Counted.Layer(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x, count = layer(x)
+            x = x / (1 + count)
+        return x
+
+
+class Wrapped(Layers):
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=super().forward(x).sum())
 
 
 class Circle(nn.Module):
@@ -133,6 +157,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "skipped": (lambda: Layers(0, 2), "'layers' run in the order 0, 2 .*take out what does not run"),
     "at random": (lambda: Layers(0, 1, 2, skip=0.5), r"skips layers at random \(layerdrop=0.5\).*set layerdrop to 0"),
     "kept": (Kept, "made inside of layers.0 is used outside of it at .*test_unspl.*return it"),
+    "number of a layer": (Counted, "layers.1, called at .*test_unspl.*returns a number .*return a tensor"),
+    "draws by values": (
+        lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.RReLU()) for _ in range(2))),
+        "0 draws random numbers by rrelu_with_noise, as many as its values say",
+    ),
+    "output": (lambda: Wrapped(0, 1, 2), "returns a SimpleNamespace, in which .*register a dataclass"),
     "circle": (Circle, "feed each other in a circle.*name others by modules="),
     "counter": (lambda: Between(counts), "the model changes its calls when .*let the loop change it"),
     "buffer replaced": (lambda: Between(replaces_its_mean), "the model changes its mean"),

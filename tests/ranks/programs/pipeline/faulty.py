@@ -78,6 +78,10 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
     with pytest.raises(ModuleContractError, match="lm_head is not what it was"):
         pipe.step(words(1))
     model.lm_head = head
+    hook = model.model.norm.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(ModuleContractError, match=r"model\.norm\.weight has a hook on its gradient"):
+        pipe.step(words(1))
+    hook.remove()
     model.model.gradient_checkpointing = True
     with pytest.raises(UnsplittableError, match="gradient_checkpointing=True"):
         pipe.step(words(1))
@@ -109,10 +113,23 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     with pytest.raises(UnsplittableError, match=r"model.vision_tower\S* is called with this microbatch, and was not"):
         pipe.step([microbatch(2, 6)])
     pipe.remove()
+    with pytest.raises(UnsplittableError, match="gives other results when it is called again"):
+        mosaic.pipeline(Remembering(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False)
     pipe, _ = begun(plan=halves(2))
     train(pipe, torch.optim.SGD(pipe.parameters(), 0.1), 1)
     pipe.remove()
     print("refused")
+
+
+class Remembering(nn.Sequential):
+    """Adds what it returned the last time."""
+
+    last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x if self.last is None else x + self.last)
+        self.last = x.detach().mean()
+        return x.sum()
 
 
 def halves(first: int) -> Partition:

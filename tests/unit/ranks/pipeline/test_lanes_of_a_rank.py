@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from executor_cases import NumberWork, no_caption, on_lanes
-from lane_cases import Seen, check_equal, laned, run, seen_step
+from lane_cases import WIDTH, Seen, check_equal, laned, run, seen_step
+from torch import nn
 
 from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
@@ -29,6 +30,35 @@ def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     check_equal(made, made.drawn(0), made.drawn(1, strategy="recompute"))
     made.model.eval()
     assert any("." in cell for row in made.drawn(0).rows for cell in row)
+
+
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.angle = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.polar(torch.ones_like(self.angle), self.angle)
+
+
+class Spectra(Seen):
+    """Its vision encoder returns complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision = nn.ModuleList(Turn() for _ in range(3))
+
+    def forward(self, words: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        seen = torch.complex(pixels, pixels)
+        for layer in self.vision:
+            seen = layer(seen)
+        return super().forward(words + seen.conj().imag.mean(0))
+
+
+def test_complex_numbers_between_chunks_have_gradients():
+    torch.manual_seed(1)
+    made = laned(Spectra().double(), seen_step((2, 0), (1, 0)))
+    check_equal(made, made.drawn(0))
 
 
 def test_a_weight_that_lanes_of_one_rank_train_is_refused():
