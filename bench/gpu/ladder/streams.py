@@ -161,7 +161,7 @@ def products(bench: Bench) -> Iterator[Figure]:
 
 
 def _sm_target(device: torch.device, num_sms: int) -> AbstractContextManager[None]:
-    return LibrarySettings(device, sm_target=True).during(num_sms)
+    return LibrarySettings(device).during(num_sms)
 
 
 def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:

@@ -48,6 +48,9 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert not went_wrong
     assert {figure.part for figure in study.figures} == {*REHEARSED}
     assert all(part.verdict for part in study.parts if part.name in RUNGS)
+    reasons = [figure.reason for figure in study.figures if figure.reason] + [part.verdict for part in study.parts]
+    stale = ("TypeError", "AttributeError", "NameError", "ImportError", "KeyError")  # calls of what has changed since
+    assert not [reason for reason in reasons if any(error in reason for error in stale)]
     text = path.with_suffix(".txt").read_text()
     assert "DRY RUN" in text
     (far,) = (f for f in study.of("models/clip/2", "loss_difference") if f.labels["variant"] == "mosaic")
