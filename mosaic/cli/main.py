@@ -98,8 +98,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
-        is_raw = isinstance(error, OSError) and error.filename is not None  # of a call of the system
-        text = f"cannot use {error.filename}: {error.strerror}" if is_raw else error
+        file = error.filename if isinstance(error, OSError) else None  # of a call of the system
+        text = f"cannot use {file}: {error.strerror}" if isinstance(error, OSError) and file is not None else error
         Console(stderr=True).print(f"mosaic: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         if level <= logging.INFO:
             Console(stderr=True).print_exception()
