@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mosaic.backends.base import Backend, Lane
 from mosaic.backends.table import open_backend
-from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.hidden import HOOKED, HeldTensors, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule, owner_of
 from mosaic.engine.calls.thread_state import on_user_stream
@@ -171,7 +171,7 @@ class _HostBlock(ParallelBlock):
 
     def _keep_apart(self, site: PlacedModule, result: Any) -> None:
         """Keeps names that share a parameter off their lanes, which would both add to its gradient at once."""
-        for leaf in find_leaves(tensors_in(result)):
+        for leaf in survey(tensors_in(result)).leaves.values():
             names = self._users.setdefault(leaf, set())
             names.add(site.name)
             if len(names) > 1:

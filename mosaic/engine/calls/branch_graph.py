@@ -104,7 +104,3 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
         if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
             casts[node] += 1
     return Survey(leaves, dict(uses), frozenset(names), max(casts.values(), default=0) > 1)
-
-
-def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return list(survey(outputs).leaves.values())

@@ -12,8 +12,10 @@ import functools
 import itertools
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
+from dataclasses import replace
 from operator import attrgetter
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -92,7 +94,8 @@ class Parts(HeldTensors):
         self.number = number
         self.draws_in_python = True  # a call draws Python's or numpy's numbers, or may
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
-        self.containers = [value for value in values if type(value) in (list, dict, set)]  # among attributes
+        self.containers = [value for value in values if type(value) in (list, dict, set, deque)]  # among attributes
+        self.generators = [value for value in values if isinstance(value, torch.Generator)]
         self._attributes = _with_contents(map(vars, parts))
         forward = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._hooks = [*self._backward_hooks, *forward]
@@ -308,7 +311,9 @@ class Rewind:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._random = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
+        numbers = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
+        own = tuple((generator, generator.get_state()) for generator in parts.generators)
+        self._random = replace(numbers, torch=numbers.torch + own)
         self._containers = [(value, value.copy()) for value in parts.containers]
         small = [b for b in parts.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
@@ -326,7 +331,7 @@ class Rewind:
         self._parts.restore()
         for container, content in self._containers:
             container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
         with torch.no_grad():
             for tensor, before in self._buffers:
                 if not torch.equal(tensor, before):  # a write in vain would spoil what earlier graphs have saved

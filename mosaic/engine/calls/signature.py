@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +44,7 @@ _VIEWS = Obstacle(
     remedy="return a copy",
 )
 _RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
+HOOKS_GRADIENTS = Obstacle("it hooks or keeps gradients of its arguments or results", remedy="do that around its call")
 _FORWARD_DERIVATIVES = Obstacle("it takes forward-mode derivatives, of which torch has one level for all threads")
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing or other hooks on saved tensors",
@@ -183,7 +184,7 @@ def learn(
     before, others = torch_state(CPU), python_state()
     buffers = [] if module is None else list(module.buffers())
     buffer_versions = versions_of(buffers)
-    context = copy_context()
+    context, followers = copy_context(), _followers(arguments.tensors)
     with CallWatch() as watch:
         result = run()
     draws = count_draws(before, torch_state(CPU))
@@ -192,12 +193,15 @@ def learn(
     inputs = {id(leaf) for leaf in arguments.leaves}
     new_tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in inputs}.values())
     differentiable = [tensor for tensor in new_tensors if tensor.requires_grad]
+    is_hooked = followers != _followers(arguments.tensors)
+    is_hooked |= any(keeps or hooks for _, keeps, hooks in _followers(new_tensors))
     graph = survey(differentiable, arguments.differentiable)
     expected = _describe(leaves, spec, arguments)
     obstacles = (
         _changes(watch.setting) if watch.setting is not None else None,
         hides_tensors("returns", hidden) if hidden is not None else None,
         _WRITES if versions != versions_of(arguments.tensors) else None,
+        HOOKS_GRADIENTS if is_hooked else None,
         watch.obstacle,
         _DRAWS if draws is None else None,
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
@@ -219,6 +223,10 @@ def learn(
         writes_buffers=buffer_versions != versions_of(buffers),
     )
     return result, new_tensors, signature
+
+
+def _followers(tensors: Sequence[torch.Tensor]) -> list[tuple[bool, bool, int]]:
+    return [(tensor.requires_grad, tensor.retains_grad, len(tensor._backward_hooks or ())) for tensor in tensors]
 
 
 def _alone(graph: Survey, state: ThreadState) -> str | None:

@@ -28,7 +28,7 @@ from mosaic.engine.calls.hidden import HOOKED, ModuleState, Surroundings, compil
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
+from mosaic.engine.calls.signature import HOOKS_GRADIENTS, Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
@@ -223,7 +223,9 @@ class HostExecutor(Executor):
         if isinstance(reason, Obstacle) and reason.apart:
             self.drain()
         self.reach(site)
-        result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
+        if reason is not HOOKS_GRADIENTS:  # of what has other uses, too
+            args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
+        result = run(*args, **kwargs)
         inputs = {id(tensor) for tensor in tensors_in((args, kwargs))}
         results = [tensor for tensor in tensors_in(result) if id(tensor) not in inputs]
         self.backwards.follow_in_place(site, results)

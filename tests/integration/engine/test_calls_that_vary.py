@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -45,15 +46,17 @@ class Ragged(TwoTowers):
 
     def __init__(self, kind: str) -> None:
         super().__init__(Skips(kind), Skips(kind))
-        self.steps, self.log = 0, []
+        self.steps, self.log, self.latest = 0, [], deque([1.0], maxlen=3)
+        self.generator = torch.Generator()
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         self.steps += 1
         self.log.append(random.random())
+        self.latest.append(torch.rand((), generator=self.generator).item())
         self.total += 1
         left, right = functional.dropout(self.left(x), 0.1), self.right(y)
-        return torch.cat([left @ self.weight, right]) * self.scale * self.steps
+        return torch.cat([left @ self.weight, right]) * self.scale * self.steps * sum(self.latest)
 
 
 @pytest.mark.parametrize("kind", ["drops", "shape"])

@@ -87,3 +87,20 @@ def test_a_result_may_be_written_to_and_a_module_runs_in_place_where_views_of_it
     described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(6), include=["left", "right"])
     wanted = "left ran in place" if through == "a view" else "on slot"
     assert wanted in described
+
+
+@pytest.mark.parametrize("hooked", ["the argument", "the result"])
+def test_a_module_that_hooks_gradients_that_it_shares_with_its_caller_runs_in_place(hooked: str):
+    def hooking(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        made = self.layers(x) + x.repeat(1, 2)
+        (x if hooked == "the argument" else made).register_hook(lambda grad: grad * 0.1)
+        return made
+
+    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x * self.scale, y * self.scale
+        left, right = self.left(x), self.right(y)
+        left.register_hook(lambda grad: grad + 0.01)
+        return left * right + x.repeat(1, 2).sin()
+
+    described = run_both(lambda: Glued(forward, Doing(hooking)), pair_batch(), SIDE_BY_SIDE, train(4))
+    assert "left ran in place" in described
