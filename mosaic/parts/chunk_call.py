@@ -59,8 +59,8 @@ class ChunkCall:
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """Values made so far, to send."""
-    in_layer: bool = False
-    """A site runs."""
+    in_site: bool = False
+    """A site runs, or a stand-in for it: modules inside of it that are sites, too, run as they are."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
     _paused: RandomState | None = None
@@ -68,6 +68,7 @@ class ChunkCall:
     def enter(self, patch: ForwardPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
         index = self._site(patch)
+        self.in_site = True  # also behind an error of it
         if index in self.own:
             self.resume_random_numbers()
             site, strategy = self.split.sites[index], self.strategies.get(index, "keep")
@@ -75,13 +76,12 @@ class ChunkCall:
                 strategy = "keep"  # a second run would not repeat the first
             elif strategy == "selective" and not site.may_select:
                 strategy = "recompute"
-            self.in_layer = True  # also behind an error of it
             result = run_layer(strategy, patch.run, args, kwargs, offload=self.offload)
-            self.in_layer = False
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
             result, leaves = self._stand_in(index, patch, args, kwargs)
+        self.in_site = False
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
@@ -208,7 +208,7 @@ class ForwardPatch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._current.chunk_call
-        return self.run(*args, **kwargs) if call is None else call.enter(self, args, kwargs)
+        return self.run(*args, **kwargs) if call is None or call.in_site else call.enter(self, args, kwargs)
 
 
 class _Received(torch.autograd.Function):

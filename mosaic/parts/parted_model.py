@@ -386,7 +386,7 @@ class PartedModel:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
             except Exception as error:  # of any kind: it is the user's code that runs
-                if not call.in_layer and len(call.own) < len(self.split.sites):
+                if not call.in_site and len(call.own) < len(self.split.sites):
                     error.add_note("raised between layers, where this rank has zeros for what other ranks compute")
                 raise
             finally:

@@ -82,6 +82,8 @@ class ModelSplit:
     """Tensors of the microbatch that Python reads between sites: they may choose a path."""
     shaping_inputs: frozenset[str] = frozenset()
     """Tensors of the microbatch whose values may determine shapes between sites."""
+    dependent: frozenset[str] = frozenset()
+    """Modules whose units depend on each other: they take whole microbatches."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
     kind: Hashable = ()
@@ -101,7 +103,8 @@ class ModelSplit:
     def encoders(self) -> frozenset[str]:
         """Modules with their own tensors that feed others and read no module: they can be cut into pieces."""
         own = {module.name for module in self.modules if module.own_inputs}
-        return frozenset(own & {source for source, _ in self.feeds} - {target for _, target in self.feeds})
+        fed = {target for _, target in self.feeds}
+        return frozenset(own & {source for source, _ in self.feeds} - fed - self.dependent)
 
     @cached_property
     def unreached(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
 from mosaic.parts.blank import is_cache, without_cache
 from mosaic.parts.parted_model import PartedModel, is_alike
-from mosaic.parts.pieces import count_units
+from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.layers import (
     CountedLayers,
@@ -109,6 +109,8 @@ def count_model(
     ]
     whole = PartedModel(model, split, firsts + rests)
     calls, repeats = _calls(whole, sample)
+    numbers = DrawnNumbers(whole)
+    split = replace(split, dependent=_dependent(whole, sample, draws=numbers.draw(sample)))
     sizes = {module.name: _size(whole, index, sample) for index, module in enumerate(split.modules)}
     shares = {
         module.name: _share(whole, index, sample, machine, sharing, has_items=module.name in split.encoders)
@@ -139,7 +141,7 @@ def count_model(
     return CountedModel(
         split=split,
         whole=whole,
-        numbers=DrawnNumbers(whole),
+        numbers=numbers,
         repeats=repeats,
         layers={name: tuple(map(_sum, own)) for name, own in layers.items()},
         elements={name: elements for name, (elements, _) in sizes.items()},
@@ -209,6 +211,51 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> tuple[list[tuple[An
             outputs = [_run(whole, sample) for _ in range(2)]
     repeats = is_alike(outputs[:1], outputs[1:], rtol=1e-4 if whole.device.type == "cpu" else 1e-2)
     return [(sites[place], arguments) for place, arguments in seen.items() if place in sites], repeats
+
+
+def _dependent(whole: PartedModel, sample: Mapping[str, Any], *, draws: bool) -> frozenset[str]:
+    """Returns the encoders that return something else for pieces of a microbatch, such as those that norm over it."""
+    split, model = whole.split, whole.model
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return frozenset()  # they cannot run
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, is_training in modes:
+            module.training = is_training and not draws
+        with torch.no_grad(), forked(whole.device):
+            return frozenset(name for name in split.encoders if not _has_units(whole, sample, name))
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
+def _has_units(whole: PartedModel, sample: Mapping[str, Any], name: str) -> bool:
+    """Runs an encoder with units that differ, at once and in two pieces."""
+
+    def run(kwargs: Mapping[str, Any]) -> Any:
+        sent = None
+        for index in (index for index, chunk in enumerate(whole.chunks) if chunk[0].module == name):
+            sent = whole.forward(index, kwargs, sent)
+        return sent[name] if sent is not None else ()
+
+    def differing(tensor: torch.Tensor) -> torch.Tensor:
+        shares = torch.linspace(1, 0.5, len(tensor), dtype=tensor.dtype, device=tensor.device)
+        return tensor * shares.view(-1, *(1 for _ in tensor.shape[1:]))
+
+    try:
+        units = count_units(whole.split, sample, name)
+        kwargs = pytree.tree_map_only(
+            torch.Tensor,
+            lambda tensor: differing(tensor) if tensor.is_floating_point() and tensor.ndim else tensor,
+            take_units(whole.split, sample, name, range(units) if units > 1 else (0, 0)),
+        )
+        halves = range(units // 2 or 1), range(units // 2 or 1, max(2, units))
+        at_once = run(kwargs)
+        pieces = join_pieces([run(take_units(whole.split, kwargs, name, half)) for half in halves])
+    except Exception:  # of any kind: it has no units, or its results none
+        return False
+    is_exact = whole.device.type == "cpu" and all(tensor.element_size() > 2 for tensor in at_once)
+    return is_alike(at_once, pieces, rtol=1e-4 if is_exact else 1e-2)
 
 
 def _run(whole: PartedModel, sample: Mapping[str, Any]) -> Any:

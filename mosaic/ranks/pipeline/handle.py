@@ -198,6 +198,10 @@ class Pipeline(Checkpointer):
         seen = self._planner.request.microbatches
         if self._counted.split.encoders and any(isinstance(each, CountedMicrobatch) and each.draws for each in seen):
             lines.append("encoders take whole microbatches, since these draw random numbers: pieces would draw others")
+        for name in sorted(self._counted.split.dependent):
+            lines.append(
+                f"{name} takes whole microbatches: what it returns for a part of one is not a part of its result"
+            )
         if self._planner.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
             lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)

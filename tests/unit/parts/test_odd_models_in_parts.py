@@ -134,6 +134,19 @@ def aliased(self: Any, x: torch.Tensor) -> torch.Tensor:
     return sum(one * number for number, one in enumerate(seen))
 
 
+@module(norm=lambda: nn.LayerNorm(4), linear=linear)
+def normed_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + self.linear(self.norm(x))
+
+
+@module(layers=lambda: layers(3, normed_layer))
+def reused(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Calls a module of its first layer at the end, too."""
+    for layer in self.layers:
+        x = layer(x)
+    return self.layers[0].norm(x)
+
+
 @module(layers=layers, head=lambda: layers(2))
 def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Predicts offsets in each of many ways by one small list of layers that it calls again and again."""
@@ -262,7 +275,20 @@ def case_of(make: Make) -> PartedCase:
 
 @pytest.mark.parametrize(
     "make",
-    [unmoved, overwritten, scaled, strided, in_place, aliased, heads, masked(False), masked(True), noisy, shaped],
+    [
+        unmoved,
+        overwritten,
+        scaled,
+        strided,
+        in_place,
+        aliased,
+        reused,
+        heads,
+        masked(False),
+        masked(True),
+        noisy,
+        shaped,
+    ],
 )
 def test_what_models_do_between_layers_leaves_gradients_equal(make: Make):
     check_equal(case_of(make))

@@ -61,6 +61,17 @@ def test_complex_numbers_between_chunks_have_gradients():
     check_equal(made, made.drawn(0))
 
 
+def test_an_encoder_whose_units_depend_on_each_other_takes_whole_microbatches():
+    torch.manual_seed(1)
+    model = Seen()
+    model.vision[1].register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(0),))
+    made = laned(model.double(), seen_step((4, 4), (2, 2)), sizes={"vision": 1, "audio": 1})
+    pieces = {cell[0] for row in made.drawn(0).rows for cell in row if "." in cell and cell[0].isdigit()}
+    encoders = {str(index) for index, chunk in enumerate(made.partition.chunks) if chunk.parts[0].module == "audio"}
+    assert pieces == encoders
+    check_equal(made, made.drawn(0))
+
+
 def test_a_weight_that_lanes_of_one_rank_train_is_refused():
     model = Seen()
     model.audio[0].inner.weight = model.text[2].inner.weight
