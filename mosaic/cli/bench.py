@@ -40,8 +40,7 @@ class Bench:
         from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Setup
 
         question = QUESTIONS[self.question]
-        budget = Budget(self.seconds)
-        backend = open_named_backend(self.backend or "cuda")
+        budget, backend = Budget(self.seconds), open_named_backend(self.backend or "cuda")
         fit = BenchSettings.tiny() if self.size == "tiny" else BenchSettings.fit(backend, quick=self.size == "quick")
         console = console_beside(self.json)
         console.print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)

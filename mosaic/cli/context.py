@@ -46,9 +46,9 @@ class ContextCommand:
         if min(self.context, self.tokens) < 1:
             raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more of each")
         mask = mask_function(self.mask)(self.tokens, self.seed)
-        names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         plans = {
-            name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed) for name in names
+            name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed)
+            for name in dict.fromkeys([self.method, *CONTEXT_METHODS])
         }
         console_beside(self.json).print(context_table([*plans.values()]))
         rows = [

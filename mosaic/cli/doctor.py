@@ -36,8 +36,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    facts: dict[str, Any]
-    """Plain data for ``--json``."""
+    facts: dict[str, Any]  # for --json
     findings: list[Finding] = field(default_factory=list)
     blocks: list[Any] = field(default_factory=list)
     """Text and tables for the terminal, above the findings."""

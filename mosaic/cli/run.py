@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mosaic.cli.options import Json, Method, Model, Strict, console_beside, write_json
 from mosaic.files import load_as
 from mosaic.plan import Plan
+from mosaic.report.figure import picture_format, save_figure
 
 if TYPE_CHECKING:
     from mosaic.profiler import ProfileSettings
@@ -49,6 +50,8 @@ class Run:
 
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
+        if self.output is not None:
+            picture_format(self.output / "timeline.png")  # an error now, and not behind the measurements
         plan = load_as(Plan, self.plan)
         with Progress() as progress:
             row = run_in_turn(self, plan, ProfileSettings(strict=self.strict), progress)
@@ -113,7 +116,6 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     waiting = min(runs, key=lambda name: median(times_ms[name]))
     plain_ms, colocated_ms = median(times_ms[waiting]), median(times_ms["colocated"])
     if command.output is not None:
-        from mosaic.report.figure import save_figure
         from mosaic.report.timeline import timeline_figure, write_trace
 
         folder, timeline = command.output, handle.timeline()

@@ -170,8 +170,8 @@ def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> N
 
 
 def picture_format(path: Path) -> str:
-    """Returns ``png`` or ``svg`` by the suffix; raises ValueError if it is neither."""
-    kind = path.suffix.lower()[1:]
+    """Returns ``png`` or ``svg`` by the suffix; raises ValueError if it is neither, MosaicError without matplotlib."""
+    kind, _ = path.suffix.lower()[1:], _style()
     if kind not in ("png", "svg"):
         raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use .png or .svg")
     return kind
