@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -59,11 +60,7 @@ LANES = {
     "cuda": CUDA,
     "cuda-graphs": replace(CUDA, study=f"{tables.STUDY}_cuda_graphs", judge=partial(judge, graphs=True)),
 }
-PIPELINE = Trial(
-    study=tables.PIPELINE_STUDY,
-    judge=judge_parted,
-    outcomes=tables.PIPELINE_OUTCOMES,
-)
+PIPELINE = Trial(study=tables.PIPELINE_STUDY, judge=judge_parted, outcomes=tables.PIPELINE_OUTCOMES)
 
 
 def main() -> None:
@@ -78,6 +75,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result here")
     options = parser.parse_args()
     if options.operators:
+        if find_spec("expecttest") is None:
+            parser.error("--operators needs torch's database, which needs expecttest: pip install expecttest")
         from bench.sweep.operators import judge_operator, operator_cases  # torch's database loads for seconds
 
         trial = Trial(study=tables.OPERATORS_STUDY, judge=judge_operator, outcomes=tables.OUTCOMES)
@@ -111,7 +110,8 @@ def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> S
     study = study_of(trial.study, figures, load)
     study = replace(study, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
     counts = Counter(figure.labels["outcome"] for figure in figures)
-    print(", ".join(f"{counts[word]} {word}" for word in (*trial.outcomes, tables.NO_PLAIN) if counts[word]))
+    words = dict.fromkeys((*trial.outcomes, tables.NO_PLAIN))
+    print(", ".join(f"{counts[word]} {word}" for word in words if counts[word]))
     if path is not None:
         save(study, path)
     return study
