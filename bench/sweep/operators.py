@@ -66,7 +66,8 @@ class Between(nn.Module):
 
 def operator_cases() -> list[Case]:
     """Returns a case for each operator; ``judge_operator`` runs it."""
-    return [Case(name=name, kind="operators") for name in dict.fromkeys(map(_name, op_db))]
+    names = dict.fromkeys(_name(operator) for operator in op_db if "empty" not in operator.name)  # these have no values
+    return [Case(name=name, kind="operators") for name in names]
 
 
 def judge_operator(case: Case) -> Iterator[Figure]:
