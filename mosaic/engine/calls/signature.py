@@ -18,6 +18,7 @@ from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.hidden import belongs_to_thread, changed_setting, read_settings, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
+from mosaic.engine.calls.torch_functions import attributes_of
 from mosaic.find.random_numbers import (
     CPU,
     count_draws,
@@ -30,6 +31,7 @@ from mosaic.find.random_numbers import (
 from mosaic.find.structure import Nesting, flatten, flatten_call, is_opaque, leaf_key, memory_of, versions_of
 
 _LEAF = flatten(None)[1]
+_CLASSES = (torch.Tensor, torch.nn.Parameter)
 _DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
 _WRITES = Obstacle("it writes into one of its inputs", remedy="let it write to a copy")
 _DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", remedy=_DRAW_WITH_TORCH)
@@ -39,6 +41,7 @@ _SHARES = Obstacle(
     remedy="move that use into the module, or leave it where it is",
 )
 _SPARSE = Obstacle("it returns a sparse or nested tensor", remedy="make it sparse or nested where it is used")
+_ATTRIBUTES = Obstacle("it returns a tensor with attributes or of another class", remedy="return them beside it")
 _VIEWS = Obstacle(
     "it returns a view of one of its inputs, so that whoever writes into one writes into the other",
     remedy="return a copy",
@@ -208,6 +211,7 @@ def learn(
         None if module is None else _foreign(graph, module),
         _SHARES if parted & graph.leaves.keys() else None,
         _SPARSE if any(tensor.layout != torch.strided or tensor.is_nested for tensor in new_tensors) else None,
+        _ATTRIBUTES if any(type(t) not in _CLASSES or attributes_of(t) for t in new_tensors) else None,
         _VIEWS if any(output.differentiable and output.view_of is not None for output in expected.outputs) else None,
         _RECASTS if graph.recasts and arguments.state.autocast and arguments.state.autocast_cache else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,

@@ -24,7 +24,7 @@ _READS = _words(
     __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
     __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu __get__:_backward_hooks
     __get__:_post_accumulate_grad_hooks __get__:is_sparse_csr __get__:is_mtia __get__:is_ipu __get__:is_maia
-    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
+    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous
     get_device ndimension __len__ __hash__ register_hook register_post_accumulate_grad_hook retain_grad is_inference
     has_names _is_view is_same_size result_type dim_order is_conj is_neg is_distributed is_pinned record_stream
     """
@@ -166,3 +166,7 @@ def _inplace_position(func: Any) -> int | None:
         return None
     names = list(inspect.signature(func, follow_wrapped=False).parameters)
     return names.index("inplace") if "inplace" in names else None
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: value for name, value in vars(tensor).items() if name not in type(tensor).__annotations__}

@@ -186,8 +186,7 @@ class Call:
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Runs in the caller's backward: submits the module's backward to its lane and returns pending gradients.
 
-        Where a leaf's gradient is among them, or a parameter has hooks, or not all inputs were reached from these
-        results in the first call, they are waited for.
+        Where a leaf's gradient is among them, a parameter has hooks, or an input was not reached, they are waited for.
         """
         executor, site, edges = self.executor, self.site, self.signature.edges
         if torch.is_grad_enabled():

@@ -30,6 +30,7 @@ from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import HOOKS_GRADIENTS, Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
+from mosaic.engine.calls.torch_functions import attributes_of
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
@@ -423,6 +424,8 @@ class HostExecutor(Executor):
 def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState, signature: Signature | None) -> str | None:
     if arguments.grad and state.parts.has_gradient_hooks():
         return HOOKED
+    if any(map(attributes_of, arguments.tensors)):
+        return "it takes a tensor with attributes, which it may read"
     if signature is not None:
         return None  # the first call of its kind has passed
     if arguments.opaque is not None:

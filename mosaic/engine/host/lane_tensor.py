@@ -23,7 +23,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from mosaic.backends.base import Ticket
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.thread_state import is_transformed, on_lane
-from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.calls.torch_functions import attributes_of, look_up
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in
 
@@ -83,6 +83,7 @@ class LaneTensor(torch.Tensor):
                     self._joined = _Join.apply(self) if self.requires_grad else self.value()
                     self._joined_at = place
             assert self._joined is not None
+            vars(self._joined).update(attributes_of(self))
             return self._joined
 
     @classmethod

@@ -83,7 +83,7 @@ class LaneOrder:
         self._open: Point | None = None
         self._last: Point | None = None
         self._last_write: Point | None = None
-        self._readers: dict[int, Any] = {}  # streams by handle, whose own comparisons take longer
+        self.readers: dict[int, Any] = {}  # streams by handle, whose own comparisons take longer
         self._known_to: dict[int, int] = {}  # by handle: the index of the point that a stream waits for
         self._reads: deque[tuple[int, HeldState | weakref.ref[torch.Tensor], int, str]] = deque()
         self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
@@ -96,7 +96,7 @@ class LaneOrder:
         call = self.home.call
         if call is not None and self._entered is not call.began:
             call.began.wait(self.stream)
-            self._readers.pop(call.stream.cuda_stream, None)
+            self.readers.pop(call.stream.cuda_stream, None)
             self._entered = call.began
         if call is None or not ready or self._lent is call.began:
             self.wait_for(self.home.api.current_stream())
@@ -107,19 +107,14 @@ class LaneOrder:
 
     def wait_for(self, stream: Any) -> None:
         self.home.order(stream, before=self.stream)
-        self._readers.pop(stream.cuda_stream, None)
+        self.readers.pop(stream.cuda_stream, None)
 
     def hold_back_writer(self, stream: Any) -> None:
         """Makes a stream wait for whoever reads this lane's tensors, since it is going to write into one."""
-        for reader in self._readers.values():
+        for reader in self.readers.values():
             self.home.order(reader, before=stream)
         if stream.cuda_stream == self.handle:
-            self._readers.clear()
-
-    @property
-    def has_readers(self) -> bool:
-        """True if other streams were given work on the lane's tensors."""
-        return bool(self._readers)
+            self.readers.clear()
 
     # What waits for the lane.
 
@@ -158,7 +153,7 @@ class LaneOrder:
         if handle == self.handle or self.lane.closed:
             return
         if reads:
-            self._readers[handle] = stream
+            self.readers[handle] = stream
         if self._last_write is not None and self._last_write.index > point.index:
             point = self._last_write
         if self._known_to.get(handle, 0) >= point.index:
@@ -190,8 +185,8 @@ class LaneOrder:
 
     def note_joined(self, stream: Any) -> None:
         """Notes that a stream waits for all lanes, hence for all readers."""
-        if self._readers:
-            self._readers = {stream.cuda_stream: stream}
+        if self.readers:
+            self.readers = {stream.cuda_stream: stream}
 
     # Tensors of the user's stream.
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
 from mosaic.engine.calls.thread_state import on_user_stream, without_cast_cache
-from mosaic.engine.calls.torch_functions import TorchFunction, look_up
+from mosaic.engine.calls.torch_functions import TorchFunction, attributes_of, look_up
 from mosaic.engine.streams.order import LaneOrder, Orders, Point
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, versions_of
@@ -39,8 +39,8 @@ class StreamTensor(torch.Tensor):
 
     _plain: torch.Tensor
     _point: Point
-    _loose = False  # made while autograd was off: an autograd function may give it a place in the graph
-    _adopted = False  # one did: its place in the graph is the shell's own
+    _loose: bool = False  # made while autograd was off: an autograd function may give it a place in the graph
+    _adopted: bool = False  # one did: its place in the graph is the shell's own
     _told: tuple[int, ...] = ()  # streams that the allocator knows of, by handle
 
     @property
@@ -60,6 +60,7 @@ class StreamTensor(torch.Tensor):
     def order_before(self, stream: Any) -> None:
         """Orders a stream behind this tensor, and tells the allocator."""
         order, handle = self._point.order, stream.cuda_stream
+        vars(self._plain).update(attributes_of(self))
         if handle != order.handle and not order.lane.closed:
             order.hold(stream, self._point)
             if handle not in self._told:
@@ -183,7 +184,7 @@ def _run_checked(
     after = versions_of(tensors)
     # Orders whoever comes behind what was written, be it known beforehand or not.
     if writes or before[:num_shells] != after[:num_shells]:
-        if not writes and order.has_readers:
+        if not writes and order.readers:
             raise ModuleContractError(
                 f"{does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                 "name or schema says that it writes; write to a copy"
@@ -238,11 +239,11 @@ def _tagged(result: Any, order: LaneOrder, shells: Sequence[StreamTensor]) -> An
 def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
     """Returns a tensor that was made on a lane as a tensor of that lane.
 
-    Tensors of other devices stay plain. So do those of other classes and layouts, for which the user's stream waits.
+    Tensors of other devices stay plain. So do those with attributes and of other classes or layouts, which are awaited.
     """
     if tensor.device != point.order.device:
         return tensor
-    if type(tensor) not in _TAGGED_TYPES or tensor.layout is not torch.strided:
+    if type(tensor) not in _TAGGED_TYPES or tensor.layout is not torch.strided or vars(tensor):
         point.order.is_owing = True
         return tensor
     shell = tensor.as_subclass(StreamTensor)

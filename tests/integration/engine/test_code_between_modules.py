@@ -9,6 +9,8 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
+import stream_cases
 import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, colocated, pair_batch, run_both, train
 from torch import nn
@@ -59,3 +61,48 @@ def test_modules_that_take_a_lock_run_in_place():
         lambda: Glued(all_locked, Doing(locked), Doing(locked)), pair_batch(), SIDE_BY_SIDE, train(3), on_lanes=False
     )
     assert "a lock, for which its lane and its caller would wait for each other" in described
+
+
+class Marked(torch.Tensor):
+    """A class of a program's own."""
+
+
+def marks(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    made = self.layers(x)
+    made.factor = 0.5
+    return made
+
+
+def reads(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * getattr(x, "factor", 1.0)
+
+
+def reading(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x * self.scale
+    x.factor = 0.25
+    left, right = self.left(x), self.right(y)
+    return left * right * getattr(left, "factor", 1.0) * (2.0 if isinstance(right, Marked) else 1.0)
+
+
+@pytest.mark.parametrize("both", [run_both, stream_cases.run_both])
+@pytest.mark.parametrize(
+    ("left", "right"), [(marks, lambda self, x: self.layers(x).as_subclass(Marked)), (reads, marks)]
+)
+def test_attributes_and_classes_of_tensors_go_with_them(both: Any, left: Any, right: Any):
+    both(lambda: Glued(reading, Doing(left), Doing(right)), pair_batch(), SIDE_BY_SIDE, train(3), on_lanes=False)
+
+
+def test_an_attribute_of_a_result_reaches_the_next_module():
+    def chain(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        left.factor = 0.25
+        return self.middle(left) * self.right(y)
+
+    def make() -> Glued:
+        model = Glued(chain)
+        model.middle = Doing(reads, 16)
+        return model
+
+    stages = [{"left": 1, "right": 1}, {"middle": 1}]
+    run_both(make, pair_batch(), stages, train(3), include=["left", "right", "middle"])
+    stream_cases.run_both(make, pair_batch(), stages, train(3), include=["left", "right", "middle"])

@@ -177,6 +177,7 @@ CASES: list[Case] = [
     lambda a, b: (sum(row * 2 for row in a), a.unbind(0)[1], a.split([2, 4])[0] + a.chunk(3)[1]),
     lambda a, b: (*a.max(dim=1), a[a > 0].sum(), a[a.argmax(1) % 6], b[:, torch.tensor([0, 3, 3])].sum()),
     lambda a, b: (a * b.detach() + (a - a.detach()), a * torch.no_grad()(lambda: b.softmax(-1).max())()),
+    lambda a, b: (torch.tensor([a[2:].storage_offset(), b[:, 3:].storage_offset()]),),
     lambda a, b: (a.narrow(0, 0, torch.tensor(3)) * 2, b[:1].repeat(torch.tensor(2), 1).shape[0] * a),
     lambda a, b: (functional.embedding(a.argmax(1), torch.ones(16, 3)), torch.ones(16, 3)[a.argmax(1)], a.to(b)),
 ]
