@@ -168,7 +168,8 @@ class PartedModel:
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
-        idle = [patch.module for patch in self._patches if patch.sites and running.isdisjoint(patch.sites)]
+        layers = [patch for patch in self._patches if any(split.sites[site].is_layer for site in patch.sites)]
+        idle = [patch.module for patch in layers if running.isdisjoint(patch.sites)]  # buffers of others may be read
         drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)

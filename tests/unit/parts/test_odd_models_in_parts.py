@@ -147,6 +147,20 @@ def reused(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.layers[0].norm(x)
 
 
+@module(linear=linear, places=lambda: torch.arange(4.0))
+def placed_start(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.linear(x) + self.places
+
+
+@module(start=placed_start, layers=layers)
+def places(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Reads a buffer of its first module at the end."""
+    x = self.start(x)
+    for layer in self.layers:
+        x = layer(x)
+    return x * self.start.places
+
+
 @module(layers=layers, head=lambda: layers(2))
 def heads(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Predicts offsets in each of many ways by one small list of layers that it calls again and again."""
@@ -283,6 +297,7 @@ def case_of(make: Make) -> PartedCase:
         in_place,
         aliased,
         reused,
+        places,
         heads,
         masked(False),
         masked(True),
