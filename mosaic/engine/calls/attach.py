@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.thread_state import is_exported, on_lane
 
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -26,7 +26,7 @@ class _Attached:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
         plain = super().__call__  # type: ignore[misc]
-        if id(self) != kind._mosaic_owner:  # a copy made by hand through type(module)
+        if id(self) != kind._mosaic_owner or is_exported():  # or a copy made by hand through type(module)
             return plain(*args, **kwargs)
         return kind._mosaic_intercept(plain, args, kwargs)
 

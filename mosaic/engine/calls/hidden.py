@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ def has_hooks(leaves: Iterable[torch.Tensor], *, own: bool = True) -> bool:
 class HeldTensors:
     """The parameters, buffers and children of some parts, as they were when this was made.
 
-    A comparison with the present is one of dicts with dicts, which calls nothing for a value that is the same object.
+    They are compared as objects: operators on tensors would take part in what traces or watches the model.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -69,6 +69,7 @@ class HeldTensors:
         self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
         self.tensors = [*self.parameters, *self.buffers]
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
+        self._names, self._values = _items(self._held[1])
         self._backward_hooks = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
 
     def has_gradient_hooks(self) -> bool:
@@ -79,7 +80,8 @@ class HeldTensors:
         return bool(hooked) and has_hooks(hooked, own=False)
 
     def are_same(self) -> bool:
-        return same(*self._held)
+        names, values = _items(self._held[0])
+        return names == self._names and all(map(is_, values, self._values))
 
 
 class Parts(HeldTensors):
@@ -110,20 +112,27 @@ class Parts(HeldTensors):
             return None
         for table, content in self._tables():
             for name in {**content, **table}:
-                if not same(content.get(name), table.get(name)):
+                before, now = content.get(name), table.get(name)
+                if before is not now and (isinstance(now, torch.Tensor) or not same(before, now)):
                     return repr(name)
         return "a hook"
 
     def restore(self) -> None:
         """Replaces, adds and removes what has changed since, except for hooks."""
         for table, content in self._tables():
-            if not same(table, content):
+            if [*table] != [*content] or not all(map(is_, table.values(), content.values())):
                 table.clear()
                 table.update(content)
 
     def _tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         for tables, contents in (self._attributes, self._held):
             yield from zip(tables, contents, strict=True)
+
+
+def _items(tables: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
+    """Returns all keys of some dicts, and all values."""
+    chained = itertools.chain.from_iterable
+    return [*chained(tables)], [*chained(map(dict.values, tables))]
 
 
 def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

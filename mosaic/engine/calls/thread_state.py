@@ -123,7 +123,12 @@ def is_transformed() -> bool:
 
 
 def is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or is_exported()
+
+
+def is_exported() -> bool:
+    """Returns True if calls become a graph of the plain model, by ``torch.export`` or ``torch.jit.trace``."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def saved_tensor_hooks() -> object:

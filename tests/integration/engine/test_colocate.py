@@ -155,6 +155,27 @@ def test_a_copy_is_plain_and_runs_its_own_weights(model: TwoTowers, handle: Hand
     assert torch.equal(model(*pair_batch()), before)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_what_is_exported_or_traced_is_the_plain_model(model: TwoTowers, handle: Handle):
+    batch = pair_batch()
+    with handle.disabled():
+        expected = torch.export.export(model, batch)
+    model(*batch).sum().backward()
+    assert str(torch.export.export(model, batch).graph) == str(expected.graph)
+    assert torch.equal(torch.jit.trace(model, batch)(*batch), model(*batch))
+
+
+def test_a_parameter_may_give_way_to_another_of_the_same_value(model: TwoTowers):
+    model.left.scale = nn.Parameter(torch.tensor(1.5))
+    model.left.register_forward_hook(lambda module, args, result: result * module.scale)
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    for _ in range(3):
+        model.left.scale = nn.Parameter(model.left.scale.detach().clone())
+        (gradient,) = torch.autograd.grad(model(*pair_batch()).sum(), [model.left.scale])
+        assert gradient.isfinite()
+    handle.remove()
+
+
 def test_remove_gives_the_plain_model_back(model: TwoTowers, handle: Handle):
     before, num_threads = threading.active_count(), 0 if handle._executor.lanes.launches_inline else 2
     kept = model.left(pair_batch()[0])
