@@ -221,7 +221,8 @@ class Turns:
 
     def _sentence(self, number: int, decision: Decision | None) -> str:
         candidate = self.candidates[number]
-        default = "being tried" if decision is None else "not faster beyond the noise"
+        default = "not faster beyond the noise" if candidate.samples else "its turn never came"
+        default = "being tried" if decision is None else default
         default = default if number else "what others are compared with"
         outcome = candidate.exclusion or candidate.elimination or default
         if decision is not None and decision.winner == number:
