@@ -30,11 +30,9 @@ class RankSettings:
     """Time after which a rank with an error is ended, in seconds."""
 
     def __post_init__(self) -> None:
-        wrong = [
-            f"{name}={value}" for name in ("timeout_s", "beat_s", "grace_s") if not (value := getattr(self, name)) > 0
-        ]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}: a time has to be above 0 s")
+        for name in ("timeout_s", "beat_s", "grace_s"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"{name}={value}: a time has to be above 0 s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,23 +36,14 @@ _DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
 _WRITES = Obstacle("it writes into one of its inputs", remedy="let it write to a copy")
 _DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", remedy=_DRAW_WITH_TORCH)
 _DRAWS_OTHERWISE = Obstacle("it draws from Python's or numpy's random numbers", remedy="draw with torch")
-_SHARES = Obstacle(
-    "it uses a parameter that is used outside of it too",
-    remedy="move that use into the module, or leave it where it is",
-)
+_SHARES = Obstacle("it uses a parameter that is used outside of it too", remedy="move that use into the module")
 _SPARSE = Obstacle("it returns a sparse or nested tensor", remedy="make it sparse or nested where it is used")
 _ATTRIBUTES = Obstacle("it returns a tensor with attributes or of another class", remedy="return them beside it")
-_VIEWS = Obstacle(
-    "it returns a view of one of its inputs, so that whoever writes into one writes into the other",
-    remedy="return a copy",
-)
+_VIEWS = Obstacle("it returns a view of one of its inputs, so that a write changes both", remedy="return a copy")
 _RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
 HOOKS_GRADIENTS = Obstacle("it hooks or keeps gradients of its arguments or results", remedy="do that around its call")
 _FORWARD_DERIVATIVES = Obstacle("it takes forward-mode derivatives, of which torch has one level for all threads")
-_CHECKPOINTS = Obstacle(
-    "it uses activation checkpointing or other hooks on saved tensors",
-    remedy="nothing, if memory needs it; on its lane it would run without",
-)
+_CHECKPOINTS = Obstacle("it uses activation checkpointing or other hooks on saved tensors", remedy="leave these out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +233,8 @@ def _alone(graph: Survey, state: ThreadState) -> str | None:
 
 
 def _changes(setting: str) -> Obstacle:
-    return Obstacle(
-        f"it changes {setting}, which torch has for the whole process, while it runs",
-        remedy="change it around the model's call",
-        apart=True,
-    )
+    what = f"it changes {setting}, which torch has for the whole process, while it runs"
+    return Obstacle(what, remedy="change it around the model's call", apart=True)
 
 
 def _foreign(graph: Survey, module: torch.nn.Module) -> Obstacle | None:
@@ -255,10 +243,8 @@ def _foreign(graph: Survey, module: torch.nn.Module) -> Obstacle | None:
     if not strange:
         return None
     shape = "x".join(map(str, strange[0].shape)) or "scalar"
-    return Obstacle(
-        f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
-        remedy="pass it as an argument",
-    )
+    what = f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters"
+    return Obstacle(what, remedy="pass it as an argument")
 
 
 def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature | None:
